@@ -1,0 +1,53 @@
+"""ensembleode: solve and train on ensembles of differential equations, in JAX.
+
+Write the ODE once, describe the ensemble as in SciML, choose with one argument where it runs, and
+differentiate through it.
+"""
+
+from importlib.metadata import version as _version
+
+from .ensemble import (
+    EnsembleColumns as EnsembleColumns,
+    EnsembleGPUArray as EnsembleGPUArray,
+    EnsembleSerial as EnsembleSerial,
+)
+from .problem import (
+    EnsembleContext as EnsembleContext,
+    EnsembleProblem as EnsembleProblem,
+    ODEProblem as ODEProblem,
+    remake as remake,
+)
+from .sensitivity import (
+    BacksolveAdjoint as BacksolveAdjoint,
+    DirectAdjoint as DirectAdjoint,
+    ForwardDiffSensitivity as ForwardDiffSensitivity,
+    RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
+)
+from .solution import (
+    EnsembleError as EnsembleError,
+    EnsembleSolution as EnsembleSolution,
+    ODESolution as ODESolution,
+    ReturnCode as ReturnCode,
+    Stats as Stats,
+)
+from .solve import solve as solve
+from .solvers import (
+    Bosh3 as Bosh3,
+    Dopri5 as Dopri5,
+    Dopri8 as Dopri8,
+    Euler as Euler,
+    Heun as Heun,
+    ImplicitEuler as ImplicitEuler,
+    KenCarp3 as KenCarp3,
+    KenCarp4 as KenCarp4,
+    KenCarp5 as KenCarp5,
+    Kvaerno3 as Kvaerno3,
+    Kvaerno4 as Kvaerno4,
+    Kvaerno5 as Kvaerno5,
+    Midpoint as Midpoint,
+    Ralston as Ralston,
+    Tsit5 as Tsit5,
+)
+
+
+__version__ = _version("ensembleode")

@@ -1,0 +1,276 @@
+"""From one batch to the whole ensemble: batches, reruns, reduction, early stop.
+
+Eagerly the batches are a Python loop and the results are gathered on the host, so the memory of
+the device is bounded by a batch. Inside `jit`, `grad` or `vmap` the same is a loop in the program.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .executors.job import integers, Job, Outcome, with_output
+from .saving import Saving
+from .solution import ReturnCode
+
+
+_HOST_BUDGET = 2**28  # bytes of a batch, where no device memory is known
+
+
+class Ensemble(NamedTuple):
+    """The outcome of the whole ensemble; `u` is reduced where there is a reduction."""
+
+    u: Any
+    outcome: Outcome
+    converged: Any
+
+
+def default_batch_size(job: Job, trajectories: int) -> int:
+    """How many trajectories fit a batch: about a quarter of the device's memory, or 256 MiB of
+    the host's. Batches are of equal size."""
+    (u0,) = job.plan.field.out_avals
+    state = max(1, math.prod(u0.shape))
+    rows = job.plan.saving.rows or 256
+    # Stages twice over (XLA keeps old and new), or the Jacobian of an implicit method.
+    work = 2 * (job.plan.method.value.stages or state + 8) + 16
+    per_lane = u0.dtype.itemsize * state * (rows + work)
+    device = jax.devices()[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
+    budget = _HOST_BUDGET if limit is None else limit // 4
+    batches = max(1, math.ceil(trajectories * per_lane / budget))
+    return math.ceil(trajectories / batches)
+
+
+#
+# Eagerly
+#
+
+
+def run_eagerly(
+    job: Job,
+    executor: Any,
+    trajectories: int,
+    batch_size: int,
+    *,
+    reduction: Callable | None,
+    u_init: Any,
+    max_repeats: int,
+    advance: Callable[[int], Any],
+) -> Ensemble:
+    """Run batch after batch; `advance(n)` reports that n more trajectories are done."""
+    single = trajectories <= batch_size
+    gathered = _Gather(trajectories)
+    u, converged = u_init, reduction is None
+    for start in range(0, trajectories, batch_size):
+        stop = min(start + batch_size, trajectories)
+        wanted = np.arange(start, stop)
+        outcome = _with_reruns(job, executor, wanted, batch_size, max_repeats)
+        if reduction is None:
+            gathered = outcome if single else gathered.add(wanted, outcome)
+        else:
+            if u is None:
+                u = jax.tree.map(lambda x: x[:0], outcome.out)
+            u, converged = _reduced(reduction(u, outcome.out, wanted))
+            gathered.add(wanted, outcome._replace(out=None, t=None, du=None, length=None))
+            converged = bool(converged)
+        advance(len(wanted))
+        if reduction is not None and converged:
+            break
+    outcome = gathered if isinstance(gathered, Outcome) else gathered.outcome()
+    return Ensemble(outcome.out if reduction is None else u, outcome, converged)
+
+
+def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
+    outcome = _batch(job, executor, wanted, 1, batch_size)
+    if outcome.rerun is None:
+        return outcome
+    outcome = jax.tree.map(np.array, outcome)
+    for repeat in range(2, max_repeats + 1):
+        pending = np.flatnonzero(outcome.rerun)
+        if not len(pending):
+            break
+        # Powers of two, so that few shapes are compiled.
+        size = min(2 ** math.ceil(math.log2(len(pending))), batch_size)
+        again = _batch(job, executor, wanted[pending], repeat, size)
+        jax.tree.map(lambda x, new: x.__setitem__(pending, new), outcome, again)
+    return _give_up(outcome, np)
+
+
+def _batch(job, executor, wanted, repeat, size) -> Outcome:
+    missing = size - len(wanted) if executor.pads else 0
+    indices = integers(np.pad(wanted, (0, missing), mode="edge"))
+    if job.plan.saving.mode == "steps":
+        job = count_steps(job, executor, indices, repeat)
+    outcome = executor.run(job, indices, repeat)
+    return jax.tree.map(lambda x: x[: len(wanted)], outcome) if missing else outcome
+
+
+def count_steps(job, executor, indices, repeat) -> Job:
+    """Saving every step needs room for them, so a first solve counts them."""
+    counts = executor.run(job.replan(saving=Saving("ends", False, 1)), indices, repeat)
+    most = int(np.max(np.asarray(counts.naccept) + np.asarray(counts.nreject)))
+    room = min(max(16, 2 ** math.ceil(math.log2(max(1, most)))), job.plan.maxiters)
+    return bounded(job, room)
+
+
+def bounded(job: Job, steps: int) -> Job:
+    """The job with room for this many saved steps."""
+    saving = job.plan.saving._replace(rows=steps + job.plan.saving.start)
+    return with_output(job.replan(saving=saving, maxiters=steps))
+
+
+class _Gather:
+    """Collects batches into arrays on the host."""
+
+    def __init__(self, trajectories: int):
+        self.trajectories = trajectories
+        self.done = 0
+        self.leaves: list[np.ndarray] | None = None
+        self.structure: Any = None
+
+    def add(self, wanted: np.ndarray, outcome: Outcome) -> "_Gather":
+        leaves, self.structure = jtu.tree_flatten(outcome)
+        leaves = [np.asarray(x) for x in leaves]
+        if self.leaves is None:
+            self.leaves = [_blank((self.trajectories, *x.shape[1:]), x.dtype) for x in leaves]
+        for i, new in enumerate(leaves):
+            self.leaves[i] = _fit(self.leaves[i], new)
+            rows = tuple(slice(0, n) for n in new.shape[1:])
+            self.leaves[i][(wanted, *rows)] = new
+        self.done = int(wanted[-1]) + 1
+        return self
+
+    def outcome(self) -> Outcome:
+        return jtu.tree_unflatten(self.structure, [x[: self.done] for x in self.leaves])
+
+
+def _blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
+    inexact = np.issubdtype(dtype, np.inexact)
+    return np.full(shape, np.nan, dtype) if inexact else np.zeros(shape, dtype)
+
+
+def _fit(full: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Room for a batch that saved more steps than those before it."""
+    shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))
+    if shape == full.shape:
+        return full
+    larger = _blank(shape, full.dtype)
+    larger[tuple(map(slice, full.shape))] = full
+    return larger
+
+
+def _reduced(pair: Any) -> tuple[Any, Any]:
+    try:
+        u, converged = pair
+    except (TypeError, ValueError):
+        raise TypeError(
+            f"reduction must return a pair (u, converged), got {type(pair).__name__}."
+        ) from None
+    return u, converged
+
+
+def _give_up(outcome: Outcome, np_: Any) -> Outcome:
+    """A trajectory that still asks for a rerun has not succeeded."""
+    unsettled = outcome.rerun & (outcome.retcode == ReturnCode.Success.value)
+    failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
+    return outcome._replace(
+        retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None
+    )
+
+
+#
+# Inside jit, grad, vmap
+#
+
+
+def run_traced(
+    job: Job,
+    executor: Any,
+    trajectories: int,
+    batch_size: int,
+    *,
+    reduction: Callable | None,
+    u_init: Any,
+    max_repeats: int,
+) -> Ensemble:
+    """The same as one traced program."""
+
+    def batch(indices):
+        return _traced_reruns(job, executor, indices, max_repeats)
+
+    whole = trajectories // batch_size * batch_size
+    indices = integers(np.arange(trajectories))
+    head, rest = indices[:whole].reshape(-1, batch_size), indices[whole:]
+    if reduction is None:
+        if len(head) == 1 and not len(rest):
+            outcome = batch(head[0])
+        else:
+            # Recomputed in the backward pass, so that memory stays that of a batch there, too.
+            outcome = jax.lax.map(jax.checkpoint(batch), head)
+            outcome = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outcome)
+            if len(rest):
+                last = jax.checkpoint(batch)(rest)
+                outcome = jax.tree.map(lambda *x: jnp.concatenate(x), outcome, last)
+        return Ensemble(outcome.out, outcome, True)
+
+    def step(carry, indices):
+        u, converged = carry
+
+        def go():
+            outcome = batch(indices)
+            new, stop = _reduced(reduction(u, outcome.out, indices))
+            _same_structure(u, new)
+            counts = outcome._replace(out=None, t=None, du=None, length=None)
+            return (jax.tree.map(jnp.asarray, new), jnp.asarray(stop, bool)), counts
+
+        def skip():
+            counts = jax.eval_shape(go)[1]
+            return carry, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), counts)
+
+        return jax.lax.cond(converged, skip, go)
+
+    carry = (jax.tree.map(jnp.asarray, u_init), jnp.asarray(False))
+    carry, outcome = jax.lax.scan(step, carry, head)
+    outcome = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outcome)
+    if len(rest):
+        carry, last = step(carry, rest)
+        outcome = jax.tree.map(lambda *x: jnp.concatenate(x), outcome, last)
+    return Ensemble(carry[0], outcome, carry[1])
+
+
+def _traced_reruns(job, executor, indices, max_repeats) -> Outcome:
+    first = executor.run(job, indices, 1)
+    if first.rerun is None:
+        return first
+
+    def again(outcome, repeat):
+        def redo():
+            new = executor.run(job, indices, repeat)
+
+            def pick(old, new):
+                mask = outcome.rerun.reshape(-1, *(1,) * (old.ndim - 1))
+                return jnp.where(mask, new, old)
+
+            return jax.tree.map(pick, outcome, new)
+
+        return jax.lax.cond(jnp.any(outcome.rerun), redo, lambda: outcome), None
+
+    outcome, _ = jax.lax.scan(again, first, integers(np.arange(2, max_repeats + 1)))
+    return _give_up(outcome, jnp)
+
+
+def _same_structure(u: Any, new: Any) -> None:
+    def struct(tree):
+        leaves, structure = jtu.tree_flatten(tree)
+        return structure, [(np.shape(x), jnp.result_type(x)) for x in leaves]
+
+    if struct(u) != struct(new):
+        raise TypeError(
+            "inside jit, reduction must return a u of the structure, shapes and dtypes of u_init; "
+            f"u_init has {struct(u)}, it returned {struct(new)}."
+        )
+

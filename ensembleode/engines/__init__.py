@@ -1,0 +1,45 @@
+"""How one trajectory, or one chunk of them, is integrated.
+
+An engine is a module with
+
+- `name`;
+- `refusal(alg) -> str | None`: why it can't run a solver;
+- `method(alg, options, has_dt=...) -> Static`: the solver as a hashable thing, options checked;
+- `integrate(plan, lane) -> Result`: the solution of one trajectory, a pure function that is
+  traced once and mapped over trajectories.
+
+A new engine is a module here and a line in `ENGINES`, in order of preference.
+"""
+
+from typing import Any
+
+from ..solution import EngineChoice
+from . import diffrax as _diffrax
+
+
+ENGINES = (_diffrax,)
+
+
+def choose(engine: str, alg: Any) -> tuple[Any, EngineChoice]:
+    """The engine that runs `alg`.
+
+    **Raises:** `ValueError` for an unknown engine, or one that can't run `alg`.
+    """
+    named = {e.name: e for e in ENGINES}
+    if engine != "auto":
+        if engine not in named:
+            raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
+        if reason := named[engine].refusal(alg):
+            raise ValueError(f"engine={engine!r} can't run {_name(alg)}: {reason}")
+        return named[engine], EngineChoice(engine, "asked for")
+    reasons = []
+    for candidate in ENGINES:
+        reason = candidate.refusal(alg)
+        if reason is None:
+            return candidate, EngineChoice(candidate.name, f"auto: the first that runs {_name(alg)}")
+        reasons.append(f"{candidate.name}: {reason}")
+    raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)})")
+
+
+def _name(alg: Any) -> str:
+    return type(alg).__name__

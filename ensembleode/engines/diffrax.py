@@ -1,0 +1,335 @@
+"""The diffrax engine: any diffrax solver, step-size controller and adjoint.
+
+The reference that other engines are tested against. What it adds to `diffrax.diffeqsolve`: a
+step-size controller that stops a trajectory which became infinite or NaN, or whose step
+underflowed, with a return code; NaN where a trajectory did not get to; no host callback.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any, get_origin
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import optimistix
+
+from .. import sensitivity
+from ..plan import Plan, Result
+from ..program import Static
+from ..solution import ReturnCode
+from ..solvers import ODESolver
+from ..trajectories import Lane
+
+
+name = "diffrax"
+
+_IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
+
+
+class _Method(eqx.Module):
+    """A diffrax solver with what is fixed about its steps."""
+
+    solver: diffrax.AbstractSolver
+    controller: diffrax.AbstractStepSizeController | None
+    adjoint: diffrax.AbstractAdjoint
+    adaptive: bool
+    stages: int | None
+    fsal: bool
+    direction: str
+
+
+#
+# The engine's interface
+#
+
+
+def refusal(alg: Any) -> str | None:
+    """Why this engine can't run `alg`; None when it can."""
+    if isinstance(alg, ODESolver):
+        if name in alg.engines:
+            return None
+        return f"it runs on {', '.join(alg.engines)}."
+    if not isinstance(alg, diffrax.AbstractSolver):
+        return "it is neither an ensembleode solver nor a diffrax one."
+    if isinstance(alg, _IMEX) or _structure(alg) is diffrax.AbstractTerm:
+        return None
+    return (
+        f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
+        "solver, such as Tsit5()."
+    )
+
+
+def method(alg: ODESolver | diffrax.AbstractSolver, options: dict, *, has_dt: bool) -> Static:
+    """The solver with its options.
+
+    **Raises:** `ValueError` for a fixed step without `dt` or an adaptive one without an error
+    estimate; `TypeError` for a wrong `sensealg` or `stepsize_controller`.
+    """
+    solver = alg
+    if isinstance(alg, ODESolver):
+        solver = getattr(diffrax, type(alg).__name__)()
+    can_adapt = isinstance(solver, diffrax.AbstractAdaptiveSolver)
+    controller = options["stepsize_controller"]
+    adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
+    if controller is not None:
+        if not isinstance(controller, diffrax.AbstractStepSizeController):
+            raise TypeError(
+                f"stepsize_controller must be a diffrax step-size controller, got {controller!r}."
+            )
+        adaptive = isinstance(controller, diffrax.AbstractAdaptiveStepSizeController)
+    label = type(alg).__name__
+    if adaptive and not can_adapt:
+        raise ValueError(
+            f"{label} has no error estimate, so adaptive must be False: pass adaptive=False and dt."
+        )
+    if not adaptive and not has_dt and not isinstance(controller, diffrax.StepTo):
+        reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
+        raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+    adjoint, direction = _adjoint(options["sensealg"])
+    stages, fsal = _cost(solver)
+    return Static(_Method(solver, controller, adjoint, adaptive, stages, fsal, direction))
+
+
+def integrate(plan: Plan, lane: Lane) -> Result:
+    """Solve one trajectory."""
+    method: _Method = plan.method.value
+    numbers = (lane.u0, lane.p, lane.consts)
+    if method.direction == "reverse":
+        numbers = sensitivity.reverse_only(numbers, type(method.adjoint).__name__ + "()")
+    u0, p, consts = numbers
+    field = _Field(plan.field)
+    terms = diffrax.ODETerm(field)
+    if isinstance(method.solver, _IMEX):
+        terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
+    saving = plan.saving
+    saveat, adjoint = diffrax.SaveAt(t0=saving.start, t1=True), method.adjoint
+    if saving.mode == "times":
+        # diffrax integrates backwards in time by flipping its sign
+        sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
+        saveat, adjoint = diffrax.SaveAt(t1=True), _SaveTimes(adjoint, lane.saveat * sign)
+    elif saving.mode == "steps":
+        saveat = diffrax.SaveAt(t0=saving.start, steps=True)
+    sol = diffrax.diffeqsolve(
+        terms,
+        method.solver,
+        lane.t0,
+        lane.t1,
+        None,
+        u0,
+        (consts, p),
+        saveat=saveat,
+        stepsize_controller=_controller(method, lane),
+        adjoint=adjoint,
+        max_steps=plan.maxiters,
+        throw=False,
+    )
+    return _result(plan, lane, sol, field, (consts, p))
+
+
+#
+# Pieces
+#
+
+
+class _Field(eqx.Module):
+    field: Any = eqx.field(static=True)
+
+    def __call__(self, t, u, args):
+        consts, p = args
+        return self.field(consts, u, p, t)
+
+
+def _zero(t, u, args):
+    del t, args
+    return jnp.zeros_like(u)
+
+
+def _structure(solver: diffrax.AbstractSolver) -> Any:
+    structure = solver.term_structure
+    return get_origin(structure) or structure
+
+
+def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
+    """The diffrax adjoint, and the direction of differentiation that it is limited to."""
+    if sensealg is None or isinstance(sensealg, sensitivity.RecursiveCheckpointAdjoint):
+        checkpoints = None if sensealg is None else sensealg.checkpoints
+        return diffrax.RecursiveCheckpointAdjoint(checkpoints), "reverse"
+    if isinstance(sensealg, sensitivity.DirectAdjoint):
+        return diffrax.DirectAdjoint(), "both"
+    if isinstance(sensealg, sensitivity.BacksolveAdjoint):
+        return diffrax.BacksolveAdjoint(), "reverse"
+    if isinstance(sensealg, sensitivity.ForwardDiffSensitivity):
+        return diffrax.ForwardMode(), "forward"
+    if isinstance(sensealg, diffrax.AbstractAdjoint):
+        reverse = (diffrax.RecursiveCheckpointAdjoint, diffrax.BacksolveAdjoint)
+        return sensealg, "reverse" if isinstance(sensealg, reverse) else "both"
+    raise TypeError(
+        "sensealg must be RecursiveCheckpointAdjoint(), DirectAdjoint(), BacksolveAdjoint(), "
+        f"ForwardDiffSensitivity() or a diffrax adjoint, got {sensealg!r}."
+    )
+
+
+def _cost(solver: diffrax.AbstractSolver) -> tuple[int | None, bool]:
+    """Stages of a step and whether the last is the next one's first; None if they can't be counted."""
+    if isinstance(solver, diffrax.Euler):
+        return 1, False
+    if isinstance(solver, diffrax.AbstractERK):
+        return solver.tableau.num_stages, bool(solver.tableau.fsal)
+    return None, False
+
+
+class _Controller(diffrax.AbstractAdaptiveStepSizeController):
+    """Any step-size controller, with a return code when the trajectory can't go on.
+
+    Always of the adaptive kind, so that implicit solvers find their tolerances here when the
+    step is fixed, too.
+    """
+
+    inner: diffrax.AbstractStepSizeController
+    rtol: Any
+    atol: Any
+    norm: Callable
+    dt: Any
+    adaptive: bool
+
+    def wrap(self, direction):
+        return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+        # dt comes this way, not as dt0, as diffrax checks dt0 by a host callback.
+        dt0 = self.dt
+        first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
+        usable = jnp.isfinite(first)
+        return jnp.where(usable, first, t1), (state, usable & _finite(y0))
+
+    def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
+        state, usable = controller_state
+        keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
+            t0, t1, y0, y1_candidate, args, y_error, error_order, state
+        )
+        finite = _finite(y1_candidate)
+        lost = ~usable
+        if self.adaptive:
+            # An infinite trial step is rejected like one with a large error, and tried shorter.
+            keep = keep & finite
+            underflow = ~keep & (next_t1 - next_t0 <= _spacing(t0))
+            diverges = ~finite | _leaps(y0, y1_candidate)
+            lost = lost | (underflow & diverges)
+            result = diffrax.RESULTS.where(
+                underflow & ~diverges, diffrax.RESULTS.dt_min_reached, result
+            )
+        else:
+            keep = keep & finite
+            lost = lost | ~finite
+        result = diffrax.RESULTS.where(lost, diffrax.RESULTS.nonfinite_input, result)
+        next_t0 = jnp.where(keep, next_t0, t0)
+        return keep, next_t0, next_t1, jump, (state, jnp.asarray(True)), result
+
+
+def _controller(method: _Method, lane: Lane) -> _Controller:
+    dt = None if lane.dt is None else jnp.abs(lane.dt)
+    inner, rtol, atol = method.controller, lane.reltol, lane.abstol
+    norm = optimistix.rms_norm
+    if inner is None and method.adaptive:
+        inner = diffrax.PIDController(rtol=rtol, atol=atol)
+    elif inner is None:
+        inner = diffrax.ConstantStepSize()
+    elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
+        rtol, atol, norm = inner.rtol, inner.atol, inner.norm
+    else:
+        rtol, atol = 1e-3, 1e-6
+    return _Controller(inner, rtol, atol, norm, dt, method.adaptive)
+
+
+def _finite(y: Any) -> Any:
+    return functools.reduce(
+        jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in jtu.tree_leaves(y)]
+    )
+
+
+def _spacing(t: Any) -> Any:
+    """The distance from `t` to the next floating-point number (for a normal `t`)."""
+    return jnp.abs(t) * jnp.finfo(t.dtype).eps + jnp.finfo(t.dtype).tiny
+
+
+def _leaps(y0: Any, y1: Any) -> Any:
+    """Whether a step changes the state by a good part of itself."""
+    size = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(x)) for x in jtu.tree_leaves(y0)])
+    change = functools.reduce(
+        jnp.maximum,
+        [jnp.max(jnp.abs(b - a)) for a, b in zip(*map(jtu.tree_leaves, (y0, y1)), strict=True)],
+    )
+    return change >= 0.1 * size
+
+
+class _SaveTimes(diffrax.AbstractAdjoint):
+    """An adjoint that saves at given times.
+
+    `diffeqsolve(saveat=SaveAt(ts=...))` checks traced times by a host callback; here they are
+    put in place behind that check (concrete ones have been checked by then).
+    """
+
+    inner: diffrax.AbstractAdjoint
+    ts: Any
+
+    def loop(self, *, saveat, init_state, **kwargs):
+        del saveat
+        rows = self.ts.shape[0]
+
+        def buffers(state):
+            return state.save_state.ts, state.save_state.ys
+
+        ts = jnp.full((rows,), jnp.inf, self.ts.dtype)
+        ys = jnp.full((rows, *init_state.y.shape), jnp.inf, init_state.y.dtype)
+        return self.inner.loop(
+            saveat=diffrax.SaveAt(ts=self.ts),
+            init_state=eqx.tree_at(buffers, init_state, (ts, ys)),
+            **kwargs,
+        )
+
+
+_CODES = (
+    (diffrax.RESULTS.successful, ReturnCode.Success),
+    (diffrax.RESULTS.max_steps_reached, ReturnCode.MaxIters),
+    (diffrax.RESULTS.dt_min_reached, ReturnCode.DtLessThanMin),
+    (diffrax.RESULTS.nonfinite_input, ReturnCode.Unstable),
+)
+
+
+def _result(plan: Plan, lane: Lane, sol: diffrax.Solution, field: _Field, args: Any) -> Result:
+    method: _Method = plan.method.value
+    saving = plan.saving
+    retcode = jnp.asarray(ReturnCode.Failure.value, jnp.int8)
+    for result, code in _CODES:
+        retcode = jnp.where(sol.result == result, jnp.asarray(code.value, jnp.int8), retcode)
+    if saving.mode == "ends":
+        # The last state of a failed trajectory is not its state at t1.
+        reached = jnp.ones(saving.rows, bool).at[-1].set(retcode == ReturnCode.Success.value)
+        t = jnp.stack([lane.t0, lane.t1][-saving.rows :])
+    else:
+        reached = jnp.isfinite(sol.ts)
+        t = lane.saveat if saving.mode == "times" else sol.ts
+    if lane.count is not None:
+        reached = reached & (jnp.arange(saving.rows) < lane.count)
+    expand = (slice(None),) + (None,) * lane.u0.ndim
+    u = jnp.where(reached[expand], sol.ys, jnp.nan)
+    if plan.own_times:
+        t = jnp.where(reached, t, jnp.nan)
+    du = None
+    if saving.mode == "steps":
+        du = jax.vmap(field, in_axes=(0, 0, None))(t, u, args)
+    if method.direction == "forward":
+        u, du = sensitivity.forward_only((u, du))
+    steps, naccept = (
+        jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
+    )
+    nf = None
+    if method.stages is not None:
+        nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
+        if method.adaptive and lane.dt is None:
+            nf = nf + 2  # the automatic first step
+    length = jnp.sum(reached, dtype=jnp.int32)
+    return Result(u, t, du, length, retcode, naccept, steps - naccept, nf)

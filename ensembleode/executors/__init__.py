@@ -1,0 +1,35 @@
+"""Where trajectories run.
+
+An executor is a module with
+
+- `pads`: whether a short last batch may be filled up with copies (so that it needs no program of
+  its own);
+- `check(plan)`: raises `ValueError` for what this ensemble algorithm can't do;
+- `run(job, indices, repeat) -> Outcome`: solves those trajectories, eagerly or being traced.
+
+A new ensemble algorithm is a class in `ensembleode.ensemble`, a module here and a line in
+`EXECUTORS`.
+"""
+
+from typing import Any
+
+from ..ensemble import EnsembleColumns, EnsembleGPUArray, EnsembleSerial
+from . import arrays, columns, serial
+
+
+EXECUTORS = {EnsembleSerial: serial, EnsembleColumns: columns, EnsembleGPUArray: arrays}
+
+
+def executor_for(ensemblealg: Any) -> Any:
+    """The executor of an ensemble algorithm.
+
+    **Raises:** `TypeError` for anything that is not one.
+    """
+    try:
+        return EXECUTORS[type(ensemblealg)]
+    except KeyError:
+        hint = "; give an instance, with ()" if isinstance(ensemblealg, type) else ""
+        raise TypeError(
+            f"ensemblealg must be one of {', '.join(c.__name__ + '()' for c in EXECUTORS)}, got "
+            f"{ensemblealg!r}{hint}."
+        ) from None

@@ -1,0 +1,84 @@
+"""EnsembleColumns: one solve whose state is the matrix of all trajectories."""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..plan import Plan, Result
+from ..program import Program
+from ..trajectories import Lane
+from .job import axes, finish, Job, Outcome
+
+
+# A copy of a column would count twice in the norm that chooses the step.
+pads = False
+
+_SHARED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
+
+
+def check(plan: Plan) -> None:
+    """
+    **Raises:** `ValueError` when an option that all columns share differs by trajectory.
+    """
+    for name in _SHARED:
+        if getattr(plan.batched, name):
+            what = "tspan" if name in ("t0", "t1") else name
+            raise ValueError(
+                f"EnsembleColumns solves all trajectories with the same steps, so {what} must be "
+                "the same for all; prob_func makes it depend on the index. Use "
+                "EnsembleGPUArray() or EnsembleSerial()."
+            )
+
+
+def run(job: Job, indices: Any, repeat: Any) -> Outcome:
+    lanes = job.trajectories.lanes(indices, repeat)
+    return _solve(job.plan, lanes, indices, repeat, job.key, job.output_consts)
+
+
+class _ColumnsField(NamedTuple):
+    """`f` mapped over the columns of a `[*state, trajectory]` array; static and hashable."""
+
+    field: Program
+    batched_p: tuple
+    batched_consts: tuple
+
+    def __call__(self, consts, u, p, t):
+        in_axes = (axes(self.batched_consts), -1, axes(self.batched_p), None)
+        return jax.vmap(self.field, in_axes=in_axes, out_axes=-1)(consts, u, p, t)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _solve(plan, lanes, indices, repeat, key, output_consts):
+    n = indices.shape[0]
+    batched = plan.batched
+    matrix_plan = dataclasses.replace(
+        plan,
+        field=_ColumnsField(plan.field, batched.p, batched.consts),
+        batched=jax.tree.map(lambda _: False, batched),
+        output=None,
+    )
+    result = plan.engine.integrate(matrix_plan, _as_matrix(lanes, batched.u0, n))
+    matrices = Result(u=-1, du=-1, **dict.fromkeys(_COUNTS, None), t=None)
+
+    def one(result, index):
+        return finish(plan, result, index, repeat, key, output_consts)
+
+    present = Result(*(None if x is None else a for x, a in zip(result, matrices, strict=True)))
+    return jax.vmap(one, in_axes=(present, 0))(result, indices)
+
+
+_COUNTS = ("length", "retcode", "naccept", "nreject", "nf")
+
+
+def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:
+    u0 = jnp.asarray(lanes.u0)
+    u0 = jnp.moveaxis(u0, 0, -1) if batched_u0 else jnp.repeat(u0[..., None], n, axis=-1)
+    tolerances = {
+        name: value[..., None]
+        for name in ("abstol", "reltol")
+        if (value := getattr(lanes, name)) is not None and jnp.ndim(value) > 0
+    }
+    return lanes._replace(u0=u0, **tolerances)

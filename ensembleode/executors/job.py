@@ -1,0 +1,144 @@
+"""One solve of an ensemble: what the executors are given, and what they give back."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..options import time_dtype_of
+from ..plan import Plan, Result
+from ..problem import EnsembleContext
+from ..program import is_tracer, trace
+from ..solution import ODESolution, Stats
+from ..trajectories import Lane, Trajectories
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A plan, the trajectories it is for, and the arrays that go with it.
+
+    - `output_func`: the user's; it is in the plan, traced, once the number of saved times is
+        known, and `output_consts` are the arrays it closes over.
+    - `key`: the PRNG key that those of the trajectories are folded from.
+    - `traced`: whether this runs inside `jit`, `grad` or `vmap`.
+    """
+
+    plan: Plan
+    trajectories: Trajectories
+    key: Any
+    traced: bool
+    output_func: Callable | None = None
+    output_consts: tuple = ()
+
+    def replan(self, **changes: Any) -> "Job":
+        """The same with another plan."""
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, **changes))
+
+
+class Outcome(NamedTuple):
+    """What a batch of trajectories came to; every leaf has the trajectory axis first.
+
+    `out` is the states `[trajectory, time, *state]`, or what `output_func` made of them; `t` is
+    None unless the trajectories have their own times; `rerun` is None where none can be asked for.
+    """
+
+    out: Any
+    t: Any
+    du: Any
+    length: Any
+    retcode: Any
+    naccept: Any
+    nreject: Any
+    nf: Any
+    rerun: Any
+
+
+def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Outcome:
+    """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
+    result = plan.engine.integrate(plan, lane)
+    return finish(plan, result, index, repeat, key, output_consts)
+
+
+def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Outcome:
+    """Apply `output_func` to the integrated trajectory."""
+    out, du, rerun = result.u, result.du, None
+    t = result.t if plan.own_times else None
+    if plan.output is not None:
+        sol = solution_of(result)
+        out, rerun = plan.output(output_consts, sol, index, repeat, key)
+        t = du = None
+    counts = (result.naccept, result.nreject, result.nf)
+    return Outcome(out, t, du, result.length, result.retcode, *counts, rerun)
+
+
+def with_output(job: Job) -> Job:
+    """The job with its `output_func` traced, on a solution of the planned shape.
+
+    **Raises:** `TypeError` for an `output_func` that can't be traced, or doesn't return a pair.
+    """
+    if job.output_func is None:
+        return job
+    plan = job.plan
+    (state,) = plan.field.out_avals
+    rows = (plan.saving.rows,)
+
+    def array(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    u = array((*rows, *state.shape), state.dtype)
+    t = array(rows, time_dtype_of(state))
+    du = u if plan.saving.mode == "steps" else None
+    count = array((), np.int32)
+    nf = None if plan.method.value.stages is None else count
+    sol = solution_of(Result(u, t, du, count, array((), np.int8), count, count, nf))
+
+    def output(sol, index, repeat, key):
+        got = job.output_func(sol, EnsembleContext(index, repeat, key))
+        if not isinstance(got, tuple) or len(got) != 2:
+            raise TypeError(
+                "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
+                f"returned {type(got).__name__}."
+            )
+        out, rerun = got
+        if np.shape(rerun) != ():
+            raise TypeError(
+                "output_func must return a pair (out, rerun) with rerun a boolean; its rerun has "
+                f"the shape {np.shape(rerun)}."
+            )
+        never = not is_tracer(rerun) and not rerun
+        return jax.tree.map(jnp.asarray, out), None if never else jnp.asarray(rerun, bool)
+
+    try:
+        program, consts = trace(output, sol, 0, 1, job.key, rules=job.traced)
+    except _NOT_TRACEABLE as e:
+        raise TypeError(
+            "output_func must be written in JAX, as it is traced once for all trajectories: use "
+            f"jnp instead of np, and jnp.where instead of `if`. ({e})"
+        ) from e
+    return dataclasses.replace(job.replan(output=program), output_consts=tuple(consts))
+
+
+_NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
+
+
+def solution_of(result: Result) -> ODESolution:
+    stats = Stats(result.naccept, result.nreject, result.nf)
+    return ODESolution(result.u, result.t, result.retcode, stats, result.length, result.du)
+
+
+def integers(values: Any) -> Any:
+    """Indices in JAX's integer dtype of the moment."""
+    dtype = jax.dtypes.canonicalize_dtype(int)
+    return values.astype(dtype) if is_tracer(values) else jnp.asarray(values, dtype)
+
+
+def axes(batched: Any) -> Any:
+    """The `in_axes` of a Lane (or a part of it) from what is batched in it."""
+    return jax.tree.map(lambda b: 0 if b else None, batched)

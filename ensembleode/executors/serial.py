@@ -1,0 +1,46 @@
+"""EnsembleSerial: one trajectory after the other; and a problem on its own."""
+
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from ..plan import Plan
+from .job import Job, Outcome, solve_lane
+
+
+pads = False
+
+
+def check(plan: Plan) -> None:
+    """Everything is possible."""
+
+
+def run(job: Job, indices: Any, repeat: Any) -> Outcome:
+    if job.traced:
+        lanes = job.trajectories.lanes(indices, repeat)
+        return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)
+    outcomes = [jax.device_get(run_one(job, index, repeat)) for index in np.asarray(indices)]
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *outcomes)
+
+
+def run_one(job: Job, index: Any, repeat: Any) -> Outcome:
+    """Solve one trajectory, by the program that solves its problem alone."""
+    lane = job.trajectories.lane(index, repeat)
+    return _solve(job.plan, lane, index, repeat, job.key, job.output_consts)
+
+
+_solve = functools.partial(jax.jit, static_argnums=0)(solve_lane)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _solve_in_turn(plan, lanes, indices, repeat, key, output_consts):
+    each, shared = eqx.partition(lanes, plan.batched)
+
+    def one(lane_and_index):
+        lane, index = lane_and_index
+        return solve_lane(plan, eqx.combine(lane, shared), index, repeat, key, output_consts)
+
+    return jax.lax.map(one, (each, indices))

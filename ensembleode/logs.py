@@ -1,0 +1,13 @@
+"""One logger, and messages worth saying once."""
+
+import functools
+import logging
+
+
+logger = logging.getLogger("ensembleode")
+
+
+@functools.cache
+def log_once(message: str) -> None:
+    """Log a warning the first time it is due in this process."""
+    logger.warning(message)

@@ -1,0 +1,89 @@
+"""Solver options: their names, defaults and checks."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .program import is_tracer
+
+
+# Options whose value may differ from trajectory to trajectory, and those that may not.
+LANE_OPTIONS = ("saveat", "abstol", "reltol", "dt")
+STATIC_OPTIONS = (
+    "save_start",
+    "save_everystep",
+    "adaptive",
+    "maxiters",
+    "stepsize_controller",
+    "sensealg",
+)
+DEFAULTS = {
+    "saveat": None,
+    "save_start": None,
+    "save_everystep": False,
+    "abstol": 1e-6,
+    "reltol": 1e-3,
+    "dt": None,
+    "adaptive": None,
+    "maxiters": 100_000,
+    "stepsize_controller": None,
+    "sensealg": None,
+}
+
+
+def check_option_names(options: Mapping[str, Any]) -> None:
+    unknown = sorted(set(options) - set(DEFAULTS))
+    if unknown:
+        raise TypeError(
+            f"{unknown[0]!r} is not a solver option that a problem can hold; it can hold "
+            f"{', '.join(DEFAULTS)}."
+        )
+
+
+def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]) -> dict:
+    """Options given to `solve` win over those kept with the problem, which win over defaults."""
+    given = {k: v for k, v in problem_options.items() if v is not None}
+    given |= {k: v for k, v in solve_options.items() if v is not None}
+    options = {**DEFAULTS, **given}
+    if options["stepsize_controller"] is not None:
+        clash = sorted({"abstol", "reltol", "adaptive"} & set(given))
+        if clash:
+            raise ValueError(
+                f"stepsize_controller and {clash[0]} are both given; the controller holds the "
+                "tolerances itself, so drop one of the two."
+            )
+    _check_static(options)
+    options["maxiters_given"] = "maxiters" in given
+    return options
+
+
+def _check_static(options: Mapping[str, Any]) -> None:
+    for name in STATIC_OPTIONS:
+        if is_tracer(options[name]):
+            raise TypeError(
+                f"{name} must be a Python value, the same for all trajectories; it depends on a "
+                "traced value."
+            )
+    check_count("maxiters", options["maxiters"])
+    for name in ("abstol", "reltol"):
+        value = options[name]
+        if not is_tracer(value) and not np.all(np.asarray(value) >= 0):
+            raise ValueError(f"{name} must be zero or positive, got {value!r}.")
+    dt = options["dt"]
+    if dt is not None and not is_tracer(dt) and not (np.isfinite(dt) and dt != 0):
+        raise ValueError(f"dt must be a finite step size other than zero, got {dt!r}.")
+    if options["save_everystep"] and options["saveat"] is not None:
+        raise ValueError("saveat and save_everystep=True are both given; drop one of the two.")
+
+
+def check_count(name: str, value: Any) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
+        raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    return int(value)
+
+
+def time_dtype_of(u0: Any) -> np.dtype:
+    """Time has the precision of the state."""
+    return np.dtype(jnp.finfo(u0.dtype).dtype)

@@ -1,0 +1,58 @@
+"""What is fixed when a solve is compiled, and what comes out of it."""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+from .program import Program, Static
+from .saving import Saving
+from .trajectories import Lane
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything about a solve that decides the compiled program, and no numbers.
+
+    Hashable and compared by content, so that solves which differ only in numbers share one
+    compiled program.
+
+    - `engine`: the module that integrates (see `ensembleode.engines`).
+    - `method`: the solver and its static options, as that engine wants them.
+    - `field`: the vector field, `field(consts, u, p, t)`.
+    - `saving`: which times are saved.
+    - `maxiters`: the limit on steps.
+    - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
+    - `output`: the traced `output_func`, or None: `output(consts, sol, index, repeat, key)`
+        gives its output, and whether to rerun (None when it never asks).
+    """
+
+    engine: Any
+    method: Static
+    field: Program
+    saving: Saving
+    maxiters: int
+    batched: Lane
+    output: Program | None
+
+    @property
+    def own_times(self) -> bool:
+        """Whether the saved times differ by trajectory."""
+        ends = self.batched.t0 or self.batched.t1
+        return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
+
+
+class Result(NamedTuple):
+    """The solution of one trajectory, as an engine returns it.
+
+    `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have
+    their own times; `length` counts those reached; `du` is `f` at the saved states (for
+    interpolation; None unless every step is saved); `nf` is None where not counted.
+    """
+
+    u: Any
+    t: Any
+    du: Any
+    length: Any
+    retcode: Any
+    naccept: Any
+    nreject: Any
+    nf: Any

@@ -1,0 +1,244 @@
+"""What is solved: an ODE problem, and an ensemble of them."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
+
+from .logs import log_once
+from .options import check_option_names
+from .program import is_tracer
+
+
+class ODEProblem(eqx.Module):
+    r"""The initial value problem $du/dt = f(u, p, t)$, $u(t_0) = u_0$.
+
+    **Arguments:**
+
+    - `f`: the vector field `f(u, p, t) -> du`, written in JAX; `du` has the shape and dtype
+        of `u`. Any callable, Equinox modules included; arrays it closes over are inputs of the
+        solve (new values never compile again, and are differentiated through).
+    - `u0`: the initial state, an array of any shape and an inexact dtype. Time is computed in
+        the same precision.
+    - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time.
+    - `p`: the parameters, any pytree.
+    - `options`: solver options kept with the problem, as in SciML: any option of
+        [`solve`][ensembleode.solve] that describes one trajectory (`saveat=`, `abstol=`, ...).
+        Options given to `solve` itself win.
+
+    **Raises:** `TypeError` for an `f` that can't be called, an integer or non-array `u0`, an
+    unknown option; `ValueError` for a malformed or zero-length `tspan`.
+    """
+
+    f: Callable
+    u0: Inexact[Array, "*state"]
+    tspan: tuple[Any, Any]
+    p: PyTree
+    options: dict[str, Any]
+
+    def __init__(
+        self,
+        f: Callable,
+        u0: Any,
+        tspan: tuple[Any, Any],
+        p: PyTree = None,
+        **options: Any,
+    ):
+        if not callable(f):
+            raise TypeError(f"f must be a function f(u, p, t) -> du, got {f!r}.")
+        check_option_names(options)
+        self.f = f
+        self.u0 = _as_state(u0)
+        self.tspan = _as_tspan(tspan)
+        self.p = p
+        self.options = options
+
+
+def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
+    """A copy of `prob` with some of it changed.
+
+    **Arguments:**
+
+    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem].
+    - `changes`: any of `f`, `u0`, `tspan`, `p`, and solver options (`saveat`, `abstol`,
+        `reltol`, `dt`, ...), which are merged over those the problem already has.
+
+    **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown;
+    otherwise as `ODEProblem`.
+    """
+    if not isinstance(prob, ODEProblem):
+        raise TypeError(
+            f"remake takes an ODEProblem, got {type(prob).__name__}. To change an ensemble, "
+            "build a new EnsembleProblem."
+        )
+    fields = {"f": prob.f, "u0": prob.u0, "tspan": prob.tspan, "p": prob.p}
+    return ODEProblem(**{**fields, **prob.options, **changes})
+
+
+class EnsembleContext(eqx.Module):
+    """Which trajectory a `prob_func` or `output_func` is asked for.
+
+    - `index`: its 0-based index.
+    - `sim_id`: the same counted from 1, as in SciML.
+    - `repeat`: 1, and one more for each rerun.
+    - `key`: its own JAX PRNG key. It depends on the seed, `index` and `repeat` only, so it is
+        the same whatever the ensemble algorithm, the batches or the devices.
+    """
+
+    index: Any
+    repeat: Any
+    _base_key: PRNGKeyArray
+
+    @property
+    def sim_id(self) -> Any:
+        return self.index + 1
+
+    @property
+    def key(self) -> PRNGKeyArray:
+        return jax.random.fold_in(jax.random.fold_in(self._base_key, self.index), self.repeat)
+
+
+class EnsembleProblem(eqx.Module):
+    """An ensemble: many trajectories made from one problem.
+
+    **Arguments:**
+
+    - `prob`: the [`ODEProblem`][ensembleode.ODEProblem] all trajectories start from.
+    - `prob_func`: `prob_func(prob, ctx) -> ODEProblem`, usually by
+        [`remake`][ensembleode.remake], with `ctx` an
+        [`EnsembleContext`][ensembleode.EnsembleContext]; or SciML's older
+        `prob_func(prob, i, repeat)`, **with `i` counted from 0** (as Python's `u0s[i]`
+        wants). The two are told apart by the number of positional parameters without
+        defaults. It is traced once over the index, so it must be written in JAX; one that
+        can't be traced is called once a trajectory instead, which is slow and logged.
+        What it returns may depend on the index in `u0`, `p`, `tspan`, what `f` closes over, and
+        the options `saveat`, `abstol`, `reltol`, `dt`; shapes may not.
+    - `output_func`: `output_func(sol, ctx) -> (out, rerun)`, applied to the
+        [`ODESolution`][ensembleode.ODESolution] of each trajectory. `out` is any pytree of
+        arrays, and replaces the trajectory in the result; where `rerun` is true the trajectory
+        is made (with `ctx.repeat` one larger) and solved again, at most `max_repeats` times in
+        all.
+    - `reduction`: `reduction(u, data, indices) -> (u, converged)`, called after each batch
+        with the outputs of that batch (trajectory axis first) and their 0-based indices.
+        When `converged` is true the remaining batches are not run.
+    - `u_init`: what `reduction` starts from. Without it, an array like the first batch with
+        no trajectories in it.
+
+    **Raises:** `TypeError` for a `prob` that is not an `ODEProblem`, or functions with the
+    wrong number of parameters; `ValueError` for `u_init` without `reduction`.
+    """
+
+    prob: ODEProblem
+    prob_func: Callable | None
+    output_func: Callable | None
+    reduction: Callable | None
+    u_init: PyTree
+
+    def __init__(
+        self,
+        prob: ODEProblem,
+        prob_func: Callable | None = None,
+        output_func: Callable | None = None,
+        reduction: Callable | None = None,
+        u_init: PyTree = None,
+    ):
+        if not isinstance(prob, ODEProblem):
+            raise TypeError(
+                f"prob must be an ODEProblem, got {type(prob).__name__}. A list of problems "
+                "becomes a prob_func that picks its numbers: "
+                "prob_func=lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index])."
+            )
+        for name, fn in (
+            ("prob_func", prob_func),
+            ("output_func", output_func),
+            ("reduction", reduction),
+        ):
+            if fn is not None and not callable(fn):
+                raise TypeError(f"{name} must be a function or None, got {fn!r}.")
+        if u_init is not None and reduction is None:
+            raise ValueError("u_init is given without a reduction; pass reduction= too.")
+        if prob_func is not None:
+            _takes_index(prob_func)
+        self.prob = prob
+        self.prob_func = prob_func
+        self.output_func = output_func
+        self.reduction = reduction
+        self.u_init = u_init
+
+    def make(self, ctx: EnsembleContext) -> ODEProblem:
+        """The problem of one trajectory."""
+        if self.prob_func is None:
+            return self.prob
+        if _takes_index(self.prob_func):
+            log_once(
+                "prob_func(prob, i, repeat) is called with i counted from 0 (Julia counts from "
+                "1); use prob_func(prob, ctx) with ctx.sim_id for Julia's numbering."
+            )
+            new = self.prob_func(self.prob, ctx.index, ctx.repeat)
+        else:
+            new = self.prob_func(self.prob, ctx)
+        if not isinstance(new, ODEProblem):
+            hint = " (is a `return` missing?)" if new is None else ""
+            raise TypeError(
+                f"prob_func must return an ODEProblem, got {type(new).__name__}{hint}; write "
+                "`return eo.remake(prob, u0=...)`."
+            )
+        return new
+
+
+def _takes_index(prob_func: Callable) -> bool:
+    """Whether `prob_func` has SciML's older form `(prob, i, repeat)`."""
+    try:
+        parameters = inspect.signature(prob_func).parameters.values()
+    except ValueError:  # builtins without a signature
+        return False
+    positional = [
+        x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
+    ]
+    required = [x for x in positional if x.default is x.empty]
+    if len(required) == 3:
+        return True
+    variadic = any(x.kind == x.VAR_POSITIONAL for x in parameters)
+    if len(required) > 3 or (len(positional) < 2 and not variadic):
+        raise TypeError(
+            "prob_func must take (prob, ctx), or (prob, i, repeat); it takes "
+            f"{len(required)} required positional parameters: {inspect.signature(prob_func)}."
+        )
+    return False
+
+
+def _as_state(u0: Any) -> Array:
+    try:
+        array = jnp.asarray(u0)
+    except TypeError as e:
+        raise TypeError(
+            f"u0 must be an array (or a number, or nested lists of numbers), got {u0!r}. Flatten "
+            "a pytree state with jax.flatten_util.ravel_pytree."
+        ) from e
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        raise TypeError(
+            f"u0 has the integer dtype {array.dtype}; the state of an ODE is real or complex. "
+            "Write it with a decimal point (1.0, not 1), or use u0.astype(float)."
+        )
+    return jax.lax.convert_element_type(array, array.dtype)  # drops a weak type
+
+
+def _as_tspan(tspan: Any) -> tuple[Any, Any]:
+    try:
+        t0, t1 = tspan
+    except (TypeError, ValueError):
+        raise ValueError(f"tspan must be a pair (t0, t1), got {tspan!r}.") from None
+    for name, t in (("t0", t0), ("t1", t1)):
+        if np.shape(t) != () or jnp.issubdtype(jnp.result_type(t), jnp.complexfloating):
+            raise ValueError(f"tspan must be a pair of real numbers, got {name}={t!r}.")
+    if not is_tracer(t0) and not is_tracer(t1):
+        if not (np.isfinite(t0) and np.isfinite(t1)):
+            raise ValueError(f"tspan must be finite, got ({t0}, {t1}).")
+        if t0 == t1:
+            raise ValueError(f"tspan has zero length: ({t0}, {t1}). Give two different times.")
+    return t0, t1

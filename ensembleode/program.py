@@ -1,0 +1,283 @@
+"""A Python function as a hashable program plus the arrays that it closes over.
+
+`jax.jit` caches by the identity of the function, so a fresh lambda compiles again and an
+array it closes over is baked into the compiled code. [`trace`][ensembleode.program.trace]
+removes both: the function becomes a jaxpr that compares equal to every other trace of the
+same computation, and its closed-over arrays become inputs. A `Program` is therefore a good
+static argument of a jitted function: new numbers never compile, and are never stale.
+"""
+
+import functools
+import hashlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+
+_CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
+_RULE_PARAMS = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+
+
+class Program:
+    """A traced function: call it as `program(consts, *args)`.
+
+    Two programs are equal, and hash equally, when they compute the same thing on inputs of
+    the same shapes and dtypes, whatever functions they were traced from.
+    """
+
+    __slots__ = ("_hash", "_key", "jaxpr", "out_avals", "out_tree")
+
+    def __init__(self, jaxpr: jex.Jaxpr, out_tree: Any, key: tuple):
+        self.jaxpr = jaxpr
+        self.out_tree = out_tree
+        self.out_avals = tuple(v.aval for v in jaxpr.outvars)
+        self._key = (key, out_tree)
+        self._hash = hash(self._key)
+
+    def __call__(self, consts: Sequence, *args: Any) -> Any:
+        out = jax.core.eval_jaxpr(self.jaxpr, consts, *jtu.tree_leaves(args))
+        return jtu.tree_unflatten(self.out_tree, out)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return f"Program({len(self.jaxpr.eqns)} equations, {len(self.jaxpr.constvars)} constants)"
+
+    def depends_on(self, inputs: Sequence[bool]) -> list[bool]:
+        """Which flat outputs depend on the flat inputs marked True."""
+        marks = [False] * len(self.jaxpr.constvars) + list(inputs)
+        return _dependence(self.jaxpr, marks)
+
+
+def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]:
+    """Trace `fn(*args)`, hoisting what it closes over.
+
+    **Arguments:**
+
+    - `fn`: a function of pytrees of arrays.
+    - `args`: example arguments (arrays, tracers, Python numbers or `ShapeDtypeStruct`s).
+    - `rules`: whether equality must also cover the derivative rules of `jax.custom_jvp` and
+        `jax.custom_vjp` functions that `fn` calls. Needed when the program will be
+        differentiated.
+
+    **Returns:** the program, and the list of its constants.
+    """
+    # A fresh function each time: make_jaxpr caches by identity, and what a function closes
+    # over may have been rebound since the last call.
+    closed, out_shape = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
+    if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
+        # The user's own inner jit closed over arrays: inlining it turns them into inputs.
+        inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
+        closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
+    key = _jaxpr_key(closed.jaxpr)
+    if rules and _has_custom_rules(closed.jaxpr):
+        key = (key, _rules_key(closed))
+    return Program(closed.jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts)
+
+
+class Static:
+    """A Python object (often a pytree with numbers in it) as a hashable static argument."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any):
+        leaves, structure = jtu.tree_flatten(value)
+        if any(is_tracer(x) for x in leaves):
+            raise TypeError(f"{value} holds a traced value; it must be made of Python numbers.")
+        self.value = value
+        self._key = (structure, tuple(_value_key(x) for x in leaves))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return f"Static({self.value})"
+
+
+def is_tracer(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def being_staged() -> bool:
+    """Whether we are inside a `jax.jit` (where even constants become tracers)."""
+    return is_tracer(jax.lax.add(np.float32(0), np.float32(0)))
+
+
+#
+# Dependence
+#
+
+
+def _dependence(jaxpr: jex.Jaxpr, marks: Sequence[bool]) -> list[bool]:
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    marked = {v for v, mark in zip(invars, marks, strict=True) if mark}
+
+    def is_marked(atom):
+        return not isinstance(atom, jex.Literal) and atom in marked
+
+    for eqn in jaxpr.eqns:
+        ins = [is_marked(v) for v in eqn.invars]
+        if eqn.primitive.name == "jit":
+            outs = _dependence(eqn.params["jaxpr"].jaxpr, ins)
+        else:
+            outs = [any(ins)] * len(eqn.outvars)
+        marked.update(v for v, mark in zip(eqn.outvars, outs, strict=True) if mark)
+    return [is_marked(v) for v in jaxpr.outvars]
+
+
+#
+# Inlining of inner jits
+#
+
+
+def _nested_consts(eqn) -> bool:
+    if eqn.primitive.name != "jit":
+        return False
+    inner = eqn.params["jaxpr"]
+    return bool(inner.consts) or any(_nested_consts(e) for e in inner.jaxpr.eqns)
+
+
+def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any) -> list:
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, jex.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        ins = [read(v) for v in eqn.invars]
+        if _nested_consts(eqn):
+            inner = eqn.params["jaxpr"]
+            outs = _eval_inlined(inner.jaxpr, [jnp.asarray(c) for c in inner.consts], *ins)
+        else:
+            subfuns, params = eqn.primitive.get_bind_params(eqn.params)
+            outs = eqn.primitive.bind(*subfuns, *ins, **params)
+            outs = outs if eqn.primitive.multiple_results else [outs]
+        env.update(zip(eqn.outvars, outs, strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+#
+# Equality
+#
+
+
+class _Identity:
+    """Keys an unhashable object by identity, and keeps it alive so that its id stays its own."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj):
+        self.obj = obj
+
+    def __hash__(self):
+        return id(self.obj)
+
+    def __eq__(self, other):
+        return isinstance(other, _Identity) and self.obj is other.obj
+
+
+def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
+    number: dict = {}
+
+    def name(var):
+        return number.setdefault(var, len(number))
+
+    def atom(x):
+        if isinstance(x, jex.Literal):
+            return ("lit", x.aval, _array_key(x.val))
+        return name(x)
+
+    binders = tuple((name(v), v.aval) for v in [*jaxpr.constvars, *jaxpr.invars])
+    eqns = []
+    for eqn in jaxpr.eqns:
+        custom = eqn.primitive.name in _CUSTOM_RULES
+        params = tuple(
+            (k, _value_key(v))
+            for k, v in sorted(eqn.params.items())
+            if k != "name" and not (custom and k in _RULE_PARAMS)
+        )
+        ins = tuple(atom(x) for x in eqn.invars)
+        outs = tuple((name(v), v.aval) for v in eqn.outvars)
+        eqns.append((eqn.primitive, ins, outs, params))
+    return len(jaxpr.constvars), binders, tuple(eqns), tuple(atom(x) for x in jaxpr.outvars)
+
+
+def _value_key(value: Any) -> Any:
+    if isinstance(value, jex.ClosedJaxpr):
+        return _jaxpr_key(value.jaxpr), tuple(_array_key(c) for c in value.consts)
+    if isinstance(value, jex.Jaxpr):
+        return _jaxpr_key(value)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_value_key(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _value_key(v)) for k, v in sorted(value.items()))
+    if isinstance(value, np.ndarray | jax.Array) and not is_tracer(value):
+        return _array_key(value)
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    # 1 == 1.0 == True in Python, and not in a program.
+    return type(value), value
+
+
+def _array_key(value: Any) -> tuple:
+    array = np.asarray(value)
+    data = array.tobytes()
+    if len(data) > 64:
+        data = hashlib.sha256(data).digest()
+    return array.dtype, array.shape, data
+
+
+def _has_custom_rules(jaxpr: jex.Jaxpr) -> bool:
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _CUSTOM_RULES:
+            return True
+        for value in jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+            if _is_jaxpr(value) and _has_custom_rules(getattr(value, "jaxpr", value)):
+                return True
+    return False
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
+
+
+def _rules_key(closed: jex.ClosedJaxpr) -> Any:
+    """What the derivative rules compute: two rules are equal when their reverse passes are."""
+    avals = [v.aval for v in [*closed.jaxpr.constvars, *closed.jaxpr.invars]]
+    n_consts = len(closed.jaxpr.constvars)
+    is_diff = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
+    outs = [v.aval for v in closed.jaxpr.outvars]
+
+    def structs(avals):
+        return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+
+    def pullback(args, cotangents):
+        def primal(diff):
+            diff = iter(diff)
+            full = [next(diff) if d else a for a, d in zip(args, is_diff, strict=True)]
+            out = jax.core.eval_jaxpr(closed.jaxpr, full[:n_consts], *full[n_consts:])
+            return [o for o in out if jnp.issubdtype(o.dtype, jnp.inexact)]
+
+        diff = [a for a, d in zip(args, is_diff, strict=True) if d]
+        return jax.vjp(primal, diff)[1](cotangents)
+
+    cotangents = structs([a for a in outs if jnp.issubdtype(a.dtype, jnp.inexact)])
+    reverse = jax.make_jaxpr(pullback)(structs(avals), cotangents)
+    if _has_custom_rules(reverse.jaxpr):
+        # Rules of rules: compared by identity, which may compile once too often, never stale.
+        return _Identity(closed)
+    return _jaxpr_key(reverse.jaxpr)

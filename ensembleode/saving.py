@@ -1,0 +1,136 @@
+"""Which times are saved: from `saveat`, `save_start`, `save_everystep` to a grid of times."""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax.numpy as jnp
+import numpy as np
+
+from .program import is_tracer
+
+
+class Saving(NamedTuple):
+    """What every trajectory of a solve saves (the static part; the times are data).
+
+    - `mode`: `"ends"`, `"times"` (an array of them) or `"steps"` (every accepted step).
+    - `start`: whether the start is saved (`"ends"` and `"steps"`).
+    - `rows`: how many times a trajectory has at most.
+    """
+
+    mode: Literal["ends", "times", "steps"]
+    start: bool
+    rows: int
+
+
+class Spacing(NamedTuple):
+    """A `saveat` number whose grid can't be laid out yet: `tspan` differs by trajectory."""
+
+    step: float
+    start: bool
+
+
+def resolve_saving(
+    options: dict, t0: Any, t1: Any, dtype: np.dtype, index: Any, *, defer: bool = False
+) -> tuple[Saving | Spacing, Any]:
+    """The saving of one trajectory, and its times (an array, or None).
+
+    **Arguments:** the resolved options, the ends of the time span (numbers or tracers), the
+    dtype of time, and the index of the trajectory, which picks a row of a two-dimensional
+    `saveat`. With `defer` the grid of a `saveat` number is left to [`grid`][].
+    """
+    saveat, start = options["saveat"], options["save_start"]
+    if options["save_everystep"]:
+        start = start is not False
+        return Saving("steps", start, 0), None
+    if saveat is None:
+        start = start is not False
+        return Saving("ends", start, 1 + start), None
+    if np.ndim(saveat) == 0:
+        return _spaced(saveat, start is not False, t0, t1, dtype, defer)
+    if start is not None:
+        raise ValueError(
+            "save_start is given with an array saveat, which is saved exactly as it is; put the "
+            "start into saveat, or leave it out."
+        )
+    if np.ndim(saveat) > 2:
+        raise ValueError(
+            f"saveat must be a number, an array of times, or an array [trajectory, time]; its "
+            f"shape is {np.shape(saveat)}."
+        )
+    times = _as_times(saveat, t0, t1, dtype)
+    if times.ndim == 2:
+        times = (jnp.asarray(times) if is_tracer(index) else times)[index]
+    return Saving("times", False, times.shape[-1]), times
+
+
+def grid(
+    spacing: Spacing, t0: Any, t1: Any, dtype: np.dtype, rows: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lay out evenly spaced times, on the host.
+
+    **Arguments:** the spacing; `t0` and `t1`, numbers or arrays `[trajectory]`; the dtype of
+    time; and the number of rows (by default as many as the longest span needs).
+
+    **Returns:** times `[trajectory, rows]`, of which the first `counts [trajectory]` are meant
+    and the rest repeat `t1`. Without the trajectory axis when both ends are numbers.
+    """
+    t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
+    intervals = np.abs(t1 - t0) / spacing.step
+    # A span that is a whole number of steps but for rounding ends on the grid.
+    slack = 16 * np.finfo(dtype).eps
+    whole = np.floor(intervals * (1 + slack))
+    between = whole < intervals * (1 - slack)
+    counts = np.asarray(whole + 1 + between, np.int32)
+    number = np.arange(counts.max())
+    times = t0[..., None] + number * spacing.step * np.sign(t1 - t0)[..., None]
+    times = np.where(number >= counts[..., None] - 1, t1[..., None], times)
+    if not spacing.start:
+        times, counts = times[..., 1:], counts - 1
+    if rows is not None:
+        missing = rows - times.shape[-1]
+        times = np.concatenate([times, np.repeat(t1[..., None], missing, axis=-1)], axis=-1)
+    return times.astype(dtype), counts
+
+
+def _spaced(saveat, start, t0, t1, dtype, defer):
+    if is_tracer(saveat):
+        raise TypeError(
+            "saveat is a traced number, so the count of saved times is not known; pass a Python "
+            "number, or an array of times."
+        )
+    step = float(saveat)
+    if not (math.isfinite(step) and step > 0):
+        raise ValueError(f"saveat must be a positive spacing or an array of times, got {step}.")
+    spacing = Spacing(step, start)
+    if defer or is_tracer(t0) or is_tracer(t1):
+        return spacing, None
+    times, _ = grid(spacing, t0, t1, dtype)
+    return Saving("times", start, len(times)), times
+
+
+def _as_times(saveat, t0, t1, dtype):
+    if is_tracer(saveat):
+        return saveat.astype(dtype)
+    times = np.asarray(saveat)
+    if times.dtype == object or not np.issubdtype(times.dtype, np.number):
+        raise TypeError(f"saveat must be a number or an array of times, got {saveat!r}.")
+    times = times.astype(dtype)
+    if times.shape[-1] == 0:
+        raise ValueError("saveat is empty; leave it out to save the start and the end.")
+    if is_tracer(t0) or is_tracer(t1):
+        return times
+    t0, t1 = dtype.type(t0), dtype.type(t1)
+    # Rounding in np.arange and friends may step over an end by an ulp or two.
+    close = 8 * np.finfo(dtype).eps * max(abs(t0), abs(t1))
+    for end in (t0, t1):
+        times = np.where(np.abs(times - end) <= close, end, times)
+    lo, hi = min(t0, t1), max(t0, t1)
+    outside = ~((times >= lo) & (times <= hi))
+    if outside.any():
+        raise ValueError(
+            f"saveat has the time {times[outside].flat[0]:g}, outside tspan=({t0:g}, {t1:g})."
+        )
+    if (np.diff(times, axis=-1) * np.sign(t1 - t0) < 0).any():
+        order = "decreasing, as time runs backwards here" if t1 < t0 else "increasing"
+        raise ValueError(f"saveat is not sorted: it must be {order}.")
+    return times

@@ -1,0 +1,122 @@
+"""How a solve is differentiated (`sensealg`), and errors where it can't be."""
+
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+import jax.extend.core as jex
+from jax.interpreters import ad, batching, mlir
+from jaxtyping import PyTree
+
+
+class SensitivityAlgorithm(eqx.Module):
+    """Base class of the `sensealg` choices."""
+
+
+class RecursiveCheckpointAdjoint(SensitivityAlgorithm):
+    """Reverse mode through the steps taken, with recursive checkpointing. The default.
+
+    Exact derivatives of the numerical solution. Reverse mode only.
+
+    - `checkpoints`: how many states are kept; by default about `sqrt(2 maxiters)`. Fewer need
+        less memory and more recomputation.
+
+    Source: Stumm and Walther, "New algorithms for optimal online checkpointing", SIAM J. Sci.
+    Comput. 32 (2010).
+    """
+
+    checkpoints: int | None = None
+
+
+class DirectAdjoint(SensitivityAlgorithm):
+    """Differentiates the operations of the solve as they are, forwards or backwards.
+
+    Needs memory proportional to `maxiters` in reverse mode: set a tight one.
+    """
+
+
+class BacksolveAdjoint(SensitivityAlgorithm):
+    """The continuous adjoint: a second ODE solved backwards in time.
+
+    Constant memory; the gradient is accurate to the tolerances rather than exact, and the
+    backward solve may be unstable for dissipative problems. Reverse mode only, with `saveat` or
+    the ends (not `save_everystep`).
+
+    Source: Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix B.
+    """
+
+
+class ForwardDiffSensitivity(SensitivityAlgorithm):
+    """Forward mode through the steps taken: `jax.jvp`, `jax.jacfwd`.
+
+    Best where there are few parameters and many outputs. Forward mode only.
+    """
+
+
+_REVERSE_ONLY = (
+    "this solve is differentiated in forward mode (jvp, jacfwd, hessian), but sensealg={} is for "
+    "reverse mode only. Pass sensealg=ForwardDiffSensitivity() for forward mode, or "
+    "sensealg=DirectAdjoint() for both."
+)
+_FORWARD_ONLY = (
+    "this solve is differentiated in reverse mode (grad, jacrev), but "
+    "sensealg=ForwardDiffSensitivity() is for forward mode only. Leave sensealg out for reverse "
+    "mode, or pass sensealg=DirectAdjoint() for both."
+)
+
+
+def reverse_only(tree: PyTree, name: str) -> PyTree:
+    """The identity; raises `TypeError` when it is differentiated in forward mode."""
+    return _mark(tree, forward_error=_REVERSE_ONLY.format(name), reverse_error=None)
+
+
+def forward_only(tree: PyTree) -> PyTree:
+    """The identity; raises `TypeError` when it is differentiated in reverse mode."""
+    return _mark(tree, forward_error=None, reverse_error=_FORWARD_ONLY)
+
+
+def _mark(tree: PyTree, **errors: str | None) -> PyTree:
+    @jax.custom_jvp
+    def identity(x):
+        return x
+
+    @identity.defjvp
+    def _(primals, tangents):
+        (x,), (t,) = primals, tangents
+        return x, _tangent_p.bind(t, **errors)
+
+    def mark(x):
+        return identity(x) if eqx.is_inexact_array(x) else x
+
+    return jax.tree.map(mark, tree)
+
+
+# The identity on tangents. In forward mode it is evaluated or lowered, in reverse mode only
+# transposed: that is what tells the two apart, wherever jit stands between.
+_tangent_p = jex.Primitive("ensembleode_tangent")
+
+
+def _evaluate(x, *, forward_error, reverse_error):
+    del reverse_error
+    if forward_error is not None:
+        raise TypeError(forward_error)
+    return x
+
+
+def _transpose(ct, x, *, forward_error, reverse_error):
+    del x, forward_error
+    if reverse_error is not None:
+        raise TypeError(reverse_error)
+    return [ct]
+
+
+def _batch(args, dims, **params):
+    return _tangent_p.bind(*args, **params), dims[0]
+
+
+_tangent_p.def_impl(_evaluate)
+_tangent_p.def_abstract_eval(lambda x, **_: x)
+ad.deflinear2(_tangent_p, _transpose)
+batching.primitive_batchers[_tangent_p] = _batch
+_lower: Callable = mlir.lower_fun(_evaluate, multiple_results=False)
+mlir.register_lowering(_tangent_p, _lower)

@@ -1,0 +1,282 @@
+"""What a solve returns."""
+
+import enum
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact, Int, PyTree, Real
+
+from .program import is_tracer
+
+
+class ReturnCode(enum.IntEnum):
+    """How the solve of a trajectory ended (SciML's names)."""
+
+    Default = 0
+    """Not run: an ensemble stopped early before this trajectory."""
+    Success = 1
+    MaxIters = 2
+    """`maxiters` steps were not enough."""
+    DtLessThanMin = 3
+    """The step size fell below the spacing of floating-point numbers, or a `dtmin`."""
+    Unstable = 4
+    """The state became infinite or NaN, or diverges within one spacing of time."""
+    Failure = 5
+    """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
+    for a rerun after `max_repeats`."""
+
+
+class EnsembleError(RuntimeError):
+    """Raised with `throw=True` when trajectories failed; `solution` holds what was computed."""
+
+    def __init__(self, message: str, solution: Any):
+        super().__init__(message)
+        self.solution = solution
+
+
+class Stats(eqx.Module):
+    """Counts of work: `naccept` accepted and `nreject` rejected steps, `nf` evaluations of `f`.
+
+    Arrays over the trajectories (totals, where a `reduction` was given). `nf` is None for
+    methods whose engine doesn't count it (implicit ones).
+    """
+
+    naccept: Any
+    nreject: Any
+    nf: Any
+
+
+class EngineChoice(NamedTuple):
+    """Which engine ran, and why."""
+
+    name: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.name} ({self.reason})"
+
+
+class ODESolution(eqx.Module):
+    """The solution of one problem.
+
+    - `u`: the states, `[time, *state]`.
+    - `t`: the times, `[time]`.
+    - `retcode`: its [`ReturnCode`][ensembleode.ReturnCode].
+    - `stats`: its [`Stats`][ensembleode.Stats].
+    - `length`: how many of the times were reached; states after that are NaN. Solutions taken
+        out of an ensemble outside of `jit` are cut to it where times differ by trajectory.
+
+    Called with times, it interpolates (after `save_everystep=True`).
+    """
+
+    u: Inexact[Array, "time *state"]
+    t: Real[Array, " time"]
+    retcode: Any
+    stats: Stats
+    length: Int[Array, ""]
+    _du: Inexact[Array, "time *state"] | None = None
+
+    def __call__(self, t: Any) -> Array:
+        """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
+
+        Cubic Hermite interpolation between accepted steps (Hairer, Norsett and Wanner,
+        "Solving Ordinary Differential Equations I", II.6); NaN outside of what was reached.
+
+        **Raises:** `ValueError` without `save_everystep=True`.
+        """
+        _check_dense(self._du)
+        return _hermite(self.t, self.u, self._du, self.length, jnp.asarray(t, self.t.dtype))
+
+    def __len__(self) -> int:
+        return self.t.shape[0]
+
+    def __repr__(self) -> str:
+        if is_tracer(self.retcode):
+            return f"ODESolution(u={_shape_of(self.u)}, traced)"
+        return "\n".join(
+            [
+                f"ODESolution: {len(self.t)} times, state {self.u.shape[1:]} {self.u.dtype}",
+                f"  retcode  {ReturnCode(int(self.retcode)).name}",
+                f"  t        {_span(self.t)}",
+                f"  steps    {int(self.stats.naccept)} accepted, {int(self.stats.nreject)} rejected",
+            ]
+        )
+
+
+class EnsembleSolution(eqx.Module):
+    """The solutions of an ensemble, as arrays.
+
+    - `u`: the states `[trajectory, time, *state]`; or the outputs of `output_func`, each leaf
+        with the trajectory axis first; or what `reduction` made.
+    - `t`: the times: `[time]` where all trajectories share them, else `[trajectory, time]`; None
+        with an `output_func` or a `reduction`.
+    - `retcode`: `[trajectory]`, [`ReturnCode`][ensembleode.ReturnCode]s as integers.
+    - `lengths`: `[trajectory]`, how many times each reached. What was not reached is NaN.
+    - `stats`: [`Stats`][ensembleode.Stats] over the trajectories.
+    - `converged`: whether `reduction` stopped the ensemble; true without a reduction.
+    - `elapsed`: seconds; NaN under `jit`.
+    - `engine`: which engine ran, and why.
+
+    `len(sim)` is the number of trajectories, `sim[i]` the solution (or output) of trajectory i,
+    counted from 0; `np.asarray(sim)` is `sim.u`. Called with times, it interpolates (after
+    `save_everystep=True`). A pytree: it can be returned from `jit` and differentiated.
+    """
+
+    u: PyTree
+    t: Any
+    retcode: Any
+    lengths: Any
+    stats: Stats
+    converged: Any
+    elapsed: Any
+    engine: EngineChoice = eqx.field(static=True)
+    kind: Literal["trajectories", "outputs", "reduced"] = eqx.field(static=True)
+    _du: Any = None
+
+    @property
+    def failed(self) -> Any:
+        """The indices of the trajectories that did not succeed; under `jit`, a mask."""
+        mask = self.retcode != ReturnCode.Success.value
+        return mask if is_tracer(mask) else np.flatnonzero(mask)
+
+    def __len__(self) -> int:
+        return self.retcode.shape[0]
+
+    def __getitem__(self, i: Any) -> Any:
+        if self.kind == "reduced":
+            raise TypeError("this ensemble was reduced: its result, as a whole, is sim.u.")
+        if not is_tracer(i):
+            n = len(self)
+            i = int(i)
+            if not -n <= i < n:
+                raise IndexError(f"trajectory {i} of {n}")
+        if self.kind == "outputs":
+            return jax.tree.map(lambda x: x[i], self.u)
+        own_times = np.ndim(self.t) == 2
+        t = self.t[i] if own_times else self.t
+        u, length = self.u[i], self.lengths[i]
+        du = None if self._du is None else self._du[i]
+        retcode = self.retcode[i]
+        if not is_tracer(length):
+            retcode = ReturnCode(int(retcode))
+            if own_times:
+                reached = slice(0, int(length))
+                u, t = u[reached], t[reached]
+                du = None if du is None else du[reached]
+        return ODESolution(u, t, retcode, jax.tree.map(lambda x: x[i], self.stats), length, du)
+
+    def __iter__(self) -> Iterator:
+        return (self[i] for i in range(len(self)))
+
+    def __call__(self, t: Any) -> Array:
+        """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
+        `[trajectory, n, *state]`. See [`ODESolution`][ensembleode.ODESolution].
+        """
+        _check_dense(self._du)
+        t = jnp.asarray(t, self.t.dtype)
+        return jax.vmap(lambda *lane: _hermite(*lane, t))(self.t, self.u, self._du, self.lengths)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        if self.kind != "trajectories":
+            raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
+        return np.array(self.u, dtype=dtype, copy=copy)
+
+    def to_array(self, layout: Literal["batch", "julia"] = "batch") -> Array:
+        """The states as one array.
+
+        **Arguments:** `layout="batch"` is `[trajectory, time, *state]`; `"julia"` is
+        `[*state, time, trajectory]`, the shape of `Array(sim)` in Julia.
+        """
+        if self.kind != "trajectories":
+            raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
+        if layout == "batch":
+            return self.u
+        if layout == "julia":
+            return jnp.moveaxis(jnp.asarray(self.u), (0, 1), (-1, -2))
+        raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
+
+    def __repr__(self) -> str:
+        if is_tracer(self.retcode):
+            return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, traced)"
+        n = len(self)
+        if self.kind == "trajectories":
+            what = f"{n} trajectories x {self.u.shape[1]} times, state {self.u.shape[2:]} {self.u.dtype}"
+        else:
+            what = f"{n} trajectories, {self.kind} {_shape_of(self.u)}"
+        lines = [f"EnsembleSolution: {what}", f"  retcode  {count_codes(self.retcode)}"]
+        if self.t is not None:
+            lines.append(f"  t        {_span(self.t)}")
+        lines.append(
+            f"  steps    {_range(self.stats.naccept)} accepted, {_range(self.stats.nreject)} rejected"
+        )
+        if self.kind == "reduced":
+            lines.append(f"  converged {bool(self.converged)}")
+        lines.append(f"  engine   {self.engine}")
+        lines.append(f"  elapsed  {float(self.elapsed):.3g} s")
+        return "\n".join(lines)
+
+
+def count_codes(retcode: np.ndarray, most: int = 5) -> str:
+    """`Success 98, Unstable 2 [17, 42]`: each code, how often, and where."""
+    parts = []
+    for code in ReturnCode:
+        where = np.flatnonzero(np.asarray(retcode) == code.value)
+        if not len(where):
+            continue
+        part = f"{code.name} {len(where)}"
+        if code != ReturnCode.Success:
+            more = ", ..." if len(where) > most else ""
+            part += f" [{', '.join(map(str, where[:most]))}{more}]"
+        parts.append(part)
+    return ", ".join(parts)
+
+
+def _check_dense(du: Any) -> None:
+    if du is None:
+        raise ValueError(
+            "this solution can't be interpolated: solve with save_everystep=True, or save the "
+            "times you need with saveat."
+        )
+
+
+def _hermite(ts, us, dus, length, t):
+    sign = jnp.where(ts[1] >= ts[0], 1, -1).astype(ts.dtype)
+    ordered = jnp.where(jnp.arange(ts.shape[0]) < length, ts * sign, jnp.inf)
+
+    def at(t):
+        i = jnp.clip(jnp.searchsorted(ordered, t * sign, side="right") - 1, 0, length - 2)
+        h = ts[i + 1] - ts[i]
+        x = (t - ts[i]) / h
+        value = (
+            (1 + 2 * x) * (1 - x) ** 2 * us[i]
+            + x**2 * (3 - 2 * x) * us[i + 1]
+            + h * x * (1 - x) ** 2 * dus[i]
+            + h * x**2 * (x - 1) * dus[i + 1]
+        )
+        inside = (t * sign >= ordered[0]) & (t * sign <= ordered[length - 1])
+        return jnp.where(inside, value, jnp.nan)
+
+    return jax.vmap(at)(t) if t.ndim else at(t)
+
+
+def _span(t: Any) -> str:
+    t = np.asarray(t)
+    first, last = t[..., 0], np.where(np.isnan(t[..., -1]), np.nan, t[..., -1])
+    if t.ndim == 2:
+        return f"own times for each, from {_range(first)} on"
+    return f"{first:g} to {last:g}"
+
+
+def _range(x: Any) -> str:
+    x = np.asarray(x)
+    lo, hi = np.nanmin(x), np.nanmax(x)
+    return f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}"
+
+
+def _shape_of(tree: PyTree) -> Any:
+    shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(np.shape(x))}", tree)
+    return shapes

@@ -1,0 +1,340 @@
+"""`solve`: the one path that every solve takes."""
+
+import time
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import tqdm
+
+from . import batches, engines
+from .ensemble import EnsembleAlgorithm, EnsembleGPUArray
+from .executors import executor_for, serial
+from .executors.job import integers, Job, solution_of, with_output
+from .options import check_count
+from .plan import Plan, Result
+from .problem import EnsembleProblem, ODEProblem
+from .program import being_staged, is_tracer
+from .solution import (
+    count_codes,
+    EngineChoice,
+    EnsembleError,
+    EnsembleSolution,
+    ODESolution,
+    ReturnCode,
+    Stats,
+)
+from .solvers import Tsit5
+from .trajectories import describe, Trajectories
+
+
+def solve(
+    prob: ODEProblem | EnsembleProblem,
+    alg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
+    *,
+    trajectories: int | None = None,
+    saveat: Any = None,
+    save_start: bool | None = None,
+    save_everystep: bool | None = None,
+    abstol: Any = None,
+    reltol: Any = None,
+    dt: Any = None,
+    adaptive: bool | None = None,
+    maxiters: int | None = None,
+    stepsize_controller: Any = None,
+    sensealg: Any = None,
+    batch_size: int | None = None,
+    seed: int = 0,
+    key: Any = None,
+    max_repeats: int = 10,
+    engine: str = "auto",
+    progress: bool = False,
+    throw: bool = False,
+) -> ODESolution | EnsembleSolution:
+    """Solve one problem, or an ensemble of them.
+
+    Differentiable, jittable and vmappable in everything that `u0`, `p` and the closures of `f`,
+    `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
+    and never touches another trajectory. Calling it again with other numbers compiles nothing.
+
+    **Arguments:**
+
+    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem] or
+        [`EnsembleProblem`][ensembleode.EnsembleProblem].
+    - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver.
+    - `ensemblealg`: where the trajectories run, by default `EnsembleGPUArray()`.
+    - `trajectories`: how many; required for an ensemble.
+    - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
+        or an array `[trajectory, time]`. By default the start and the end are saved.
+    - `save_start`: False drops the start, where `saveat` is not an array.
+    - `save_everystep`: saves every accepted step, and makes the solution callable. Under `jit` it
+        needs an explicit `maxiters`, as room is kept for that many.
+    - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
+    - `dt`: the first step, or with a fixed step the step.
+    - `adaptive`: False for a fixed step; by default whatever the solver can do.
+    - `maxiters`: the limit on steps of a trajectory, by default 100,000.
+    - `stepsize_controller`: a diffrax step-size controller, in place of the tolerances.
+    - `sensealg`: how it is differentiated, by default `RecursiveCheckpointAdjoint()`.
+    - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
+        the results of several are gathered on the host (as NumPy arrays). By default from an
+        estimate of the memory needed; under `jit`, all at once.
+    - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
+    - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
+    - `engine`: `"auto"` or `"diffrax"`.
+    - `progress`: show a progress bar, trajectory by trajectory or batch by batch.
+    - `throw`: raise when a trajectory fails.
+
+    **Returns:** an [`ODESolution`][ensembleode.ODESolution] for a problem, an
+    [`EnsembleSolution`][ensembleode.EnsembleSolution] for an ensemble.
+
+    **Raises:** `ValueError` and `TypeError` for bad input, naming the argument, before anything is
+    compiled; [`EnsembleError`][ensembleode.EnsembleError] with `throw=True`.
+    """
+    started = time.perf_counter()
+    alg, ensemblealg = _sort_out(alg, ensemblealg)
+    alone = isinstance(prob, ODEProblem)
+    if alone:
+        ens, n = EnsembleProblem(prob), 1
+        _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress)
+    elif isinstance(prob, EnsembleProblem):
+        ens, n = prob, _check_trajectories(trajectories)
+    else:
+        raise TypeError(
+            f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
+        )
+    executor = serial if alone else executor_for(ensemblealg or EnsembleGPUArray())
+    if batch_size is not None:
+        batch_size = min(check_count("batch_size", batch_size), n)
+    max_repeats = check_count("max_repeats", max_repeats)
+    engine_module, choice = engines.choose(engine, alg)
+    key = jax.random.key(seed) if key is None else key
+    options = {
+        "saveat": saveat,
+        "save_start": save_start,
+        "save_everystep": save_everystep,
+        "abstol": abstol,
+        "reltol": reltol,
+        "dt": dt,
+        "adaptive": adaptive,
+        "maxiters": maxiters,
+        "stepsize_controller": stepsize_controller,
+        "sensealg": sensealg,
+    }
+    _check_rows(saveat, n, alone)
+
+    every = describe(ens, options, key, n)
+    job = _job(ens, every, engine_module, alg, key)
+    executor.check(job.plan)
+
+    if job.traced:
+        _refuse_traced(progress=progress, throw=throw)
+        job = _make_traceable(job, ens)
+    if alone:
+        return _solve_alone(job, throw)
+    if job.traced:
+        result = batches.run_traced(
+            job,
+            executor,
+            n,
+            batch_size or n,
+            reduction=ens.reduction,
+            u_init=ens.u_init,
+            max_repeats=max_repeats,
+        )
+        elapsed = jnp.nan
+    else:
+        with tqdm.tqdm(total=n, disable=not progress, unit="traj") as bar:
+            result = batches.run_eagerly(
+                job,
+                executor,
+                n,
+                batch_size or batches.default_batch_size(job, n),
+                reduction=ens.reduction,
+                u_init=ens.u_init,
+                max_repeats=max_repeats,
+                advance=bar.update,
+            )
+        jax.block_until_ready(result)
+        elapsed = time.perf_counter() - started
+    sim = _ensemble_solution(job, ens, result, elapsed, choice)
+    if throw:
+        _throw(sim)
+    return sim
+
+
+#
+# Checks
+#
+
+
+def _sort_out(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
+    if isinstance(alg, EnsembleAlgorithm) and ensemblealg is None:  # SciML allows it
+        return Tsit5(), alg
+    if isinstance(alg, type):
+        raise TypeError(f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}().")
+    return Tsit5() if alg is None else alg, ensemblealg
+
+
+def _check_trajectories(trajectories: Any) -> int:
+    if trajectories is None:
+        raise ValueError("trajectories is missing: say how many, as in solve(..., trajectories=100).")
+    return check_count("trajectories", trajectories)
+
+
+def _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress) -> None:
+    given = {
+        "ensemblealg": ensemblealg,
+        "trajectories": trajectories,
+        "batch_size": batch_size,
+        "progress": progress or None,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise TypeError(
+                f"{name} is given with a single ODEProblem; make it an ensemble with "
+                "eo.EnsembleProblem(prob), or drop it."
+            )
+
+
+def _check_rows(saveat: Any, n: int, alone: bool) -> None:
+    if np.ndim(saveat) == 2 and (alone or np.shape(saveat)[0] != n):
+        raise ValueError(
+            f"saveat has the shape {np.shape(saveat)}; two-dimensional, it must be [trajectory, "
+            f"time] with {'an ensemble' if alone else f'{n} trajectories'}."
+        )
+
+
+def _refuse_traced(**options: bool) -> None:
+    for name, value in options.items():
+        if value:
+            raise ValueError(
+                f"{name}=True can't work inside jit, grad or vmap, where nothing has been computed "
+                "yet; call solve outside of them, or drop it and look at sim.retcode."
+            )
+
+
+def _throw(sim: Any) -> None:
+    codes = np.atleast_1d(np.asarray(sim.retcode))
+    if (codes != ReturnCode.Success.value).any():
+        raise EnsembleError(
+            f"not all trajectories succeeded: {count_codes(codes, most=20)}. What was computed is "
+            "in the `solution` of this exception.",
+            sim,
+        )
+
+
+#
+# The job
+#
+
+
+def _job(ens: EnsembleProblem, every: Trajectories, engine: Any, alg: Any, key: Any) -> Job:
+    has_dt = every.batched.dt is not None
+    plan = Plan(
+        engine=engine,
+        method=engine.method(alg, every.options, has_dt=has_dt),
+        field=every.field,
+        saving=every.saving,
+        maxiters=every.options["maxiters"],
+        batched=every.batched,
+        output=None,
+    )
+    traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
+    job = Job(plan, every, key, traced, ens.output_func)
+    # Where every step is saved, the count of times is known later.
+    return job if every.saving.mode == "steps" else with_output(job)
+
+
+def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
+    """What can't be decided by numbers, as there are none inside jit."""
+    if job.plan.saving.mode == "steps":
+        if not job.trajectories.options["maxiters_given"]:
+            raise ValueError(
+                "save_everystep=True inside jit, grad or vmap needs maxiters, as room is kept for "
+                "that many steps: pass the smallest that works, such as maxiters=256."
+            )
+        job = batches.bounded(job, job.plan.maxiters)
+    if ens.reduction is not None and ens.u_init is None:
+        raise ValueError(
+            "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "
+            "shapes and dtypes of what it returns."
+        )
+    if _may_rerun(job) and not job.trajectories.repeatable:
+        raise ValueError(
+            "output_func asks for reruns inside jit, grad or vmap, but prob_func can't be traced, "
+            "so it can't be called again there. Write prob_func in JAX."
+        )
+    return job
+
+
+def _may_rerun(job: Job) -> bool:
+    if job.plan.output is None:
+        return False
+    _, rerun = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
+    return rerun is not None
+
+
+#
+# The solution
+#
+
+
+def _solve_alone(job: Job, throw: bool) -> ODESolution:
+    if job.plan.saving.mode == "steps":
+        job = batches.count_steps(job, serial, integers(np.arange(1)), 1)
+    outcome = serial.run_one(job, 0, 1)
+    t = _shared_times(job) if outcome.t is None else outcome.t
+    result = Result(outcome.out, t, *outcome[2:-1])
+    sol = solution_of(result)
+    if job.traced:
+        return sol
+    sol = jax.block_until_ready(sol)
+    length = int(sol.length)
+    reached = slice(0, length if job.plan.own_times else None)
+    sol = ODESolution(
+        sol.u[reached],
+        sol.t[reached],
+        ReturnCode(int(sol.retcode)),
+        jax.tree.map(int, sol.stats),
+        length,
+        None if sol._du is None else sol._du[reached],
+    )
+    if throw:
+        _throw(sol)
+    return sol
+
+
+def _ensemble_solution(
+    job: Job, ens: EnsembleProblem, result: batches.Ensemble, elapsed: Any, choice: EngineChoice
+) -> EnsembleSolution:
+    outcome = result.outcome
+    kind: Literal["trajectories", "outputs", "reduced"] = "trajectories"
+    if ens.reduction is not None:
+        kind = "reduced"
+    elif ens.output_func is not None:
+        kind = "outputs"
+    u, t, du = result.u, outcome.t, outcome.du
+    if t is None and kind == "trajectories":
+        t = _shared_times(job)
+    retcode, lengths = outcome.retcode, outcome.length
+    stats = Stats(outcome.naccept, outcome.nreject, outcome.nf)
+    if kind == "reduced":
+        stats = jax.tree.map(lambda x: x.sum(), stats)
+    if not job.traced:
+        retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
+        if job.plan.saving.mode == "steps" and kind == "trajectories":
+            most = int(lengths.max())
+            u, t, du = u[:, :most], t[:, :most], du[:, :most]
+    return EnsembleSolution(
+        u, t, retcode, lengths, stats, result.converged, elapsed, choice, kind, du
+    )
+
+
+def _shared_times(job: Job) -> Any:
+    lane = job.trajectories.lane(0, 1)
+    if job.plan.saving.mode == "times":
+        return lane.saveat
+    return jnp.stack([lane.t0, lane.t1][-job.plan.saving.rows :])

@@ -1,0 +1,409 @@
+"""From a `prob_func` to trajectories as arrays: traced once, shared numbers kept shared.
+
+A [`Lane`][ensembleode.trajectories.Lane] holds the numbers of one trajectory; the same
+structure with a leading axis on *some* of its leaves holds a batch. Which leaves vary with the
+index is found by walking the jaxpr of `prob_func`, so that the weights of a network, say, are
+never copied once a trajectory.
+"""
+
+import dataclasses
+import functools
+import types
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .logs import log_once
+from .options import STATIC_OPTIONS, resolve, time_dtype_of
+from .problem import EnsembleContext, EnsembleProblem, ODEProblem
+from .program import Program, is_tracer, trace
+from .saving import grid, resolve_saving, Saving, Spacing
+
+
+class Lane(NamedTuple):
+    """The numbers of one trajectory; a leaf is None where it doesn't apply.
+
+    `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
+    `count` is how many of the times in `saveat` are meant (None: all).
+    """
+
+    u0: Any
+    p: tuple
+    consts: tuple
+    t0: Any
+    t1: Any
+    saveat: Any
+    count: Any
+    abstol: Any
+    reltol: Any
+    dt: Any
+
+
+@dataclasses.dataclass
+class Trajectories:
+    """An ensemble as arrays.
+
+    - `field`: the vector field, a program `field(consts, u, p, t)`.
+    - `saving`: what each trajectory saves.
+    - `options`: the resolved solver options; those that every trajectory shares.
+    - `batched`: a Lane of booleans, true where a leaf varies with the trajectory.
+    - `lanes(indices, repeat)`: the numbers of several trajectories; the leaves that vary have a
+        leading axis.
+    - `lane(index, repeat)`: those of one, computed operation by operation, as the user's own
+        Python would.
+    - `traced`: whether anything here is a tracer of an outer transformation.
+    - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
+    """
+
+    field: Program
+    saving: Saving
+    options: dict
+    batched: Lane
+    lanes: Callable[[Any, Any], Lane]
+    lane: Callable[[Any, Any], Lane]
+    traced: bool
+    repeatable: bool
+
+
+def describe(
+    ens: EnsembleProblem, solve_options: dict, key: Any, trajectories: int
+) -> Trajectories:
+    """Evaluate `ens.prob_func` over the index, by tracing it where that is possible.
+
+    **Arguments:** the ensemble, the options given to `solve`, the PRNG key, and how many
+    trajectories there are.
+
+    **Raises:** what `prob_func` raises; `TypeError` and `ValueError` for problems that can't be
+    solved (see [`solve`][ensembleode.solve]).
+    """
+    maker = _Maker(ens, solve_options)
+    try:
+        return _traced(maker, key, trajectories)
+    except Exception as error:
+        if ens.prob_func is None:
+            raise
+        lifted = _lift_numpy(ens.prob_func) if isinstance(error, _NUMPY_INDEXED) else None
+        if lifted is not None:
+            return describe(_with_prob_func(ens, lifted), solve_options, key, trajectories)
+        # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the
+        # first case, and raises its plain error in the second.
+        called = _called(_Maker(ens, solve_options, concrete=True), key, trajectories)
+        log_once(
+            "prob_func can't be traced over the index, so it is called once a trajectory, which "
+            f"is slow ({type(error).__name__}: {str(error).splitlines()[0]}). Index JAX arrays, "
+            "jnp.asarray(u0s)[ctx.index], and use jnp.where instead of `if`."
+        )
+        return called
+
+
+_NUMPY_INDEXED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
+
+
+#
+# One trajectory
+#
+
+
+class _Maker:
+    """Makes a Lane from the problem of one trajectory, and keeps what is static on the way."""
+
+    def __init__(self, ens: EnsembleProblem, solve_options: dict, *, concrete: bool = False):
+        self.ens = ens
+        self.solve_options = solve_options
+        self.concrete = concrete
+        self.kept: dict[str, Any] = {}
+        self._f: tuple | None = None
+
+    def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
+        prob = self.ens.make(EnsembleContext(index, repeat, key))
+        options = resolve(prob.options, self.solve_options)
+        dtype = time_dtype_of(prob.u0)
+        p = tuple(x for x in jtu.tree_leaves(prob.p) if _is_numeric(x))
+        types = tuple((np.shape(x), jnp.result_type(x)) for x in p)
+        self._keep("u0", (prob.u0.shape, prob.u0.dtype), "the shape or dtype of u0", index)
+        self._keep("p", types, "the shapes or dtypes in p", index)
+        saving, times = resolve_saving(options, *prob.tspan, dtype, index, defer=self.concrete)
+        self._keep("saving", saving, "which times are saved", index)
+        static = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
+        self._keep("options", static, "the solver options", index)
+        consts = self._trace_field(prob, p, types, dtype, index)
+        t0, t1 = (_as_real(t, dtype) for t in prob.tspan)
+        abstol = reltol = None
+        if options["stepsize_controller"] is None:
+            abstol, reltol = (_as_real(options[k], dtype) for k in ("abstol", "reltol"))
+        dt = None if options["dt"] is None else _as_real(options["dt"], dtype)
+        return Lane(prob.u0, p, consts, t0, t1, times, None, abstol, reltol, dt)
+
+    def _trace_field(self, prob, p, types, dtype, index) -> tuple:
+        signature = (jtu.tree_structure(prob.p), types)
+        if self.concrete and self._f is not None and self._f[:2] == (prob.f, signature):
+            return self._f[2]  # called once a trajectory, but f is the one traced already
+        field, consts = trace_field(prob, p, dtype)
+        self._keep("field", field, "the computation that f does", index)
+        self._f = (prob.f, signature, consts)
+        return consts
+
+    def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
+        if self.kept.setdefault(name, value) != value:
+            raise ValueError(
+                f"prob_func varies {what} with the index (first at index {index}: {value}, before: "
+                f"{self.kept[name]}); all trajectories of an ensemble must have the same. Solve "
+                "one ensemble for each."
+            )
+
+
+def trace_field(prob: ODEProblem, p: tuple, dtype: np.dtype) -> tuple[Program, tuple]:
+    """Trace `f`, and check what it returns.
+
+    **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype
+    than the state's.
+    """
+    numeric, static = eqx.partition(prob.p, _is_numeric)
+    structure = jtu.tree_structure(numeric)
+
+    def field(u, p, t):
+        return prob.f(u, eqx.combine(jtu.tree_unflatten(structure, p), static), t)
+
+    u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
+    t = jax.ShapeDtypeStruct((), dtype)
+    try:
+        program, consts = trace(field, u, p, t, rules=True)
+    except TypeError as e:
+        if "is not a valid JAX type" not in str(e):
+            raise
+        raise TypeError(
+            f"f must return an array like the state u (shape {u.shape}, dtype {u.dtype}); {e}"
+        ) from e
+    if program.out_tree != jtu.tree_structure(0):
+        raise TypeError(
+            f"f must return one array of shape {u.shape}; it returned the structure "
+            f"{program.out_tree}. Use jnp.array([...]) or jnp.stack on its parts."
+        )
+    (out,) = program.out_avals
+    if out.shape != u.shape:
+        raise ValueError(
+            f"f must return an array of the shape of the state u, {u.shape}; it returned the shape "
+            f"{out.shape}."
+        )
+    if out.dtype != u.dtype:
+        raise TypeError(
+            f"f must return the dtype of the state u, {u.dtype}; it returned {out.dtype}. Give u0 "
+            f"that dtype (u0.astype('{out.dtype}')), or cast inside f (parameters and constants "
+            "of another precision are the usual cause)."
+        )
+    return program, tuple(consts)
+
+
+def _is_numeric(x: Any) -> bool:
+    return eqx.is_array_like(x) and not isinstance(x, str)
+
+
+def _as_real(x: Any, dtype: np.dtype) -> Any:
+    # NumPy keeps a concrete number concrete inside a trace.
+    return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)
+
+
+def _as_input(x: Any) -> Any:
+    return x if is_tracer(x) or isinstance(x, jax.Array) else jnp.asarray(x)
+
+
+#
+# All trajectories
+#
+
+
+def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
+    """Trace `maker` over the index."""
+    found: dict[str, Any] = {}
+
+    def outputs(index, repeat, key):
+        found["leaves"], found["structure"] = jtu.tree_flatten(maker(index, repeat, key))
+        return [x for x in found["leaves"] if is_tracer(x)]
+
+    # Python numbers trace as weakly typed: ctx.index mixes with any dtype, as an int does.
+    program, consts = trace(outputs, 0, 1, key)
+    is_output = [is_tracer(x) for x in found["leaves"]]
+    values = [None if is_tracer(x) else _as_input(x) for x in found["leaves"]]
+    varies = tuple(program.depends_on([True] * 3))
+
+    def fill(outs, rest):
+        outs = iter(outs)
+        leaves = [next(outs) if out else x for out, x in zip(is_output, rest, strict=True)]
+        return jtu.tree_unflatten(found["structure"], leaves)
+
+    integer = program.jaxpr.invars[0].aval.dtype
+
+    def as_integers(*args):
+        return [x.astype(integer) if is_tracer(x) else np.asarray(x, integer) for x in args]
+
+    def lanes(indices, repeat):
+        return fill(_evaluate(program, varies, consts, *as_integers(indices, repeat), key), values)
+
+    def lane(index, repeat):
+        return fill(program(consts, *as_integers(index, repeat), key), values)
+
+    return _laid_out(
+        Trajectories(
+            field=maker.kept["field"],
+            saving=maker.kept["saving"],
+            options=maker.kept["options"],
+            batched=fill(varies, [False] * len(values)),
+            lanes=lanes,
+            lane=lane,
+            traced=any(is_tracer(x) for x in (*consts, key)),
+            repeatable=True,
+        ),
+        n,
+    )
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _evaluate(program, varies, consts, indices, repeat, key):
+    def pick(index, wanted):
+        outs = program(consts, index, repeat, key)
+        return [x for x, v in zip(outs, varies, strict=True) if v == wanted]
+
+    each = iter(jax.vmap(functools.partial(pick, wanted=True))(indices))
+    shared = iter(pick(indices[0], wanted=False))
+    return [next(each) if v else next(shared) for v in varies]
+
+
+def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
+    """Call `maker` with every index, and stack what comes."""
+
+    def flat(index, repeat):
+        return jtu.tree_flatten(maker(int(index), int(repeat), key))
+
+    rows, structures = zip(*(flat(i, 1) for i in range(n)), strict=True)
+    structure = structures[0]
+    columns = list(zip(*rows, strict=True))
+    varies = [not _all_same(column) for column in columns]
+    table = [_stack(c) if v else _as_input(c[0]) for c, v in zip(columns, varies, strict=True)]
+
+    def lanes(indices, repeat):
+        if isinstance(repeat, int) and repeat > 1:
+            again = zip(*(flat(i, repeat)[0] for i in np.asarray(indices)), strict=True)
+            leaves = [_stack(c) if v else x for c, v, x in zip(again, varies, table, strict=True)]
+        else:
+            leaves = [x[indices] if v else x for x, v in zip(table, varies, strict=True)]
+        return jtu.tree_unflatten(structure, leaves)
+
+    def lane(index, repeat):
+        every = lanes(index[None] if is_tracer(index) else np.asarray([index]), repeat)
+        return jax.tree.map(lambda x, v: x[0] if v else x, every, batched)
+
+    batched = jtu.tree_unflatten(structure, varies)
+    return _laid_out(
+        Trajectories(
+            field=maker.kept["field"],
+            saving=maker.kept["saving"],
+            options=maker.kept["options"],
+            batched=batched,
+            lanes=lanes,
+            lane=lane,
+            traced=any(map(is_tracer, table)),
+            repeatable=False,
+        ),
+        n,
+    )
+
+
+def _all_same(column: Sequence) -> bool:
+    first = column[0]
+    if all(x is first for x in column):
+        return True
+    if any(is_tracer(x) or np.size(x) > 16 for x in column):
+        return False
+    return all(np.array_equal(np.asarray(x), np.asarray(first)) for x in column)
+
+
+def _stack(column: Sequence) -> Any:
+    if any(map(is_tracer, column)):
+        return jnp.stack([jnp.asarray(x) for x in column])
+    return jnp.asarray(np.stack([np.asarray(x) for x in column]))
+
+
+def _laid_out(traj: Trajectories, n: int) -> Trajectories:
+    """Replace a spacing (`saveat` a number) by the grid of each trajectory's own time span."""
+    spacing = traj.saving
+    if not isinstance(spacing, Spacing):
+        return traj
+    every = traj.lanes(np.arange(n, dtype=np.int32), 1)
+    if is_tracer(every.t0) or is_tracer(every.t1):
+        raise TypeError(
+            "saveat is a number while tspan is traced, so the count of saved times is not known; "
+            "pass saveat as an array of times."
+        )
+    dtype = every.t0.dtype
+    rows = grid(spacing, every.t0, every.t1, dtype)[1].max()
+
+    def with_grid(lanes):
+        times, counts = grid(spacing, lanes.t0, lanes.t1, dtype, rows)
+        return lanes._replace(saveat=jnp.asarray(times), count=jnp.asarray(counts))
+
+    varies = traj.batched.t0 or traj.batched.t1
+    return dataclasses.replace(
+        traj,
+        saving=Saving("times", False, int(rows)),
+        batched=traj.batched._replace(saveat=varies, count=varies),
+        lanes=lambda indices, repeat: with_grid(traj.lanes(indices, repeat)),
+        lane=lambda index, repeat: with_grid(traj.lane(index, repeat)),
+    )
+
+
+#
+# NumPy arrays indexed by a traced index
+#
+
+
+def _with_prob_func(ens: EnsembleProblem, prob_func: Callable) -> EnsembleProblem:
+    return EnsembleProblem(ens.prob, prob_func, ens.output_func, ens.reduction, ens.u_init)
+
+
+def _lift_numpy(fn: Any) -> Callable | None:
+    """`fn` with the NumPy arrays it closes over turned into JAX arrays; None if it has none."""
+    if isinstance(fn, functools.partial):
+        func = _lift_numpy(fn.func)
+        args, keywords = ([_lift(x) for x in fn.args], {k: _lift(x) for k, x in fn.keywords.items()})
+        lifted_args = any(map(_is_numpy, [*fn.args, *fn.keywords.values()]))
+        if func is None and not lifted_args:
+            return None
+        return functools.partial(func or fn.func, *args, **keywords)
+    if not isinstance(fn, types.FunctionType):
+        return None
+    cells = fn.__closure__ or ()
+    names = set(fn.__code__.co_names)
+    lifted_globals = {k: _lift(v) for k, v in fn.__globals__.items() if k in names and _is_numpy(v)}
+    defaults = fn.__defaults__ or ()
+    if not lifted_globals and not any(map(_is_numpy, [*_contents(cells), *defaults])):
+        return None
+    return types.FunctionType(
+        fn.__code__,
+        {**fn.__globals__, **lifted_globals},
+        fn.__name__,
+        tuple(map(_lift, defaults)) or None,
+        tuple(_lift_cell(c) for c in cells),
+    )
+
+
+def _contents(cells: Sequence) -> list:
+    return [c.cell_contents for c in cells if c != types.CellType()]
+
+
+def _lift_cell(cell: types.CellType) -> types.CellType:
+    if _contents([cell]) and _is_numpy(cell.cell_contents):
+        return types.CellType(_lift(cell.cell_contents))
+    return cell
+
+
+def _is_numpy(x: Any) -> bool:
+    return isinstance(x, np.ndarray) and x.ndim > 0 and np.issubdtype(x.dtype, np.number)
+
+
+def _lift(x: Any) -> Any:
+    return jnp.asarray(x) if _is_numpy(x) else x
