@@ -6,6 +6,10 @@ differentiate through it.
 
 from importlib.metadata import version as _version
 
+from .columns import (
+    check_columns as check_columns,
+    ColumnReport as ColumnReport,
+)
 from .ensemble import (
     EnsembleColumns as EnsembleColumns,
     EnsembleGPUArray as EnsembleGPUArray,

@@ -1,6 +1,7 @@
 """What is fixed when a solve is compiled, and what comes out of it."""
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .program import Program, Static
@@ -21,13 +22,13 @@ class Plan:
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
     - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
-    - `output`: the traced `output_func`, or None: `output(consts, sol, index, repeat, key)`
+    - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
     """
 
     engine: Any
     method: Static
-    field: Program
+    field: Callable
     saving: Saving
     maxiters: int
     batched: Lane

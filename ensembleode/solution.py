@@ -13,6 +13,10 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 from .program import is_tracer
 
 
+# Results gathered from several batches are NumPy arrays, on the host.
+AnyArray = Array | np.ndarray | np.generic
+
+
 class ReturnCode(enum.IntEnum):
     """How the solve of a trajectory ended (SciML's names)."""
 
@@ -73,14 +77,14 @@ class ODESolution(eqx.Module):
     Called with times, it interpolates (after `save_everystep=True`).
     """
 
-    u: Inexact[Array, "time *state"]
-    t: Real[Array, " time"]
+    u: Inexact[AnyArray, "time *state"]
+    t: Real[AnyArray, " time"]
     retcode: Any
     stats: Stats
-    length: Int[Array, ""]
-    _du: Inexact[Array, "time *state"] | None = None
+    length: Int[AnyArray, ""] | int
+    _du: Inexact[AnyArray, "time *state"] | None = None
 
-    def __call__(self, t: Any) -> Array:
+    def __call__(self, t: Any) -> AnyArray:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
         Cubic Hermite interpolation between accepted steps (Hairer, Norsett and Wanner,
@@ -172,7 +176,7 @@ class EnsembleSolution(eqx.Module):
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def __call__(self, t: Any) -> Array:
+    def __call__(self, t: Any) -> AnyArray:
         """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
         `[trajectory, n, *state]`. See [`ODESolution`][ensembleode.ODESolution].
         """
@@ -185,7 +189,7 @@ class EnsembleSolution(eqx.Module):
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
         return np.array(self.u, dtype=dtype, copy=copy)
 
-    def to_array(self, layout: Literal["batch", "julia"] = "batch") -> Array:
+    def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
         """The states as one array.
 
         **Arguments:** `layout="batch"` is `[trajectory, time, *state]`; `"julia"` is
@@ -245,10 +249,13 @@ def _check_dense(du: Any) -> None:
 
 def _hermite(ts, us, dus, length, t):
     sign = jnp.where(ts[1] >= ts[0], 1, -1).astype(ts.dtype)
-    ordered = jnp.where(jnp.arange(ts.shape[0]) < length, ts * sign, jnp.inf)
+    length = jnp.asarray(length)
+    reached = jnp.arange(ts.shape[0], dtype=length.dtype) < length
+    ordered = jnp.where(reached, ts * sign, jnp.inf)
 
     def at(t):
-        i = jnp.clip(jnp.searchsorted(ordered, t * sign, side="right") - 1, 0, length - 2)
+        i = jnp.searchsorted(ordered, t * sign, side="right") - 1
+        i = jnp.clip(i, 0, jnp.asarray(length - 2, i.dtype))
         h = ts[i + 1] - ts[i]
         x = (t - ts[i]) / h
         value = (

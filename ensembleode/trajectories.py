@@ -61,7 +61,7 @@ class Trajectories:
     """
 
     field: Program
-    saving: Saving
+    saving: Saving | Spacing
     options: dict
     batched: Lane
     lanes: Callable[[Any, Any], Lane]
@@ -276,19 +276,33 @@ def _evaluate(program, varies, consts, indices, repeat, key):
 def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
     """Call `maker` with every index, and stack what comes."""
 
-    def flat(index, repeat):
-        return jtu.tree_flatten(maker(int(index), int(repeat), key))
+    def columns(lanes):
+        """Leaf by leaf, the values in all lanes."""
+        return list(zip(*map(jtu.tree_leaves, lanes), strict=True))
 
-    rows, structures = zip(*(flat(i, 1) for i in range(n)), strict=True)
-    structure = structures[0]
-    columns = list(zip(*rows, strict=True))
-    varies = [not _all_same(column) for column in columns]
-    table = [_stack(c) if v else _as_input(c[0]) for c, v in zip(columns, varies, strict=True)]
+    made = [maker(i, 1, key) for i in range(n)]
+    structure = jtu.tree_structure(made[0])
+    names = [n for n, x in zip(Lane._fields, made[0], strict=True) for _ in jtu.tree_leaves(x)]
+    firsts = columns(made)
+    # What is shared in the first run may still be changed in a rerun.
+    reruns = maker.ens.output_func is not None
+    varies = [
+        (reruns and name in _ARRAYS) or not _all_same(name, column)
+        for name, column in zip(names, firsts, strict=True)
+    ]
+    table = [_stack(c) if v else _as_input(c[0]) for c, v in zip(firsts, varies, strict=True)]
 
     def lanes(indices, repeat):
         if isinstance(repeat, int) and repeat > 1:
-            again = zip(*(flat(i, repeat)[0] for i in np.asarray(indices)), strict=True)
-            leaves = [_stack(c) if v else x for c, v, x in zip(again, varies, table, strict=True)]
+            again = columns([maker(int(i), repeat, key) for i in np.asarray(indices)])
+            leaves = []
+            for name, column, v, x in zip(names, again, varies, table, strict=True):
+                if not v and not _all_same(name, [x, *column]):
+                    raise ValueError(
+                        f"prob_func changes {name} in a rerun, while it is the same for all "
+                        "trajectories in the first run; write prob_func in JAX (see the log)."
+                    )
+                leaves.append(_stack(column) if v else x)
         else:
             leaves = [x[indices] if v else x for x, v in zip(table, varies, strict=True)]
         return jtu.tree_unflatten(structure, leaves)
@@ -313,11 +327,15 @@ def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
     )
 
 
-def _all_same(column: Sequence) -> bool:
+_ARRAYS = ("u0", "p", "consts")
+
+
+def _all_same(name: str, column: Sequence) -> bool:
+    """Whether a leaf is shared: times and tolerances by value, arrays by identity."""
     first = column[0]
     if all(x is first for x in column):
         return True
-    if any(is_tracer(x) or np.size(x) > 16 for x in column):
+    if name in _ARRAYS or any(map(is_tracer, column)):
         return False
     return all(np.array_equal(np.asarray(x), np.asarray(first)) for x in column)
 
@@ -340,7 +358,7 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
             "pass saveat as an array of times."
         )
     dtype = every.t0.dtype
-    rows = grid(spacing, every.t0, every.t1, dtype)[1].max()
+    rows = int(grid(spacing, every.t0, every.t1, dtype)[1].max())
 
     def with_grid(lanes):
         times, counts = grid(spacing, lanes.t0, lanes.t1, dtype, rows)
@@ -349,7 +367,7 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
     varies = traj.batched.t0 or traj.batched.t1
     return dataclasses.replace(
         traj,
-        saving=Saving("times", False, int(rows)),
+        saving=Saving("times", False, rows),
         batched=traj.batched._replace(saveat=varies, count=varies),
         lanes=lambda indices, repeat: with_grid(traj.lanes(indices, repeat)),
         lane=lambda index, repeat: with_grid(traj.lane(index, repeat)),

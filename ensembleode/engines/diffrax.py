@@ -203,30 +203,29 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         dt0 = self.dt
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         usable = jnp.isfinite(first)
-        return jnp.where(usable, first, t1), (state, usable & _finite(y0))
+        return jnp.where(usable, first, t1), (state, t1, usable & _finite(y0))
 
     def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
-        state, usable = controller_state
+        state, end, usable = controller_state
         keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
             t0, t1, y0, y1_candidate, args, y_error, error_order, state
         )
         finite = _finite(y1_candidate)
-        lost = ~usable
-        if self.adaptive:
-            # An infinite trial step is rejected like one with a large error, and tried shorter.
-            keep = keep & finite
-            underflow = ~keep & (next_t1 - next_t0 <= _spacing(t0))
-            diverges = ~finite | _leaps(y0, y1_candidate)
-            lost = lost | (underflow & diverges)
-            result = diffrax.RESULTS.where(
-                underflow & ~diverges, diffrax.RESULTS.dt_min_reached, result
-            )
-        else:
-            keep = keep & finite
-            lost = lost | ~finite
-        result = diffrax.RESULTS.where(lost, diffrax.RESULTS.nonfinite_input, result)
+        keep = keep & finite
         next_t0 = jnp.where(keep, next_t0, t0)
-        return keep, next_t0, next_t1, jump, (state, jnp.asarray(True)), result
+        if self.adaptive:
+            # A trial step to infinity is rejected like any with a large error, and tried shorter
+            # until time stands still, or rounding makes it no shorter.
+            stuck = (next_t1 - next_t0 <= _spacing(next_t0)) | (~keep & (next_t1 >= t1))
+            stuck = stuck & (next_t0 < end)
+            diverges = ~finite | _leaps(y0, y1_candidate)
+            lost = stuck & diverges
+            underflow = stuck & ~diverges
+            result = diffrax.RESULTS.where(underflow, diffrax.RESULTS.dt_min_reached, result)
+        else:
+            lost = ~finite
+        result = diffrax.RESULTS.where(lost | ~usable, diffrax.RESULTS.nonfinite_input, result)
+        return keep, next_t0, next_t1, jump, (state, end, usable), result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
@@ -256,13 +255,13 @@ def _spacing(t: Any) -> Any:
 
 
 def _leaps(y0: Any, y1: Any) -> Any:
-    """Whether a step changes the state by a good part of itself."""
+    """Whether a step too short for time to feel it changes the state visibly."""
     size = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(x)) for x in jtu.tree_leaves(y0)])
     change = functools.reduce(
         jnp.maximum,
         [jnp.max(jnp.abs(b - a)) for a, b in zip(*map(jtu.tree_leaves, (y0, y1)), strict=True)],
     )
-    return change >= 0.1 * size
+    return change >= 1e-4 * size
 
 
 class _SaveTimes(diffrax.AbstractAdjoint):
@@ -313,7 +312,7 @@ def _result(plan: Plan, lane: Lane, sol: diffrax.Solution, field: _Field, args: 
         reached = jnp.isfinite(sol.ts)
         t = lane.saveat if saving.mode == "times" else sol.ts
     if lane.count is not None:
-        reached = reached & (jnp.arange(saving.rows) < lane.count)
+        reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
     expand = (slice(None),) + (None,) * lane.u0.ndim
     u = jnp.where(reached[expand], sol.ys, jnp.nan)
     if plan.own_times:

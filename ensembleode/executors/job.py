@@ -67,8 +67,7 @@ def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Out
     out, du, rerun = result.u, result.du, None
     t = result.t if plan.own_times else None
     if plan.output is not None:
-        sol = solution_of(result)
-        out, rerun = plan.output(output_consts, sol, index, repeat, key)
+        out, rerun = plan.output(output_consts, result, index, repeat, key)
         t = du = None
     counts = (result.naccept, result.nreject, result.nf)
     return Outcome(out, t, du, result.length, result.retcode, *counts, rerun)
@@ -93,10 +92,10 @@ def with_output(job: Job) -> Job:
     du = u if plan.saving.mode == "steps" else None
     count = array((), np.int32)
     nf = None if plan.method.value.stages is None else count
-    sol = solution_of(Result(u, t, du, count, array((), np.int8), count, count, nf))
+    result = Result(u, t, du, count, array((), np.int8), count, count, nf)
 
-    def output(sol, index, repeat, key):
-        got = job.output_func(sol, EnsembleContext(index, repeat, key))
+    def output(result, index, repeat, key):
+        got = job.output_func(solution_of(result), EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
@@ -112,7 +111,7 @@ def with_output(job: Job) -> Job:
         return jax.tree.map(jnp.asarray, out), None if never else jnp.asarray(rerun, bool)
 
     try:
-        program, consts = trace(output, sol, 0, 1, job.key, rules=job.traced)
+        program, consts = trace(output, result, 0, 1, job.key, rules=job.traced)
     except _NOT_TRACEABLE as e:
         raise TypeError(
             "output_func must be written in JAX, as it is traced once for all trajectories: use "

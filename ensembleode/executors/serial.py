@@ -37,6 +37,9 @@ _solve = functools.partial(jax.jit, static_argnums=0)(solve_lane)
 
 @functools.partial(jax.jit, static_argnums=0)
 def _solve_in_turn(plan, lanes, indices, repeat, key, output_consts):
+    # Where all numbers are constants of the program, XLA would run the loop while compiling it,
+    # and very slowly.
+    lanes = jax.lax.optimization_barrier(lanes)
     each, shared = eqx.partition(lanes, plan.batched)
 
     def one(lane_and_index):

@@ -1,0 +1,29 @@
+import jax
+import pytest
+
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_numpy_rank_promotion", "raise")
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+
+class Compiles:
+    """Counts the programs that XLA compiles."""
+
+    def __init__(self):
+        self.count = 0
+
+    def __call__(self, event, duration, **_):
+        if event == "/jax/core/compile/backend_compile_duration":
+            self.count += 1
+
+
+_compiles = Compiles()
+jax.monitoring.register_event_duration_secs_listener(_compiles)
+
+
+@pytest.fixture
+def compiles():
+    """A counter of compilations, at zero."""
+    _compiles.count = 0
+    return _compiles

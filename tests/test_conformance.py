@@ -1,0 +1,559 @@
+"""One suite for all ensemble algorithms: each feature, eagerly and inside jit.
+
+A new ensemble algorithm joins by a line in `ALGORITHMS`. A feature it can't have is listed in
+`REFUSED` with the error it raises.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from .problems import decay, linear, lotka_volterra, scaled
+
+
+ALGORITHMS = {
+    "serial": eo.EnsembleSerial(),
+    "columns": eo.EnsembleColumns(),
+    "arrays": eo.EnsembleGPUArray(),
+}
+# (algorithm, feature): (exception, message)
+REFUSED = {
+    ("columns", "tspan of each"): (ValueError, "tspan must be the same"),
+    ("columns", "saveat of each"): (ValueError, "saveat must be the same"),
+    ("columns", "tolerance of each"): (ValueError, "reltol must be the same"),
+    ("columns", "spacing over tspan of each"): (ValueError, "tspan must be the same"),
+}
+# One failing column fails the whole solve, which shares its steps.
+SHARED_STEPS = {"columns"}
+
+TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
+CLOSE = {"rtol": 1e-8, "atol": 1e-8}
+
+
+@pytest.fixture(params=ALGORITHMS)
+def name(request):
+    return request.param
+
+
+@pytest.fixture
+def alg(name):
+    return ALGORITHMS[name]
+
+
+@pytest.fixture(params=["eager", "jit"])
+def mode(request):
+    return request.param
+
+
+def run(mode, ens, alg, n, solver=None, **options):
+    def go():
+        return eo.solve(ens, solver or eo.Tsit5(), alg, trajectories=n, **options)
+
+    return go() if mode == "eager" else jax.jit(go)()
+
+
+def refused(name, feature):
+    """The error that this algorithm raises for this feature, or nothing."""
+    if (name, feature) not in REFUSED:
+        return None
+    exception, message = REFUSED[name, feature]
+    return pytest.raises(exception, match=message)
+
+
+def ensemble(**parts):
+    return eo.EnsembleProblem(decay(), scaled, **parts)
+
+
+def exact(n, t):
+    """The solution of `ensemble()`: [trajectory, time, state]."""
+    start = np.arange(1, n + 1)[:, None, None] * np.array([1.0, 2.0])
+    return start * np.exp(-np.asarray(t))[None, :, None]
+
+
+def test_closed_form(alg, mode):
+    sim = run(mode, ensemble(), alg, 5, saveat=0.25, **TIGHT)
+    np.testing.assert_allclose(sim.t, [0, 0.25, 0.5, 0.75, 1])
+    np.testing.assert_allclose(sim.u, exact(5, sim.t), **CLOSE)
+    assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
+    assert (np.asarray(sim.lengths) == 5).all()
+    assert (np.asarray(sim.stats.naccept) > 0).all()
+    assert len(sim) == 5
+
+
+def test_ends_are_saved_by_default(alg, mode):
+    sim = run(mode, ensemble(), alg, 3, **TIGHT)
+    np.testing.assert_allclose(sim.t, [0, 1])
+    np.testing.assert_allclose(sim.u, exact(3, [0, 1]), **CLOSE)
+    sim = run(mode, ensemble(), alg, 3, save_start=False, **TIGHT)
+    np.testing.assert_allclose(sim.u, exact(3, [1]), **CLOSE)
+
+
+def test_saveat_array_is_saved_as_it_is(alg, mode):
+    times = np.array([0.2, 0.9])
+    sim = run(mode, ensemble(), alg, 3, saveat=times, **TIGHT)
+    np.testing.assert_array_equal(sim.t, times)
+    np.testing.assert_allclose(sim.u, exact(3, times), rtol=1e-7)
+
+
+def test_backwards_in_time(alg, mode):
+    ens = eo.EnsembleProblem(decay(tspan=(1.0, 0.0)), scaled)
+    sim = run(mode, ens, alg, 3, saveat=[0.75, 0.5, 0.0], **TIGHT)
+    expected = exact(3, [0.75, 0.5, 0.0]) * np.e
+    np.testing.assert_allclose(sim.u, expected, rtol=1e-7)
+
+
+def test_matrix_state_and_scalar_state(alg, mode):
+    for u0 in (jnp.ones((2, 3)), jnp.array(1.0)):
+        ens = eo.EnsembleProblem(eo.ODEProblem(linear, u0, (0.0, 1.0), jnp.array(-1.0)), scaled)
+        sim = run(mode, ens, alg, 3, saveat=0.5, **TIGHT)
+        assert sim.u.shape == (3, 3, *u0.shape)
+        first = np.asarray(sim.u).reshape(3, 3, -1)[:, :, 0]
+        np.testing.assert_allclose(first, exact(3, [0, 0.5, 1])[:, :, 0], **CLOSE)
+
+
+def test_tspan_of_each(name, alg, mode):
+    def prob_func(prob, ctx):
+        return eo.remake(prob, tspan=(0.0, 1.0 * ctx.sim_id))
+
+    ens = eo.EnsembleProblem(decay(), prob_func)
+    if error := refused(name, "tspan of each"):
+        with error:
+            run(mode, ens, alg, 3)
+        return
+    sim = run(mode, ens, alg, 3, **TIGHT)
+    np.testing.assert_allclose(sim.t, [[0, 1], [0, 2], [0, 3]])
+    np.testing.assert_allclose(sim.u[:, 1, 0], np.exp([-1, -2, -3]), **CLOSE)
+
+
+def test_spacing_over_tspan_of_each(name, alg):
+    """Grids of different lengths are padded with NaN, and their lengths told."""
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, tspan=(0.0, 0.4 + 0.3 * ctx.index))
+
+    ens = eo.EnsembleProblem(decay(), prob_func)
+    if error := refused(name, "spacing over tspan of each"):
+        with error:
+            run("eager", ens, alg, 3, saveat=0.2)
+        return
+    sim = run("eager", ens, alg, 3, saveat=0.2, **TIGHT)
+    nan = np.nan
+    expected = [[0, 0.2, 0.4, nan, nan, nan], [0, 0.2, 0.4, 0.6, 0.7, nan], [0, 0.2, 0.4, 0.6, 0.8, 1]]
+    np.testing.assert_allclose(sim.t, expected, atol=1e-15)
+    np.testing.assert_array_equal(sim.lengths, [3, 5, 6])
+    np.testing.assert_allclose(sim.u[:, :, 0], np.exp(-np.array(expected)), rtol=1e-7)
+    assert sim[1].u.shape == (5, 2)
+    with pytest.raises(TypeError, match="pass saveat as an array"):
+        run("jit", ens, alg, 3, saveat=0.2)
+
+
+def test_saveat_of_each(name, alg, mode):
+    times = jnp.array([[0.1, 0.5], [0.2, 0.6], [0.3, 1.0]])
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, saveat=times[ctx.index])
+
+    ens = eo.EnsembleProblem(decay(), prob_func)
+    if error := refused(name, "saveat of each"):
+        with error:
+            run(mode, ens, alg, 3)
+        return
+    by_problem = run(mode, ens, alg, 3, **TIGHT)
+    by_solve = run(mode, eo.EnsembleProblem(decay()), alg, 3, saveat=times, **TIGHT)
+    for sim in (by_problem, by_solve):
+        np.testing.assert_allclose(sim.t, times)
+        np.testing.assert_allclose(sim.u[:, :, 0], np.exp(-times), rtol=1e-7)
+
+
+def test_tolerance_of_each(name, alg, mode):
+    def prob_func(prob, ctx):
+        return eo.remake(prob, reltol=jnp.array([1e-3, 1e-11])[ctx.index], abstol=1e-12)
+
+    ens = eo.EnsembleProblem(decay(), prob_func)
+    if error := refused(name, "tolerance of each"):
+        with error:
+            run(mode, ens, alg, 2)
+        return
+    sim = run(mode, ens, alg, 2)
+    error = abs(np.asarray(sim.u[:, -1, 0]) - np.exp(-1))
+    assert error[0] > 1e-7
+    assert error[1] < 1e-11
+    assert sim.stats.naccept[1] > 2 * sim.stats.naccept[0]
+
+
+def test_parameters_of_each_and_shared(alg, mode):
+    rates = jnp.array([-1.0, -2.0, -3.0])
+    shared = jnp.array([1.0, 10.0])
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p={"rate": rates[ctx.index], "shared": shared})
+
+    prob = eo.ODEProblem(
+        lambda u, p, t: p["rate"] * p["shared"] * u, jnp.ones(2), (0.0, 0.1), {"rate": 0.0, "shared": shared}
+    )
+    sim = run(mode, eo.EnsembleProblem(prob, prob_func), alg, 3, **TIGHT)
+    expected = np.exp(0.1 * np.outer(rates, shared))
+    np.testing.assert_allclose(sim.u[:, -1], expected, **CLOSE)
+
+
+def test_closure_of_each(alg, mode):
+    """f may close over the index, too."""
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, f=lambda u, p, t: -ctx.sim_id * u)
+
+    sim = run(mode, eo.EnsembleProblem(decay(), prob_func), alg, 3, **TIGHT)
+    np.testing.assert_allclose(sim.u[:, -1, 0], np.exp([-1, -2, -3]), **CLOSE)
+
+
+def test_every_step(alg, mode):
+    options = TIGHT if mode == "eager" else {**TIGHT, "maxiters": 64}
+    sim = run(mode, ensemble(), alg, 3, save_everystep=True, **options)
+    lengths = np.asarray(sim.lengths)
+    np.testing.assert_array_equal(lengths, np.asarray(sim.stats.naccept) + 1)
+    for i in range(3):
+        t = np.asarray(sim.t)[i]
+        assert t[0] == 0
+        assert t[lengths[i] - 1] == 1
+        assert np.isnan(t[lengths[i] :]).all()
+        assert np.isnan(np.asarray(sim.u)[i, lengths[i] :]).all()
+        kept = slice(0, lengths[i])
+        np.testing.assert_allclose(sim.u[i, kept], exact(i + 1, t[kept])[-1], **CLOSE)
+    between = jnp.array([0.05, 0.5, 0.99])
+    np.testing.assert_allclose(sim(between), exact(3, between), rtol=1e-5)
+    np.testing.assert_allclose(sim(0.5), exact(3, [0.5])[:, 0], rtol=1e-5)
+    assert np.isnan(sim(1.5)).all()
+
+
+def test_every_step_needs_a_bound_inside_jit(alg):
+    with pytest.raises(ValueError, match="needs maxiters"):
+        run("jit", ensemble(), alg, 3, save_everystep=True)
+
+
+def test_output_func(alg, mode):
+    def output_func(sol, ctx):
+        return {"end": sol.u[-1], "id": ctx.sim_id, "t": sol.t[-1], "ok": sol.retcode == 1}, False
+
+    sim = run(mode, ensemble(output_func=output_func), alg, 3, **TIGHT)
+    np.testing.assert_allclose(sim.u["end"], exact(3, [1])[:, 0], **CLOSE)
+    np.testing.assert_array_equal(sim.u["id"], [1, 2, 3])
+    np.testing.assert_array_equal(sim.u["t"], [1, 1, 1])
+    assert np.asarray(sim.u["ok"]).all()
+    assert sim.t is None
+
+
+def test_output_func_of_every_step(alg):
+    sim = run("eager", ensemble(output_func=lambda sol, ctx: (sol.length, False)), alg, 3, save_everystep=True)
+    np.testing.assert_array_equal(sim.u, np.asarray(sim.stats.naccept) + 1)
+
+
+def test_rerun(alg, mode):
+    """Each trajectory is rerun, with its repeat counted, until it is satisfied."""
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=1.0 * ctx.repeat * prob.u0)
+
+    def output_func(sol, ctx):
+        return sol.u[0, 0], ctx.repeat < ctx.sim_id
+
+    ens = eo.EnsembleProblem(decay(), prob_func, output_func)
+    sim = run(mode, ens, alg, 4)
+    np.testing.assert_array_equal(sim.u, [1.0, 2.0, 3.0, 4.0])
+    assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
+    sim = run(mode, ens, alg, 4, max_repeats=3)
+    np.testing.assert_array_equal(sim.u, [1.0, 2.0, 3.0, 3.0])
+    np.testing.assert_array_equal(sim.retcode, [1, 1, 1, eo.ReturnCode.Failure.value])
+
+
+def test_reduction_stops_early(alg, mode):
+    def reduction(u, data, indices):
+        u = u + data[:, -1, 0].sum()
+        return u, indices[-1] >= 5
+
+    ens = ensemble(reduction=reduction, u_init=jnp.array(0.0))
+    sim = run(mode, ens, alg, 11, batch_size=3, **TIGHT)
+    np.testing.assert_allclose(sim.u, exact(6, [1])[:, 0, 0].sum(), rtol=1e-8)
+    assert sim.converged
+    codes = np.asarray(sim.retcode)
+    assert (codes[:6] == eo.ReturnCode.Success).all()
+    # Inside jit the rest has its place; eagerly it was never made.
+    assert (codes[6:] == eo.ReturnCode.Default).all()
+    sim = run(mode, ens, alg, 5, batch_size=3, **TIGHT)
+    np.testing.assert_allclose(sim.u, exact(5, [1])[:, 0, 0].sum(), rtol=1e-8)
+    assert not sim.converged
+    assert len(sim) == 5
+
+
+def test_reduction_with_a_remainder(alg, mode):
+    def reduction(u, data, indices):
+        return u + indices.sum(), False
+
+    init = jnp.asarray(0, jnp.int64)
+    ens = ensemble(reduction=reduction, u_init=init)
+    assert run(mode, ens, alg, 11, batch_size=4).u == sum(range(11))
+
+
+def test_reduction_without_u_init(alg):
+    """It starts from an empty array like the data, so that SciML's append works."""
+    ens = ensemble(reduction=lambda u, data, indices: (jnp.concatenate([u, data]), False))
+    sim = run("eager", ens, alg, 5, batch_size=2, **TIGHT)
+    np.testing.assert_allclose(sim.u, exact(5, [0, 1]), **CLOSE)
+    with pytest.raises(ValueError, match="u_init is missing"):
+        run("jit", ens, alg, 5, batch_size=2)
+
+
+@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+def test_batches_change_nothing(name, alg, mode, batch_size):
+    whole = run(mode, ensemble(), alg, 7, saveat=0.5, **TIGHT)
+    split = run(mode, ensemble(), alg, 7, saveat=0.5, batch_size=batch_size, **TIGHT)
+    np.testing.assert_allclose(split.u, whole.u, **CLOSE)
+    if name not in SHARED_STEPS:
+        np.testing.assert_array_equal(split.stats.naccept, whole.stats.naccept)
+    if mode == "eager" and batch_size < 7:
+        assert isinstance(split.u, np.ndarray)
+
+
+def test_batches_of_every_step(alg):
+    whole = run("eager", ensemble(), alg, 5, save_everystep=True)
+    split = run("eager", ensemble(), alg, 5, save_everystep=True, batch_size=2)
+    for i in range(5):
+        assert len(split[i]) == split.lengths[i]
+        np.testing.assert_allclose(split[i].u[-1], whole[i].u[-1], rtol=1e-3)
+
+
+def test_keys(alg, mode):
+    """A trajectory has its own key, whatever runs it and however it is split into batches."""
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=jax.random.normal(ctx.key, (2,)))
+
+    def output_func(sol, ctx):
+        return jax.random.uniform(ctx.key), False
+
+    ens = eo.EnsembleProblem(decay(), prob_func)
+    key = jax.random.key(3)
+    ids = [jax.random.fold_in(jax.random.fold_in(key, i), 1) for i in range(5)]
+    expected = np.stack([jax.random.normal(k, (2,)) for k in ids])
+    for options in ({"key": key}, {"seed": 3}, {"seed": 3, "batch_size": 2}):
+        sim = run(mode, ens, alg, 5, **options)
+        np.testing.assert_array_equal(sim.u[:, 0], expected)
+    other = run(mode, ens, alg, 5, seed=4)
+    assert not np.allclose(other.u[:, 0], expected)
+    outputs = run(mode, eo.EnsembleProblem(decay(), output_func=output_func), alg, 5, key=key)
+    np.testing.assert_array_equal(outputs.u, [jax.random.uniform(k) for k in ids])
+
+
+def test_reruns_have_new_keys(alg, mode):
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=jax.random.uniform(ctx.key, (1,)))
+
+    def output_func(sol, ctx):
+        return sol.u[0, 0], sol.u[0, 0] < 0.5
+
+    sim = run(mode, eo.EnsembleProblem(decay(), prob_func, output_func), alg, 20, max_repeats=30)
+    assert (np.asarray(sim.u) >= 0.5).all()
+    assert len(set(np.asarray(sim.u).tolist())) == 20
+
+
+def test_prob_func_with_index_and_repeat(alg, mode):
+    u0s = jnp.arange(6.0).reshape(3, 2)
+    ens = eo.EnsembleProblem(decay(), lambda prob, i, repeat: eo.remake(prob, u0=u0s[i]))
+    np.testing.assert_array_equal(run(mode, ens, alg, 3).u[:, 0], u0s)
+
+
+def test_prob_func_that_indexes_numpy(alg, mode, caplog):
+    """A NumPy array that prob_func closes over is lifted to a JAX array."""
+    u0s = np.arange(6.0).reshape(3, 2)
+    ens = eo.EnsembleProblem(decay(), lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
+    np.testing.assert_array_equal(run(mode, ens, alg, 3).u[:, 0], u0s)
+    assert "can't be traced" not in caplog.text
+
+
+def test_prob_func_that_cannot_be_traced(alg, mode):
+    calls = []
+
+    def prob_func(prob, ctx):
+        calls.append(int(ctx.index))
+        u0 = prob.u0 if ctx.index % 2 else 2 * prob.u0
+        return eo.remake(prob, u0=u0)
+
+    sim = run(mode, eo.EnsembleProblem(decay(), prob_func), alg, 4, **TIGHT)
+    np.testing.assert_allclose(sim.u[:, 0, 0], [2.0, 1.0, 2.0, 1.0])
+    np.testing.assert_allclose(sim.u[:, 1, 0], np.array([2.0, 1.0, 2.0, 1.0]) / np.e, **CLOSE)
+    assert set(calls) == set(range(4))
+
+
+def test_rerun_of_a_prob_func_that_cannot_be_traced(alg):
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=float(ctx.repeat) * prob.u0)
+
+    def output_func(sol, ctx):
+        return sol.u[0, 0], ctx.repeat < ctx.sim_id
+
+    ens = eo.EnsembleProblem(decay(), prob_func, output_func)
+    np.testing.assert_array_equal(run("eager", ens, alg, 3).u, [1.0, 2.0, 3.0])
+    with pytest.raises(ValueError, match="prob_func can't be traced"):
+        run("jit", ens, alg, 3)
+
+
+def test_no_prob_func(alg, mode):
+    sim = run(mode, eo.EnsembleProblem(decay()), alg, 3, **TIGHT)
+    np.testing.assert_allclose(sim.u[:, -1], np.tile([1 / np.e, 2 / np.e], (3, 1)), **CLOSE)
+
+
+def test_only_numbers_of_output_func_vary(alg, mode):
+    ens = eo.EnsembleProblem(decay(), output_func=lambda sol, ctx: (sol.u[-1, 0] * ctx.index, False))
+    sim = run(mode, ens, alg, 3, **TIGHT)
+    np.testing.assert_allclose(sim.u, np.arange(3) / np.e, **CLOSE)
+
+
+def test_retcodes(name, alg, mode):
+    """A bad trajectory gets its code, and the others their untouched answers.
+
+    u' = p u^2 blows up at t = 1/(p u0); a stiff linear one takes too many steps; a NaN stays one.
+    """
+    p = jnp.array([-1.0, 2.0, -1.0, -1e5, -0.5])
+    u0 = jnp.array([1.0, 1.0, jnp.nan, 1.0, 1.0])
+
+    def f(u, p, t):
+        return jnp.where(p < -1e3, p * (u - jnp.cos(t)), p * u**2)
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=p[ctx.index], u0=u0[ctx.index][None])
+
+    ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.array([1.0]), (0.0, 1.0), 1.0), prob_func)
+    sim = run(mode, ens, alg, 5, maxiters=3000, saveat=[0.25, 1.0], **TIGHT)
+    codes = [eo.ReturnCode(c).name for c in np.asarray(sim.retcode)]
+    if name in SHARED_STEPS:
+        assert codes == ["Unstable"] * 5
+        assert np.isnan(sim.u).all()
+        return
+    assert codes == ["Success", "Unstable", "Unstable", "MaxIters", "Success"]
+    np.testing.assert_array_equal(sim.lengths, [2, 1, 0, 0, 2])
+    np.testing.assert_allclose(sim.u[0, :, 0], 1 / (1 + np.array([0.25, 1.0])), rtol=1e-7)
+    np.testing.assert_allclose(sim.u[4, :, 0], 1 / (1 + np.array([0.125, 0.5])), rtol=1e-7)
+    np.testing.assert_allclose(sim.u[1, 0, 0], 2.0, rtol=1e-7)
+    assert np.isnan(sim.u[1, 1, 0])
+    assert np.isnan(sim.u[2:4]).all()
+    alone = run(mode, ens, alg, 1, maxiters=3000, saveat=[0.25, 1.0], **TIGHT)
+    np.testing.assert_array_equal(alone.u[0], sim.u[0])
+    if mode == "eager":
+        np.testing.assert_array_equal(sim.failed, [1, 2, 3])
+
+
+def test_retcodes_with_a_fixed_step(name, alg, mode):
+    p = jnp.array([-1.0, 50.0, -1.0])
+    u0 = jnp.array([1.0, 10.0, jnp.nan])
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=p[ctx.index], u0=u0[ctx.index][None])
+
+    prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.array([1.0]), (0.0, 1.0), 1.0)
+    sim = run(mode, eo.EnsembleProblem(prob, prob_func), alg, 3, solver=eo.Euler(), dt=0.01)
+    codes = [eo.ReturnCode(c).name for c in np.asarray(sim.retcode)]
+    if name in SHARED_STEPS:
+        assert codes == ["Unstable"] * 3
+        return
+    assert codes == ["Success", "Unstable", "Unstable"]
+    assert abs(sim.u[0, -1, 0] - 0.5) < 1e-2
+    assert np.isnan(sim.u[1:, -1]).all()
+    sim = run(mode, eo.EnsembleProblem(decay()), alg, 2, solver=eo.Euler(), dt=0.01, maxiters=50)
+    assert (np.asarray(sim.retcode) == eo.ReturnCode.MaxIters).all()
+
+
+def test_throw(alg):
+    prob = eo.ODEProblem(lambda u, p, t: u**2, jnp.array([1.0]), (0.0, 2.0))
+    ens = eo.EnsembleProblem(prob)
+    with pytest.raises(eo.EnsembleError, match=r"Unstable 3 \[0, 1, 2\]") as caught:
+        run("eager", ens, alg, 3, throw=True)
+    assert caught.value.solution.u.shape == (3, 2, 1)
+    assert (run("eager", ensemble(), alg, 3, throw=True).retcode == eo.ReturnCode.Success).all()
+    with pytest.raises(ValueError, match="throw=True can't work inside jit"):
+        run("jit", ens, alg, 3, throw=True)
+
+
+def test_progress(alg, capfd):
+    run("eager", ensemble(), alg, 4, batch_size=2, progress=True)
+    assert "4/4" in capfd.readouterr().err
+    with pytest.raises(ValueError, match="progress=True can't work inside jit"):
+        run("jit", ensemble(), alg, 4, progress=True)
+
+
+def test_vmap_over_a_solve(alg):
+    """An outer vmap adds an axis."""
+
+    def end(rate):
+        prob = eo.remake(decay(), p=rate)
+        return eo.solve(eo.EnsembleProblem(prob, scaled), None, alg, trajectories=3, **TIGHT).u[:, -1, 0]
+
+    rates = jnp.array([-1.0, -2.0])
+    expected = np.exp(rates)[:, None] * np.array([1.0, 2.0, 3.0])
+    np.testing.assert_allclose(jax.vmap(end)(rates), expected, **CLOSE)
+    np.testing.assert_allclose(jax.jit(jax.vmap(end))(rates), expected, **CLOSE)
+
+
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_gradient(alg, mode, batch_size):
+    """d/dp and d/du0 of the sum of all ends, against the closed form."""
+
+    def loss(p, u0):
+        ens = eo.EnsembleProblem(eo.ODEProblem(linear, u0, (0.0, 1.0), p), scaled)
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=3, batch_size=batch_size, **TIGHT)
+        return sim.u[:, -1].sum()
+
+    grad = jax.grad(loss, argnums=(0, 1))
+    if mode == "jit":
+        grad = jax.jit(grad)
+    dp, du0 = grad(jnp.array(-1.0), jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(dp, 6 * 3 / np.e, rtol=1e-7)
+    np.testing.assert_allclose(du0, [6 / np.e, 6 / np.e], rtol=1e-7)
+
+
+def test_gradient_through_outputs_and_reduction(alg):
+    def loss(p):
+        ens = eo.EnsembleProblem(
+            eo.remake(decay(), p=p),
+            scaled,
+            lambda sol, ctx: (sol.u[-1, 0] ** 2, False),
+            lambda u, data, indices: (u + data.sum(), False),
+            jnp.array(0.0),
+        )
+        return eo.solve(ens, None, alg, trajectories=3, batch_size=2, **TIGHT).u
+
+    np.testing.assert_allclose(jax.grad(loss)(jnp.array(-1.0)), 14 * 2 * np.exp(-2), rtol=1e-7)
+
+
+def test_algorithms_agree():
+    """The same answers to tolerance, whatever runs them."""
+    prob = eo.ODEProblem(
+        lotka_volterra, jnp.array([1.0, 1.0]), (0.0, 3.0), jnp.array([1.5, 1.0, 3.0, 1.0])
+    )
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=prob.u0 + 0.1 * ctx.index)
+
+    ens = eo.EnsembleProblem(prob, prob_func)
+    us = [run("eager", ens, alg, 6, saveat=0.5, **TIGHT).u for alg in ALGORITHMS.values()]
+    for u in us[1:]:
+        np.testing.assert_allclose(u, us[0], rtol=1e-7)
+
+
+def test_serial_is_each_problem_alone():
+    """Bit for bit."""
+    prob = eo.ODEProblem(
+        lotka_volterra, jnp.array([1.0, 1.0]), (0.0, 3.0), jnp.array([1.5, 1.0, 3.0, 1.0])
+    )
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=jnp.exp(0.1 * ctx.sim_id / 7) * prob.u0 + 0.3)
+
+    ens = eo.EnsembleProblem(prob, prob_func)
+    sim = run("eager", ens, eo.EnsembleSerial(), 5, saveat=0.5)
+    for i in range(5):
+        made = prob_func(prob, eo.EnsembleContext(i, 1, jax.random.key(0)))
+        sol = eo.solve(made, eo.Tsit5(), saveat=0.5)
+        np.testing.assert_array_equal(sol.u, sim[i].u)
+        assert sol.stats.naccept == sim[i].stats.naccept
