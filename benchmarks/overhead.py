@@ -105,7 +105,7 @@ def report(n, rows, dtype, repeats, budget):
     expected = np.asarray(results[0][0])
     steps = np.asarray(results[0][2] + results[0][3])
     saved = "endpoint" if times is None else f"{rows} times"
-    print(f"\n{n} trajectories, {saved}, {np.dtype(dtype).name}: {len(seconds[0])} repeats,")
+    print(f"\n{n} trajectories, {saved} in {u0.dtype}, {len(seconds[0])} repeats; ", end="")
     print(f"{steps.mean():.0f} steps on average, {steps.max()} at most")
     header = ("", "min ms", "median ms", "ratio", "median", "more ms", "difference", "bound")
     print("{:<9}{:>11}{:>11}{:>8}{:>8}{:>10}{:>12}  {}".format(*header))

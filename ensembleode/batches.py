@@ -18,7 +18,11 @@ from .saving import Saving
 from .solution import ReturnCode
 
 
-_HOST_BUDGET = 2**28  # bytes of a batch, where no device memory is known
+# Bytes of a batch. On the CPU a lockstep loop over more than the cache holds takes several times
+# longer for each trajectory.
+_CACHE = 2**20
+_HOST = 2**28
+_LEAST = 256  # trajectories, below which the cost of starting a batch shows
 
 
 class Ensemble(NamedTuple):
@@ -29,20 +33,28 @@ class Ensemble(NamedTuple):
     converged: Any
 
 
-def default_batch_size(job: Job, trajectories: int) -> int:
-    """How many trajectories fit a batch: about a quarter of the device's memory, or 256 MiB of
-    the host's. Batches are of equal size."""
+def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
+    """How many trajectories make a batch, from an estimate of their memory.
+
+    What fits the cache on the CPU (where the executor is vectorised), a quarter of the memory of
+    an accelerator; in any case at most 256 MiB of the host's. Batches are of equal size.
+    """
     (u0,) = job.plan.field.out_avals
     state = max(1, math.prod(u0.shape))
     rows = job.plan.saving.rows or 256
     # Stages twice over (XLA keeps old and new), or the Jacobian of an implicit method.
     work = 2 * (job.plan.method.value.stages or state + 8) + 16
-    per_lane = u0.dtype.itemsize * state * (rows + work)
+    step_bytes = u0.dtype.itemsize * state * work
+    all_bytes = step_bytes + u0.dtype.itemsize * state * rows
     device = jax.devices()[0]
-    limit = (device.memory_stats() or {}).get("bytes_limit") if device.platform != "cpu" else None
-    budget = _HOST_BUDGET if limit is None else limit // 4
-    batches = max(1, math.ceil(trajectories * per_lane / budget))
-    return math.ceil(trajectories / batches)
+    if device.platform == "cpu":
+        most = max(1, _HOST // all_bytes)
+        if executor.vectorised:
+            most = min(most, max(_LEAST, _CACHE // step_bytes))
+    else:
+        limit = (device.memory_stats() or {}).get("bytes_limit", 4 * _HOST)
+        most = max(1, limit // 4 // all_bytes)
+    return math.ceil(trajectories / math.ceil(trajectories / most))
 
 
 #
@@ -62,26 +74,48 @@ def run_eagerly(
     advance: Callable[[int], Any],
 ) -> Ensemble:
     """Run batch after batch; `advance(n)` reports that n more trajectories are done."""
-    single = trajectories <= batch_size
-    gathered = _Gather(trajectories)
-    u, converged = u_init, reduction is None
-    for start in range(0, trajectories, batch_size):
-        stop = min(start + batch_size, trajectories)
-        wanted = np.arange(start, stop)
+    if reduction is not None:
+        return _reduce_eagerly(
+            job, executor, trajectories, batch_size, reduction, u_init, max_repeats, advance
+        )
+    gathered = None
+    for wanted in _ranges(trajectories, batch_size):
         outcome = _with_reruns(job, executor, wanted, batch_size, max_repeats)
-        if reduction is None:
-            gathered = outcome if single else gathered.add(wanted, outcome)
-        else:
-            if u is None:
-                u = jax.tree.map(lambda x: x[:0], outcome.out)
-            u, converged = _reduced(reduction(u, outcome.out, wanted))
-            gathered.add(wanted, outcome._replace(out=None, t=None, du=None, length=None))
-            converged = bool(converged)
+        if trajectories > batch_size:
+            gathered = gathered or _Gather(trajectories)
+            gathered.add(wanted, outcome)
         advance(len(wanted))
-        if reduction is not None and converged:
+    outcome = outcome if gathered is None else gathered.outcome()
+    return Ensemble(outcome.out, outcome, True)
+
+
+def _ranges(trajectories: int, batch_size: int):
+    for start in range(0, trajectories, batch_size):
+        yield np.arange(start, min(start + batch_size, trajectories))
+
+
+def _reduce_eagerly(
+    job, executor, trajectories, batch_size, reduction, u_init, max_repeats, advance
+) -> Ensemble:
+    """Keeps of each trajectory its return code only, one byte."""
+    u, converged, codes, counts = u_init, False, [], None
+    for wanted in _ranges(trajectories, batch_size):
+        outcome = _with_reruns(job, executor, wanted, batch_size, max_repeats)
+        if u is None:
+            u = jax.tree.map(lambda x: x[:0], outcome.out)
+        u, stop = _reduced(reduction(u, outcome.out, wanted))
+        codes.append(np.asarray(outcome.retcode))
+        new = jax.tree.map(lambda x: int(np.asarray(x).sum()), _counts(outcome))
+        counts = new if counts is None else jax.tree.map(int.__add__, counts, new)
+        advance(len(wanted))
+        if converged := bool(stop):
             break
-    outcome = gathered if isinstance(gathered, Outcome) else gathered.outcome()
-    return Ensemble(outcome.out if reduction is None else u, outcome, converged)
+    total = Outcome(None, None, None, None, np.concatenate(codes), *counts, None)
+    return Ensemble(u, total, converged)
+
+
+def _counts(outcome: Outcome) -> tuple:
+    return outcome.naccept, outcome.nreject, outcome.nf
 
 
 def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
@@ -101,7 +135,7 @@ def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
 
 
 def _batch(job, executor, wanted, repeat, size) -> Outcome:
-    missing = size - len(wanted) if executor.pads else 0
+    missing = size - len(wanted) if executor.vectorised else 0
     indices = integers(np.pad(wanted, (0, missing), mode="edge"))
     if job.plan.saving.mode == "steps":
         job = count_steps(job, executor, indices, repeat)
@@ -177,9 +211,7 @@ def _give_up(outcome: Outcome, np_: Any) -> Outcome:
     """A trajectory that still asks for a rerun has not succeeded."""
     unsettled = outcome.rerun & (outcome.retcode == ReturnCode.Success.value)
     failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
-    return outcome._replace(
-        retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None
-    )
+    return outcome._replace(retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None)
 
 
 #
@@ -202,19 +234,19 @@ def run_traced(
     def batch(indices):
         return _traced_reruns(job, executor, indices, max_repeats)
 
-    whole = trajectories // batch_size * batch_size
-    indices = integers(np.arange(trajectories))
-    head, rest = indices[:whole].reshape(-1, batch_size), indices[whole:]
+    indices = np.arange(trajectories)
     if reduction is None:
-        if len(head) == 1 and not len(rest):
-            outcome = batch(head[0])
-        else:
-            # Recomputed in the backward pass, so that memory stays that of a batch there, too.
-            outcome = jax.lax.map(jax.checkpoint(batch), head)
-            outcome = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outcome)
-            if len(rest):
-                last = jax.checkpoint(batch)(rest)
-                outcome = jax.tree.map(lambda *x: jnp.concatenate(x), outcome, last)
+        if batch_size >= trajectories:
+            outcome = batch(integers(indices))
+            return Ensemble(outcome.out, outcome, True)
+        if executor.vectorised:
+            indices = np.pad(indices, (0, -trajectories % batch_size), mode="edge")
+        head, rest = _split(indices, batch_size)
+        # Recomputed in the backward pass, so that memory stays that of a batch there, too.
+        outcome = _merge(jax.lax.map(jax.checkpoint(batch), head))
+        if len(rest):
+            outcome = _join(outcome, jax.checkpoint(batch)(rest))
+        outcome = jax.tree.map(lambda x: x[:trajectories], outcome)
         return Ensemble(outcome.out, outcome, True)
 
     def step(carry, indices):
@@ -234,12 +266,28 @@ def run_traced(
         return jax.lax.cond(converged, skip, go)
 
     carry = (jax.tree.map(jnp.asarray, u_init), jnp.asarray(False))
+    head, rest = _split(indices, batch_size)
     carry, outcome = jax.lax.scan(step, carry, head)
-    outcome = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), outcome)
+    outcome = _merge(outcome)
     if len(rest):
         carry, last = step(carry, rest)
-        outcome = jax.tree.map(lambda *x: jnp.concatenate(x), outcome, last)
-    return Ensemble(carry[0], outcome, carry[1])
+        outcome = _join(outcome, last)
+    sums = jax.tree.map(jnp.sum, _counts(outcome))
+    return Ensemble(carry[0], Outcome(*outcome[:5], *sums, None), carry[1])
+
+
+def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:
+    """Whole batches `[batch, trajectory]`, and what is left."""
+    whole = len(indices) // batch_size * batch_size
+    return integers(indices[:whole].reshape(-1, batch_size)), integers(indices[whole:])
+
+
+def _merge(batches: Outcome) -> Outcome:
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batches)
+
+
+def _join(first: Outcome, last: Outcome) -> Outcome:
+    return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)
 
 
 def _traced_reruns(job, executor, indices, max_repeats) -> Outcome:
@@ -273,4 +321,3 @@ def _same_structure(u: Any, new: Any) -> None:
             "inside jit, reduction must return a u of the structure, shapes and dtypes of u_init; "
             f"u_init has {struct(u)}, it returned {struct(new)}."
         )
-

@@ -29,10 +29,10 @@ class ColumnReport(eqx.Module):
 
     def __repr__(self) -> str:
         if self.coupled is None:
-            return f"ColumnReport: columns are independent (at {self.states} states)"
+            return f"columns are independent (at {self.states} states)"
         i, j = self.coupled
         return (
-            f"ColumnReport: columns are coupled: f(u)[..., {j}] depends on u[..., {i}] "
+            f"columns are coupled: f(u)[..., {j}] depends on u[..., {i}] "
             f"(derivative {self.leak:.1e} of the largest)"
         )
 

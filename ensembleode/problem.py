@@ -197,9 +197,7 @@ def _takes_index(prob_func: Callable) -> bool:
         parameters = inspect.signature(prob_func).parameters.values()
     except ValueError:  # builtins without a signature
         return False
-    positional = [
-        x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)
-    ]
+    positional = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
     required = [x for x in positional if x.default is x.empty]
     if len(required) == 3:
         return True

@@ -79,8 +79,8 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
         inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
     key = _jaxpr_key(closed.jaxpr)
-    if rules and _has_custom_rules(closed.jaxpr):
-        key = (key, _rules_key(closed))
+    if rules and (custom := _custom_calls(closed.jaxpr)):
+        key = (key, _rules_key(closed, custom))
     return Program(closed.jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts)
 
 
@@ -156,15 +156,16 @@ def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any) -> list:
         return atom.val if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        ins = [read(v) for v in eqn.invars]
         if _nested_consts(eqn):
             inner = eqn.params["jaxpr"]
-            outs = _eval_inlined(inner.jaxpr, [jnp.asarray(c) for c in inner.consts], *ins)
+            inner_consts = [jnp.asarray(c) for c in inner.consts]
+            outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars))
+            env.update(zip(eqn.outvars, outs, strict=True))
         else:
-            subfuns, params = eqn.primitive.get_bind_params(eqn.params)
-            outs = eqn.primitive.bind(*subfuns, *ins, **params)
-            outs = outs if eqn.primitive.multiple_results else [outs]
-        env.update(zip(eqn.outvars, outs, strict=True))
+            ins = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
+            outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
+            alone = jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=[eqn])
+            env.update(zip(outs, jax.core.eval_jaxpr(alone, [], *map(read, ins)), strict=True))
     return [read(v) for v in jaxpr.outvars]
 
 
@@ -241,22 +242,28 @@ def _array_key(value: Any) -> tuple:
     return array.dtype, array.shape, data
 
 
-def _has_custom_rules(jaxpr: jex.Jaxpr) -> bool:
+def _custom_calls(jaxpr: jex.Jaxpr) -> set:
+    """What the functions with derivative rules of their own compute, nested ones included."""
+    found = set()
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _CUSTOM_RULES:
-            return True
+            found.add(_value_key(eqn.params["call_jaxpr"]))
         for value in jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
-            if _is_jaxpr(value) and _has_custom_rules(getattr(value, "jaxpr", value)):
-                return True
-    return False
+            if _is_jaxpr(value):
+                found |= _custom_calls(getattr(value, "jaxpr", value))
+    return found
 
 
 def _is_jaxpr(x: Any) -> bool:
     return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
 
 
-def _rules_key(closed: jex.ClosedJaxpr) -> Any:
-    """What the derivative rules compute: two rules are equal when their reverse passes are."""
+def _rules_key(closed: jex.ClosedJaxpr, custom: set) -> Any:
+    """What the derivative rules compute: two rules are equal when their reverse passes are.
+
+    (A rule often calls its own function; one that calls others with rules is compared by identity,
+    which may compile once too often, and is never stale.)
+    """
     avals = [v.aval for v in [*closed.jaxpr.constvars, *closed.jaxpr.invars]]
     n_consts = len(closed.jaxpr.constvars)
     is_diff = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
@@ -277,7 +284,6 @@ def _rules_key(closed: jex.ClosedJaxpr) -> Any:
 
     cotangents = structs([a for a in outs if jnp.issubdtype(a.dtype, jnp.inexact)])
     reverse = jax.make_jaxpr(pullback)(structs(avals), cotangents)
-    if _has_custom_rules(reverse.jaxpr):
-        # Rules of rules: compared by identity, which may compile once too often, never stale.
+    if not _custom_calls(reverse.jaxpr) <= custom:
         return _Identity(closed)
     return _jaxpr_key(reverse.jaxpr)

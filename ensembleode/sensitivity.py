@@ -5,6 +5,7 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.extend.core as jex
+import jax.numpy as jnp
 from jax.interpreters import ad, batching, mlir
 from jaxtyping import PyTree
 
@@ -80,10 +81,11 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
     def identity(x):
         return x
 
-    @identity.defjvp
-    def _(primals, tangents):
+    def rule(primals, tangents):
         (x,), (t,) = primals, tangents
-        return x, _tangent_p.bind(t, **errors)
+        return x, _tangent_p.bind(x, t, **errors)
+
+    identity.defjvp(rule)
 
     def mark(x):
         return identity(x) if eqx.is_inexact_array(x) else x
@@ -91,32 +93,49 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
     return jax.tree.map(mark, tree)
 
 
-# The identity on tangents. In forward mode it is evaluated or lowered, in reverse mode only
-# transposed: that is what tells the two apart, wherever jit stands between.
+# The identity on the tangent t of x. In forward mode it is evaluated or lowered, in reverse mode
+# only transposed: that is what tells the two apart, wherever jit stands between.
 _tangent_p = jex.Primitive("ensembleode_tangent")
 
 
-def _evaluate(x, *, forward_error, reverse_error):
-    del reverse_error
+def _evaluate(x, t, *, forward_error, reverse_error):
+    del x, reverse_error
     if forward_error is not None:
         raise TypeError(forward_error)
-    return x
+    return t
 
 
-def _transpose(ct, x, *, forward_error, reverse_error):
-    del x, forward_error
+def _jvp(primals, tangents, **params):
+    (x, t), (_, dt) = primals, tangents
+    dt = ad.instantiate_zeros(dt)
+    return _tangent_p.bind(x, t, **params), _tangent_p.bind(x, dt, **params)
+
+
+def _transpose(ct, x, t, *, forward_error, reverse_error):
+    del x, t, forward_error
     if reverse_error is not None:
         raise TypeError(reverse_error)
-    return [ct]
+    return [None, ct]
 
 
 def _batch(args, dims, **params):
-    return _tangent_p.bind(*args, **params), dims[0]
+    (x, t), (x_dim, t_dim) = args, dims
+    if t_dim is None:
+        return _tangent_p.bind(x, t, **params), t_dim
+    if x_dim is None:
+        # Many tangents of one number: the columns of a Jacobian, in forward mode.
+        if params["forward_error"] is not None:
+            raise TypeError(params["forward_error"])
+        x = jnp.broadcast_to(jnp.expand_dims(x, t_dim), t.shape)
+    else:
+        x = jnp.moveaxis(x, x_dim, t_dim)
+    return _tangent_p.bind(x, t, **params), t_dim
 
 
 _tangent_p.def_impl(_evaluate)
-_tangent_p.def_abstract_eval(lambda x, **_: x)
-ad.deflinear2(_tangent_p, _transpose)
+_tangent_p.def_abstract_eval(lambda x, t, **_: t)
+ad.primitive_jvps[_tangent_p] = _jvp
+ad.primitive_transposes[_tangent_p] = _transpose
 batching.primitive_batchers[_tangent_p] = _batch
 _lower: Callable = mlir.lower_fun(_evaluate, multiple_results=False)
 mlir.register_lowering(_tangent_p, _lower)

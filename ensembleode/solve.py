@@ -80,7 +80,8 @@ def solve(
     - `sensealg`: how it is differentiated, by default `RecursiveCheckpointAdjoint()`.
     - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
         the results of several are gathered on the host (as NumPy arrays). By default from an
-        estimate of the memory needed; under `jit`, all at once.
+        estimate of the memory needed (see `ensembleode.batches`), and on the CPU small enough for
+        its cache.
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
     - `engine`: `"auto"` or `"diffrax"`.
@@ -139,7 +140,7 @@ def solve(
             job,
             executor,
             n,
-            batch_size or n,
+            batch_size or batches.default_batch_size(job, executor, n),
             reduction=ens.reduction,
             u_init=ens.u_init,
             max_repeats=max_repeats,
@@ -151,7 +152,7 @@ def solve(
                 job,
                 executor,
                 n,
-                batch_size or batches.default_batch_size(job, n),
+                batch_size or batches.default_batch_size(job, executor, n),
                 reduction=ens.reduction,
                 u_init=ens.u_init,
                 max_repeats=max_repeats,
@@ -174,13 +175,17 @@ def _sort_out(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
     if isinstance(alg, EnsembleAlgorithm) and ensemblealg is None:  # SciML allows it
         return Tsit5(), alg
     if isinstance(alg, type):
-        raise TypeError(f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}().")
+        raise TypeError(
+            f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}()."
+        )
     return Tsit5() if alg is None else alg, ensemblealg
 
 
 def _check_trajectories(trajectories: Any) -> int:
     if trajectories is None:
-        raise ValueError("trajectories is missing: say how many, as in solve(..., trajectories=100).")
+        raise ValueError(
+            "trajectories is missing: say how many, as in solve(..., trajectories=100)."
+        )
     return check_count("trajectories", trajectories)
 
 
@@ -321,8 +326,6 @@ def _ensemble_solution(
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
     stats = Stats(outcome.naccept, outcome.nreject, outcome.nf)
-    if kind == "reduced":
-        stats = jax.tree.map(lambda x: x.sum(), stats)
     if not job.traced:
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
@@ -334,7 +337,10 @@ def _ensemble_solution(
 
 
 def _shared_times(job: Job) -> Any:
-    lane = job.trajectories.lane(0, 1)
+    lane = job.trajectories.shared
+    wanted = ("saveat",) if job.plan.saving.mode == "times" else ("t0", "t1")
+    if any(getattr(lane, name) is None for name in wanted):
+        lane = job.trajectories.lane(0, 1)
     if job.plan.saving.mode == "times":
         return lane.saveat
-    return jnp.stack([lane.t0, lane.t1][-job.plan.saving.rows :])
+    return jnp.stack([jnp.asarray(lane.t0), jnp.asarray(lane.t1)][-job.plan.saving.rows :])

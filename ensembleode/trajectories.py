@@ -56,6 +56,7 @@ class Trajectories:
         leading axis.
     - `lane(index, repeat)`: those of one, computed operation by operation, as the user's own
         Python would.
+    - `shared`: a Lane with those leaves that are shared and known, the rest None.
     - `traced`: whether anything here is a tracer of an outer transformation.
     - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
     """
@@ -66,6 +67,7 @@ class Trajectories:
     batched: Lane
     lanes: Callable[[Any, Any], Lane]
     lane: Callable[[Any, Any], Lane]
+    shared: Lane
     traced: bool
     repeatable: bool
 
@@ -255,6 +257,7 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
             batched=fill(varies, [False] * len(values)),
             lanes=lanes,
             lane=lane,
+            shared=fill([None] * len(varies), values),
             traced=any(is_tracer(x) for x in (*consts, key)),
             repeatable=True,
         ),
@@ -320,6 +323,7 @@ def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
             batched=batched,
             lanes=lanes,
             lane=lane,
+            shared=jax.tree.map(lambda x, v: None if v else x, lanes(np.arange(1), 1), batched),
             traced=any(map(is_tracer, table)),
             repeatable=False,
         ),
@@ -387,7 +391,10 @@ def _lift_numpy(fn: Any) -> Callable | None:
     """`fn` with the NumPy arrays it closes over turned into JAX arrays; None if it has none."""
     if isinstance(fn, functools.partial):
         func = _lift_numpy(fn.func)
-        args, keywords = ([_lift(x) for x in fn.args], {k: _lift(x) for k, x in fn.keywords.items()})
+        args, keywords = (
+            [_lift(x) for x in fn.args],
+            {k: _lift(x) for k, x in fn.keywords.items()},
+        )
         lifted_args = any(map(_is_numpy, [*fn.args, *fn.keywords.values()]))
         if func is None and not lifted_args:
             return None

@@ -16,9 +16,7 @@ def lotka_volterra(u, p, t):
 
 
 def lorenz(u, p, t):
-    return jnp.array(
-        [p[0] * (u[1] - u[0]), u[0] * (p[1] - u[2]) - u[1], u[0] * u[1] - p[2] * u[2]]
-    )
+    return jnp.array([p[0] * (u[1] - u[0]), u[0] * (p[1] - u[2]) - u[1], u[0] * u[1] - p[2] * u[2]])
 
 
 def mlp(u, p, t):

@@ -141,7 +141,11 @@ def test_spacing_over_tspan_of_each(name, alg):
         return
     sim = run("eager", ens, alg, 3, saveat=0.2, **TIGHT)
     nan = np.nan
-    expected = [[0, 0.2, 0.4, nan, nan, nan], [0, 0.2, 0.4, 0.6, 0.7, nan], [0, 0.2, 0.4, 0.6, 0.8, 1]]
+    expected = [
+        [0, 0.2, 0.4, nan, nan, nan],
+        [0, 0.2, 0.4, 0.6, 0.7, nan],
+        [0, 0.2, 0.4, 0.6, 0.8, 1],
+    ]
     np.testing.assert_allclose(sim.t, expected, atol=1e-15)
     np.testing.assert_array_equal(sim.lengths, [3, 5, 6])
     np.testing.assert_allclose(sim.u[:, :, 0], np.exp(-np.array(expected)), rtol=1e-7)
@@ -192,7 +196,10 @@ def test_parameters_of_each_and_shared(alg, mode):
         return eo.remake(prob, p={"rate": rates[ctx.index], "shared": shared})
 
     prob = eo.ODEProblem(
-        lambda u, p, t: p["rate"] * p["shared"] * u, jnp.ones(2), (0.0, 0.1), {"rate": 0.0, "shared": shared}
+        lambda u, p, t: p["rate"] * p["shared"] * u,
+        jnp.ones(2),
+        (0.0, 0.1),
+        {"rate": 0.0, "shared": shared},
     )
     sim = run(mode, eo.EnsembleProblem(prob, prob_func), alg, 3, **TIGHT)
     expected = np.exp(0.1 * np.outer(rates, shared))
@@ -246,7 +253,13 @@ def test_output_func(alg, mode):
 
 
 def test_output_func_of_every_step(alg):
-    sim = run("eager", ensemble(output_func=lambda sol, ctx: (sol.length, False)), alg, 3, save_everystep=True)
+    sim = run(
+        "eager",
+        ensemble(output_func=lambda sol, ctx: (sol.length, False)),
+        alg,
+        3,
+        save_everystep=True,
+    )
     np.testing.assert_array_equal(sim.u, np.asarray(sim.stats.naccept) + 1)
 
 
@@ -405,7 +418,9 @@ def test_no_prob_func(alg, mode):
 
 
 def test_only_numbers_of_output_func_vary(alg, mode):
-    ens = eo.EnsembleProblem(decay(), output_func=lambda sol, ctx: (sol.u[-1, 0] * ctx.index, False))
+    ens = eo.EnsembleProblem(
+        decay(), output_func=lambda sol, ctx: (sol.u[-1, 0] * ctx.index, False)
+    )
     sim = run(mode, ens, alg, 3, **TIGHT)
     np.testing.assert_allclose(sim.u, np.arange(3) / np.e, **CLOSE)
 
@@ -487,7 +502,9 @@ def test_vmap_over_a_solve(alg):
 
     def end(rate):
         prob = eo.remake(decay(), p=rate)
-        return eo.solve(eo.EnsembleProblem(prob, scaled), None, alg, trajectories=3, **TIGHT).u[:, -1, 0]
+        return eo.solve(eo.EnsembleProblem(prob, scaled), None, alg, trajectories=3, **TIGHT).u[
+            :, -1, 0
+        ]
 
     rates = jnp.array([-1.0, -2.0])
     expected = np.exp(rates)[:, None] * np.array([1.0, 2.0, 3.0])

@@ -36,7 +36,9 @@ def choose(engine: str, alg: Any) -> tuple[Any, EngineChoice]:
     for candidate in ENGINES:
         reason = candidate.refusal(alg)
         if reason is None:
-            return candidate, EngineChoice(candidate.name, f"auto: the first that runs {_name(alg)}")
+            return candidate, EngineChoice(
+                candidate.name, f"auto: the first that runs {_name(alg)}"
+            )
         reasons.append(f"{candidate.name}: {reason}")
     raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)})")
 

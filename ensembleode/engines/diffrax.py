@@ -89,6 +89,13 @@ def method(alg: ODESolver | diffrax.AbstractSolver, options: dict, *, has_dt: bo
         reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
     adjoint, direction = _adjoint(options["sensealg"])
+    if isinstance(adjoint, diffrax.BacksolveAdjoint):
+        if isinstance(solver, _IMEX):
+            raise ValueError(f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out.")
+        if options["save_everystep"]:
+            raise ValueError(
+                "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
+            )
     stages, fsal = _cost(solver)
     return Static(_Method(solver, controller, adjoint, adaptive, stages, fsal, direction))
 
@@ -96,11 +103,62 @@ def method(alg: ODESolver | diffrax.AbstractSolver, options: dict, *, has_dt: bo
 def integrate(plan: Plan, lane: Lane) -> Result:
     """Solve one trajectory."""
     method: _Method = plan.method.value
-    numbers = (lane.u0, lane.p, lane.consts)
     if method.direction == "reverse":
-        numbers = sensitivity.reverse_only(numbers, type(method.adjoint).__name__ + "()")
-    u0, p, consts = numbers
-    field = _Field(plan.field)
+        label = type(method.adjoint).__name__ + "()"
+        return _isolated(sensitivity.reverse_only(lane, label), plan)
+    result = _integrate(plan, lane)
+    return sensitivity.forward_only(result) if method.direction == "forward" else result
+
+
+#
+# Gradients of failed trajectories
+#
+
+
+@eqx.filter_custom_vjp
+def _isolated(lane: Lane, plan: Plan) -> Result:
+    """`_integrate`, whose gradient is zero, and never NaN, for a trajectory that failed.
+
+    A loss can mask a failed trajectory, but its zero cotangents times the infinities of the
+    backward pass are NaN, and would spread to all through the shared parameters.
+    """
+    return _integrate(plan, lane)
+
+
+@_isolated.def_fwd
+def _(perturbed, lane, plan):
+    diff, rest = eqx.partition(lane, perturbed)
+
+    def solution(diff):
+        return eqx.partition(_integrate(plan, eqx.combine(diff, rest)), eqx.is_inexact_array)
+
+    inexact, pullback, counts = jax.vjp(solution, diff, has_aux=True)
+    result = eqx.combine(inexact, counts)
+    return result, (pullback, inexact, result.retcode)
+
+
+@_isolated.def_bwd
+def _(residuals, cotangents, perturbed, lane, plan):
+    del perturbed, lane, plan
+    pullback, inexact, retcode = residuals
+    cotangents = jax.tree.map(
+        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
+    )
+    (gradient,) = pullback(cotangents)
+    succeeded = retcode == ReturnCode.Success.value
+    return jax.tree.map(lambda g: jnp.where(succeeded, g, jnp.zeros_like(g)), gradient)
+
+
+#
+# Pieces
+#
+
+
+def _integrate(plan: Plan, lane: Lane) -> Result:
+    method: _Method = plan.method.value
+    field = _Field(plan.field, len(lane.consts))
+    # BacksolveAdjoint can't take empty containers.
+    args = (*lane.consts, *lane.p) or None
     terms = diffrax.ODETerm(field)
     if isinstance(method.solver, _IMEX):
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
@@ -118,28 +176,24 @@ def integrate(plan: Plan, lane: Lane) -> Result:
         lane.t0,
         lane.t1,
         None,
-        u0,
-        (consts, p),
+        lane.u0,
+        args,
         saveat=saveat,
         stepsize_controller=_controller(method, lane),
         adjoint=adjoint,
         max_steps=plan.maxiters,
         throw=False,
     )
-    return _result(plan, lane, sol, field, (consts, p))
-
-
-#
-# Pieces
-#
+    return _result(plan, lane, sol, field, args)
 
 
 class _Field(eqx.Module):
     field: Any = eqx.field(static=True)
+    n_consts: int = eqx.field(static=True)
 
     def __call__(self, t, u, args):
-        consts, p = args
-        return self.field(consts, u, p, t)
+        args = args or ()
+        return self.field(args[: self.n_consts], u, args[self.n_consts :], t)
 
 
 def _zero(t, u, args):
@@ -202,30 +256,30 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         # dt comes this way, not as dt0, as diffrax checks dt0 by a host callback.
         dt0 = self.dt
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
-        usable = jnp.isfinite(first)
-        return jnp.where(usable, first, t1), (state, t1, usable & _finite(y0))
+        # A first step of no length stands for a trajectory that can't begin.
+        usable = jnp.isfinite(first) & _finite(y0)
+        return jnp.where(usable, first, t0), state
 
-    def adapt_step_size(self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state):
-        state, end, usable = controller_state
+    def adapt_step_size(
+        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
+    ):
         keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
-            t0, t1, y0, y1_candidate, args, y_error, error_order, state
+            t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
         )
-        finite = _finite(y1_candidate)
-        keep = keep & finite
-        next_t0 = jnp.where(keep, next_t0, t0)
+        lost = ~(t1 > t0)
         if self.adaptive:
             # A trial step to infinity is rejected like any with a large error, and tried shorter
             # until time stands still, or rounding makes it no shorter.
             stuck = (next_t1 - next_t0 <= _spacing(next_t0)) | (~keep & (next_t1 >= t1))
-            stuck = stuck & (next_t0 < end)
-            diverges = ~finite | _leaps(y0, y1_candidate)
-            lost = stuck & diverges
-            underflow = stuck & ~diverges
-            result = diffrax.RESULTS.where(underflow, diffrax.RESULTS.dt_min_reached, result)
+            calm = _calm(y0, y1_candidate, self.atol)
+            lost = lost | (stuck & ~calm)
+            result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
         else:
-            lost = ~finite
-        result = diffrax.RESULTS.where(lost | ~usable, diffrax.RESULTS.nonfinite_input, result)
-        return keep, next_t0, next_t1, jump, (state, end, usable), result
+            lost = lost | ~_finite(y1_candidate)
+        keep = keep & ~lost
+        next_t0 = jnp.where(keep, next_t0, t0)
+        result = diffrax.RESULTS.where(lost, diffrax.RESULTS.nonfinite_input, result)
+        return keep, next_t0, next_t1, jump, state, result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
@@ -244,9 +298,7 @@ def _controller(method: _Method, lane: Lane) -> _Controller:
 
 
 def _finite(y: Any) -> Any:
-    return functools.reduce(
-        jnp.logical_and, [jnp.all(jnp.isfinite(x)) for x in jtu.tree_leaves(y)]
-    )
+    return _everywhere(jnp.isfinite, y)
 
 
 def _spacing(t: Any) -> Any:
@@ -254,14 +306,18 @@ def _spacing(t: Any) -> Any:
     return jnp.abs(t) * jnp.finfo(t.dtype).eps + jnp.finfo(t.dtype).tiny
 
 
-def _leaps(y0: Any, y1: Any) -> Any:
-    """Whether a step too short for time to feel it changes the state visibly."""
-    size = functools.reduce(jnp.maximum, [jnp.max(jnp.abs(x)) for x in jtu.tree_leaves(y0)])
-    change = functools.reduce(
-        jnp.maximum,
-        [jnp.max(jnp.abs(b - a)) for a, b in zip(*map(jtu.tree_leaves, (y0, y1)), strict=True)],
-    )
-    return change >= 1e-4 * size
+def _calm(y0: Any, y1: Any, atol: Any) -> Any:
+    """Whether a step too short for time to feel it leaves the state as good as unchanged.
+
+    (False for a state that is not finite.) If so, the tolerances can't be met; if not, the
+    solution diverges.
+    """
+    return _everywhere(lambda a, b: jnp.abs(b - a) <= 1e-4 * jnp.abs(a) + atol, y0, y1)
+
+
+def _everywhere(test: Callable, *trees: Any) -> Any:
+    leaves = zip(*map(jtu.tree_leaves, trees), strict=True)
+    return functools.reduce(jnp.logical_and, [jnp.all(test(*x)) for x in leaves])
 
 
 class _SaveTimes(diffrax.AbstractAdjoint):
@@ -313,15 +369,17 @@ def _result(plan: Plan, lane: Lane, sol: diffrax.Solution, field: _Field, args: 
         t = lane.saveat if saving.mode == "times" else sol.ts
     if lane.count is not None:
         reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
-    expand = (slice(None),) + (None,) * lane.u0.ndim
-    u = jnp.where(reached[expand], sol.ys, jnp.nan)
+    ys = sol.ys
+    overflow = reached & ~jnp.all(jnp.isfinite(ys), axis=tuple(range(1, ys.ndim)))
+    reached = reached & ~overflow
+    unstable = jnp.asarray(ReturnCode.Unstable.value, jnp.int8)
+    retcode = jnp.where(jnp.any(overflow), unstable, retcode)
+    u = jnp.where(reached.reshape(-1, *(1,) * (ys.ndim - 1)), ys, jnp.nan)
     if plan.own_times:
         t = jnp.where(reached, t, jnp.nan)
     du = None
     if saving.mode == "steps":
         du = jax.vmap(field, in_axes=(0, 0, None))(t, u, args)
-    if method.direction == "forward":
-        u, du = sensitivity.forward_only((u, du))
     steps, naccept = (
         jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
     )

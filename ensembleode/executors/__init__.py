@@ -2,8 +2,9 @@
 
 An executor is a module with
 
-- `pads`: whether a short last batch may be filled up with copies (so that it needs no program of
-  its own);
+- `vectorised`: whether a batch is stepped together, trajectory by trajectory independently: then
+  a batch had better fit the cache, and a short last one is filled up with copies (so that it needs
+  no program of its own);
 - `check(plan)`: raises `ValueError` for what this ensemble algorithm can't do;
 - `run(job, indices, repeat) -> Outcome`: solves those trajectories, eagerly or being traced.
 

@@ -9,7 +9,7 @@ from ..plan import Plan
 from .job import axes, Job, Outcome, solve_lane
 
 
-pads = True
+vectorised = True
 
 
 def check(plan: Plan) -> None:

@@ -13,8 +13,7 @@ from ..trajectories import Lane
 from .job import axes, finish, Job, Outcome
 
 
-# A copy of a column would count twice in the norm that chooses the step.
-pads = False
+vectorised = False
 
 _SHARED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
 

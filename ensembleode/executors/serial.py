@@ -11,7 +11,7 @@ from ..plan import Plan
 from .job import Job, Outcome, solve_lane
 
 
-pads = False
+vectorised = False
 
 
 def check(plan: Plan) -> None:

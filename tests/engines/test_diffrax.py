@@ -1,0 +1,202 @@
+"""The diffrax engine: orders of convergence, any diffrax object, agreement with diffrax itself."""
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from ..problems import lorenz, lotka_volterra
+
+
+EXPLICIT = [
+    (eo.Euler(), 1),
+    (eo.Heun(), 2),
+    (eo.Midpoint(), 2),
+    (eo.Ralston(), 2),
+    (eo.Bosh3(), 3),
+    (eo.Tsit5(), 5),
+    (eo.Dopri5(), 5),
+    (eo.Dopri8(), 8),
+]
+IMPLICIT = [
+    (eo.ImplicitEuler(), 1),
+    (eo.Kvaerno3(), 3),
+    (eo.Kvaerno4(), 4),
+    (eo.Kvaerno5(), 5),
+    (eo.KenCarp3(), 3),
+    (eo.KenCarp4(), 4),
+    (eo.KenCarp5(), 5),
+]
+# Steps to measure with: coarse enough for rounding, fine enough to be asymptotic.
+STEPS = {1: (128, 256), 2: (32, 128), 3: (16, 64), 4: (16, 48), 5: (10, 30), 8: (4, 10)}
+
+
+def ids(case):
+    return type(case).__name__ if not isinstance(case, int) else ""
+
+
+@pytest.mark.parametrize(("alg", "order"), EXPLICIT + IMPLICIT, ids=ids)
+def test_order(alg, order):
+    """With a fixed step, on u' = cos(t) u: u = exp(sin t)."""
+    assert alg.order == order
+    prob = eo.ODEProblem(lambda u, p, t: jnp.cos(t) * u, jnp.array([1.0]), (0.0, 2.0))
+    errors = []
+    for steps in STEPS[order]:
+        sol = eo.solve(prob, alg, dt=2.0 / steps, adaptive=False, abstol=1e-13, reltol=1e-13)
+        assert sol.retcode == eo.ReturnCode.Success
+        assert sol.stats.naccept == steps
+        errors.append(abs(float(sol.u[-1, 0]) - np.exp(np.sin(2.0))))
+    coarse, fine = STEPS[order]
+    measured = np.log(errors[0] / errors[1]) / np.log(fine / coarse)
+    assert abs(measured - order) < 0.2
+
+
+@pytest.mark.parametrize(("alg", "order"), EXPLICIT[1:] + IMPLICIT, ids=ids)
+def test_tolerance_is_met(alg, order):
+    prob = eo.ODEProblem(lambda u, p, t: jnp.cos(t) * u, jnp.array([1.0]), (0.0, 2.0))
+    tol = 1e-4 if order < 3 else 1e-7
+    sol = eo.solve(prob, alg, abstol=tol, reltol=tol)
+    assert sol.retcode == eo.ReturnCode.Success
+    assert abs(float(sol.u[-1, 0]) - np.exp(np.sin(2.0))) < 300 * tol
+
+
+@pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
+def test_stiff(alg):
+    """Robertson's problem, which an explicit method can't do."""
+
+    def robertson(u, p, t):
+        a, b, c = p[0] * u[0], p[1] * u[1] ** 2, p[2] * u[1] * u[2]
+        return jnp.array([-a + c, a - b - c, b])
+
+    p = jnp.array([0.04, 3e7, 1e4])
+    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1e3), p)
+    sol = eo.solve(prob, alg, abstol=1e-10, reltol=1e-7, maxiters=5000)
+    assert sol.retcode == eo.ReturnCode.Success
+    reference = [0.2934099, 1.7143e-6, 0.7065884]
+    np.testing.assert_allclose(sol.u[-1], reference, rtol=2e-4)
+    assert sol.stats.nf is None
+
+
+def test_counts_of_work():
+    """nf is the number of evaluations that the method needs, the automatic first step included."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
+    for alg, per_step, once in (
+        (eo.Euler(), 1, 0),
+        (eo.Heun(), 2, 0),
+        (eo.Bosh3(), 3, 1),
+        (eo.Tsit5(), 6, 1),
+        (eo.Dopri8(), 13, 1),
+    ):
+        fixed = eo.solve(prob, alg, dt=0.1, adaptive=False).stats
+        assert (fixed.naccept, fixed.nreject, fixed.nf) == (10, 0, 10 * per_step + once)
+    stats = eo.solve(prob, eo.Tsit5()).stats
+    assert stats.nf == 6 * (stats.naccept + stats.nreject) + 1 + 2
+
+
+CASES = [
+    ({}, {}),
+    ({"saveat": [0.5, 1.0, 2.0]}, {"saveat": diffrax.SaveAt(ts=jnp.array([0.5, 1.0, 2.0]))}),
+    ({"dt": 0.01}, {"dt0": 0.01}),
+]
+
+
+@pytest.mark.parametrize(("options", "theirs"), CASES)
+@pytest.mark.parametrize("alg", [eo.Tsit5(), eo.Kvaerno5()], ids=ids)
+def test_agrees_with_diffrax(alg, options, theirs):
+    """The same steps and the same values as diffeqsolve itself."""
+    p = jnp.array([1.5, 1.0, 3.0, 1.0])
+    prob = eo.ODEProblem(lotka_volterra, jnp.array([1.0, 1.0]), (0.0, 2.0), p)
+    sol = eo.solve(prob, alg, abstol=1e-8, reltol=1e-6, **options)
+    expected = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, u, p: lotka_volterra(u, p, t)),
+        getattr(diffrax, type(alg).__name__)(),
+        0.0,
+        2.0,
+        theirs.get("dt0"),
+        prob.u0,
+        p,
+        saveat=theirs.get("saveat", diffrax.SaveAt(t0=True, t1=True)),
+        stepsize_controller=diffrax.PIDController(rtol=1e-6, atol=1e-8),
+    )
+    np.testing.assert_allclose(sol.u, expected.ys, rtol=1e-13)
+    assert sol.stats.naccept == expected.stats["num_accepted_steps"]
+    assert sol.stats.nreject == expected.stats["num_rejected_steps"]
+
+
+def test_diffrax_objects_as_they_are():
+    prob = eo.ODEProblem(lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.array([10.0, 28.0, 8 / 3]))
+    ours = eo.solve(prob, eo.Tsit5(), abstol=1e-9, reltol=1e-9)
+    theirs = eo.solve(prob, diffrax.Tsit5(), abstol=1e-9, reltol=1e-9)
+    np.testing.assert_array_equal(ours.u, theirs.u)
+    controller = diffrax.PIDController(rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(eo.solve(prob, stepsize_controller=controller).u, ours.u)
+    pi = diffrax.PIDController(rtol=1e-9, atol=1e-9, pcoeff=0.3, icoeff=0.4)
+    other = eo.solve(prob, stepsize_controller=pi)
+    assert other.stats.naccept != ours.stats.naccept
+    np.testing.assert_allclose(other.u, ours.u, rtol=1e-7)
+    stepped = eo.solve(prob, stepsize_controller=diffrax.StepTo(ts=jnp.linspace(0.0, 1.0, 201)))
+    assert stepped.stats.naccept == 200
+    np.testing.assert_allclose(stepped.u, ours.u, rtol=1e-6)
+    exact = eo.solve(prob, diffrax.HalfSolver(diffrax.Heun()), abstol=1e-6, reltol=1e-6)
+    np.testing.assert_allclose(exact.u, ours.u, rtol=1e-3)
+    grads = [
+        jax.grad(lambda u0, s=s: eo.solve(eo.remake(prob, u0=u0), sensealg=s, maxiters=256).u.sum())(
+            prob.u0
+        )
+        for s in (None, diffrax.RecursiveCheckpointAdjoint())
+    ]
+    np.testing.assert_array_equal(*grads)
+
+
+def test_dtmin_of_a_controller_is_a_return_code():
+    controller = diffrax.PIDController(rtol=1e-9, atol=1e-9, dtmin=1e-2, force_dtmin=False)
+    prob = eo.ODEProblem(lambda u, p, t: -1e4 * u, jnp.array([1.0]), (0.0, 1.0))
+    assert eo.solve(prob, stepsize_controller=controller).retcode == eo.ReturnCode.DtLessThanMin
+
+
+def test_step_underflow_without_divergence():
+    """No step satisfies a tolerance below rounding; that is not a diverging solution."""
+    prob = eo.ODEProblem(lambda u, p, t: jnp.cos(1e3 * t) + u, jnp.array([1.0]), (1.0, 2.0))
+    sol = eo.solve(prob, abstol=1e-30, reltol=1e-30, maxiters=5000)
+    assert sol.retcode == eo.ReturnCode.DtLessThanMin
+    assert np.isnan(sol.u[-1]).all()
+
+
+@pytest.mark.parametrize("options", [{}, {"dt": 0.01, "adaptive": False}])
+def test_vector_field_with_a_hole(options):
+    """A trial step into the undefined is rejected; a trajectory that must go there is unstable."""
+    prob = eo.ODEProblem(lambda u, p, t: -jnp.sqrt(u), jnp.array([1.0]), (0.0, 1.9))
+    sol = eo.solve(prob, **options)
+    assert sol.retcode == eo.ReturnCode.Success
+    np.testing.assert_allclose(sol.u[-1], (1 - 1.9 / 2) ** 2, rtol=1e-2)
+    hole = eo.ODEProblem(
+        lambda u, p, t: jnp.where(t < 0.5, 1.0, jnp.nan) * u, jnp.array([1.0]), (0.0, 1.0)
+    )
+    assert eo.solve(hole, **options).retcode == eo.ReturnCode.Unstable
+
+
+def test_implicit_failure_is_a_return_code():
+    """A fixed step that Newton's method can't solve."""
+    prob = eo.ODEProblem(lambda u, p, t: jnp.exp(u), jnp.array([2.0]), (0.0, 1.0))
+    sol = eo.solve(prob, eo.ImplicitEuler(), dt=0.5, adaptive=False)
+    assert sol.retcode in (eo.ReturnCode.Failure, eo.ReturnCode.Unstable)
+    assert np.isnan(sol.u[-1]).all()
+
+
+def test_float32_and_complex():
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0], jnp.float32), (0.0, 1.0))
+    sol = eo.solve(prob, saveat=0.1)
+    assert sol.u.dtype == sol.t.dtype == jnp.float32
+    assert len(sol) == 11
+    np.testing.assert_allclose(sol.u[-1], np.exp(-1), rtol=1e-4)
+
+
+def test_tolerance_by_component():
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0, 1e6]), (0.0, 1.0))
+    loose = eo.solve(prob, abstol=jnp.array([1e-3, 1e3]), reltol=0.0)
+    tight = eo.solve(prob, abstol=jnp.array([1e-9, 1e3]), reltol=0.0)
+    assert abs(loose.u[-1, 0] - np.exp(-1)) > 1e-6
+    assert abs(tight.u[-1, 0] - np.exp(-1)) < 1e-8

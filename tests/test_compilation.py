@@ -1,0 +1,172 @@
+"""What compiles, when, and that nothing is stale."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from .test_conformance import ALGORITHMS
+
+
+@pytest.fixture(params=ALGORITHMS)
+def alg(request):
+    return ALGORITHMS[request.param]
+
+
+def solve_fresh(alg, *, rate, matrix, start, end, tol, times, seed, activation=jnp.tanh):
+    """Fresh functions each time, over other closed-over arrays and other numbers."""
+
+    @jax.jit
+    def inner(u):
+        return matrix @ u
+
+    def f(u, p, t):
+        return activation(p["rate"] * inner(u)) * jnp.cos(t)
+
+    prob = eo.ODEProblem(f, start, (0.0, end), {"rate": rate})
+    ens = eo.EnsembleProblem(
+        prob,
+        lambda prob, ctx: eo.remake(prob, u0=prob.u0 + jax.random.uniform(ctx.key, (2,)) + start),
+        lambda sol, ctx: (sol.u + matrix[0, 0], False),
+    )
+    return eo.solve(
+        ens, eo.Tsit5(), alg, trajectories=3, abstol=tol, reltol=tol, saveat=times, seed=seed
+    )
+
+
+FIRST = {
+    "rate": 1.0,
+    "matrix": jnp.eye(2),
+    "start": jnp.array([1.0, 2.0]),
+    "end": 1.0,
+    "tol": 1e-6,
+    "times": np.array([0.2, 1.0]),
+    "seed": 0,
+}
+SECOND = {
+    "rate": -2.5,
+    "matrix": jnp.array([[0.0, 1.0], [-1.0, 0.3]]),
+    "start": jnp.array([-1.0, 0.5]),
+    "end": 0.7,
+    "tol": 1e-9,
+    "times": np.array([0.1, 0.6]),
+    "seed": 7,
+}
+
+
+@pytest.mark.parametrize("activation", [jnp.tanh, jax.nn.softplus])
+def test_other_numbers_compile_nothing_and_are_not_stale(alg, compiles, activation):
+    solve_fresh(alg, activation=activation, **FIRST)
+    assert compiles.count > 0
+    compiles.count = 0
+    second = solve_fresh(alg, activation=activation, **SECOND)
+    assert compiles.count == 0
+    assert (second.retcode == eo.ReturnCode.Success).all()
+
+    # What a process that has seen nothing else would say.
+    jax.clear_caches()
+    anew = solve_fresh(alg, activation=activation, **SECOND)
+    np.testing.assert_array_equal(second.u, anew.u)
+    first = solve_fresh(alg, activation=activation, **FIRST)
+    assert not np.allclose(first.u, anew.u)
+
+
+def test_a_rebound_global_is_not_stale(alg):
+    scale = {"value": 1.0}
+
+    def f(u, p, t):
+        return -scale["value"] * u
+
+    ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.array([1.0]), (0.0, 1.0)))
+    ends = []
+    for scale["value"] in (1.0, 2.0, 1.0):
+        sim = eo.solve(ens, None, alg, trajectories=2, abstol=1e-9, reltol=1e-9)
+        ends.append(float(sim.u[0, -1, 0]))
+    np.testing.assert_allclose(ends, np.exp([-1, -2, -1]), rtol=1e-7)
+
+
+def test_eager_gradient_compiles_once(alg, compiles):
+    def loss(theta):
+        prob = eo.ODEProblem(lambda u, p, t: p * jax.nn.softplus(u), theta[:1], (0.0, 1.0), theta[1])
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id)
+        )
+        return eo.solve(ens, None, alg, trajectories=3, maxiters=256).u.sum()
+
+    first = jax.grad(loss)(jnp.array([1.0, -1.0]))
+    compiles.count = 0
+    second = jax.grad(loss)(jnp.array([2.0, -0.5]))
+    assert compiles.count == 0
+    assert not np.allclose(first, second)
+
+
+def test_custom_derivatives_are_not_confused():
+    """Two fields that compute the same, and differ in their derivative rules alone."""
+
+    def make(factor):
+        @jax.custom_jvp
+        def g(u):
+            return -u
+
+        g.defjvp(lambda primals, tangents: (g(*primals), -factor * tangents[0]))
+        return g
+
+    def gradient(factor):
+        g = make(factor)
+
+        def end(u0):
+            prob = eo.ODEProblem(lambda u, p, t: g(u), u0, (0.0, 1.0))
+            return eo.solve(prob, abstol=1e-9, reltol=1e-9, maxiters=256).u[-1, 0]
+
+        return jax.grad(end)(jnp.array([1.0]))[0]
+
+    for factor in (1.0, 2.0, 1.0):
+        np.testing.assert_allclose(gradient(factor), np.exp(-factor), rtol=1e-6)
+
+
+def test_prob_func_is_called_once(alg):
+    """A traced prob_func costs one call of Python, whatever the number of trajectories."""
+    calls = []
+
+    def prob_func(prob, ctx):
+        calls.append(ctx.index)
+        return eo.remake(prob, u0=prob.u0 * ctx.sim_id)
+
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
+    eo.solve(eo.EnsembleProblem(prob, prob_func), None, alg, trajectories=20, batch_size=5)
+    assert len(calls) == 1
+
+
+def test_shared_weights_are_not_copied():
+    """A network that all trajectories share enters the program once."""
+    w = jnp.ones((50, 50))
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=prob.u0 * ctx.sim_id)
+
+    prob = eo.ODEProblem(lambda u, p, t: -(p @ u), jnp.ones(50), (0.0, 0.01), w)
+    ens = eo.EnsembleProblem(prob, prob_func)
+
+    def ends(w):
+        ens_w = eo.EnsembleProblem(eo.remake(ens.prob, p=w), prob_func)
+        return eo.solve(ens_w, None, eo.EnsembleGPUArray(), trajectories=7).u
+
+    text = str(jax.make_jaxpr(ends)(w))
+    assert "7,50,50]" not in text
+    assert "50,50]" in text
+
+
+@pytest.mark.parametrize("saveat", [None, 0.25])
+@pytest.mark.parametrize("options", [{}, {"dt": 0.1, "adaptive": False}])
+def test_no_host_callback(alg, saveat, options):
+    prob = eo.ODEProblem(lambda u, p, t: p * u, jnp.array([1.0]), (0.0, 1.0), -1.0)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
+
+    def ends(u0):
+        ens_u0 = eo.EnsembleProblem(eo.remake(prob, u0=u0), ens.prob_func)
+        return eo.solve(ens_u0, None, alg, trajectories=3, saveat=saveat, **options).u
+
+    text = jax.jit(ends).lower(jnp.array([1.0])).as_text()
+    assert "callback" not in text

@@ -1,0 +1,187 @@
+"""Gradients: against finite differences, in every mode of differentiation, and past failures."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.flatten_util import ravel_pytree
+
+import ensembleode as eo
+
+from .problems import linear, lorenz, lotka_volterra, mlp, network
+from .test_conformance import ALGORITHMS
+
+
+TIGHT = {"abstol": 1e-12, "reltol": 1e-12}
+N = 3
+# field: (f, u0, p, span)
+FIELDS = {
+    "linear": (linear, jnp.array([1.0, 2.0]), jnp.array([-1.0, 0.5]), 1.0),
+    "lotka_volterra": (lotka_volterra, jnp.array([1.0, 1.0]), jnp.array([1.5, 1.0, 3.0, 1.0]), 2.0),
+    "lorenz": (lorenz, jnp.array([1.0, 0.0, 0.0]), jnp.array([10.0, 28.0, 8 / 3]), 2.0),
+    "mlp": (mlp, jnp.array([1.0, -0.5]), network(), 1.0),
+}
+
+
+def loss_of(field, alg, **options):
+    """A loss over all save points, of (u0, shared p, p of each trajectory), and its argument."""
+    f, u0, p, span = FIELDS[field]
+    p, unravel = ravel_pytree(eqx.filter(p, eqx.is_array))
+    static = eqx.filter(FIELDS[field][2], eqx.is_array, inverse=True)
+    weights = jnp.cos(jnp.arange(5.0))
+
+    def loss(x):
+        def prob_func(prob, ctx):
+            own = unravel(x["p"] * (1 + 0.1 * x["own"][ctx.index]))
+            return eo.remake(prob, u0=x["u0"] * (1 + 0.05 * ctx.index), p=eqx.combine(own, static))
+
+        prob = eo.ODEProblem(f, u0, (0.0, span), FIELDS[field][2])
+        sim = eo.solve(
+            eo.EnsembleProblem(prob, prob_func),
+            options.get("solver"),
+            alg,
+            trajectories=N,
+            saveat=jnp.linspace(0.0, span, 5),
+            sensealg=options.get("sensealg"),
+            maxiters=options.get("maxiters", 4096),
+            **TIGHT,
+        )
+        return jnp.sum(jnp.sin(sim.u) * weights[None, :, None])
+
+    return loss, {"u0": u0, "p": p, "own": jnp.array([0.0, 1.0, -1.0])}
+
+
+def check_against_differences(loss, x, gradient, directions=3, rtol=1e-6):
+    """Along random directions, by a central difference of fourth order."""
+    flat, unravel = ravel_pytree(x)
+    gradient = ravel_pytree(gradient)[0]
+    rng = np.random.default_rng(0)
+    for _ in range(directions):
+        v = rng.normal(size=flat.shape)
+        v /= np.linalg.norm(v)
+        h = 1e-3
+
+        def at(k, v=v, h=h):
+            return float(loss(unravel(flat + k * h * v)))
+
+        difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * h)
+        scale = float(jnp.linalg.norm(gradient)) / np.sqrt(len(flat))
+        assert abs(float(gradient @ v) - difference) < rtol * max(abs(difference), scale)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("field", FIELDS)
+def test_finite_differences(field, name):
+    loss, x = loss_of(field, ALGORITHMS[name])
+    check_against_differences(loss, x, jax.jit(jax.grad(loss))(x))
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("sensealg", [eo.DirectAdjoint(), eo.BacksolveAdjoint()])
+def test_adjoints_agree(name, sensealg):
+    loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)
+    reference, _ = loss_of("lotka_volterra", eo.EnsembleGPUArray())
+    expected = jax.jit(jax.grad(reference))(x)
+    got = jax.jit(jax.grad(loss))(x)
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-7, err_msg=key)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("sensealg", [eo.ForwardDiffSensitivity(), eo.DirectAdjoint()])
+def test_forward_mode(name, sensealg):
+    loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)
+    reference, _ = loss_of("lotka_volterra", eo.EnsembleGPUArray())
+    expected = jax.jit(jax.grad(reference))(x)
+    along = jax.tree.map(jnp.ones_like, x)
+    _, tangent = jax.jit(lambda x: jax.jvp(loss, (x,), (along,)))(x)
+    np.testing.assert_allclose(tangent, sum(jnp.sum(g) for g in expected.values()), rtol=1e-7)
+    jacobian = jax.jit(jax.jacfwd(loss))(x)
+    np.testing.assert_allclose(jacobian["p"], expected["p"], rtol=1e-7)
+
+
+def _jvp(loss, x):
+    return jax.jvp(loss, (x,), (jax.tree.map(jnp.ones_like, x),))
+
+
+WAYS_FORWARD = {
+    "jvp": _jvp,
+    "jit of jvp": lambda loss, x: jax.jit(lambda x: _jvp(loss, x))(x),
+    "jvp of jit": lambda loss, x: _jvp(jax.jit(loss), x),
+    "jacfwd": lambda loss, x: jax.jacfwd(loss)(x),
+    "jacfwd of jit": lambda loss, x: jax.jacfwd(jax.jit(loss))(x),
+    "hessian": lambda loss, x: jax.hessian(loss)(x),
+}
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("way", WAYS_FORWARD)
+@pytest.mark.parametrize("sensealg", [None, eo.BacksolveAdjoint()])
+def test_forward_mode_of_a_reverse_adjoint_names_the_remedy(name, way, sensealg):
+    loss, x = loss_of("linear", ALGORITHMS[name], sensealg=sensealg)
+    with pytest.raises(TypeError, match=r"sensealg=ForwardDiffSensitivity\(\) for forward mode"):
+        WAYS_FORWARD[way](loss, x)
+
+
+@pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
+def test_reverse_mode_of_forward_sensitivity_names_the_remedy(wrap):
+    loss, x = loss_of("linear", eo.EnsembleGPUArray(), sensealg=eo.ForwardDiffSensitivity())
+    with pytest.raises(TypeError, match="Leave sensealg out for reverse mode"):
+        wrap(jax.grad(loss))(x)
+
+
+def test_vmap_of_grad():
+    loss, x = loss_of("linear", eo.EnsembleGPUArray())
+    many = jax.tree.map(lambda v: jnp.stack([v, 1.1 * v]), x)
+    batched = jax.jit(jax.vmap(jax.grad(loss)))(many)
+    single = jax.jit(jax.grad(loss))
+    for i in range(2):
+        alone = single(jax.tree.map(lambda v, i=i: v[i], many))
+        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-9), batched, alone)
+
+
+@pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "columns"])
+@pytest.mark.parametrize("sensealg", [None, eo.BacksolveAdjoint()])
+def test_failed_trajectories_do_not_spoil_the_gradient(name, sensealg):
+    """u' = p u^2 from 1 blows up at t = 1/p; a NaN is lost from the start. Masked, both vanish."""
+    u0s = jnp.array([0.5, 3.0, jnp.nan, 0.7])
+
+    def loss(p):
+        prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.array([1.0]), (0.0, 1.0), p)
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index][None])
+        )
+        sim = eo.solve(
+            ens, None, ALGORITHMS[name], trajectories=4, sensealg=sensealg, abstol=1e-10, reltol=1e-10
+        )
+        good = sim.retcode == eo.ReturnCode.Success.value
+        return jnp.sum(jnp.where(good[:, None], sim.u[:, -1], 0.0))
+
+    value, gradient = jax.jit(jax.value_and_grad(loss))(jnp.array(1.0))
+    good = np.array([0.5, 0.7])
+    np.testing.assert_allclose(value, np.sum(good / (1 - good)), rtol=1e-8)
+    np.testing.assert_allclose(gradient, np.sum(good**2 / (1 - good) ** 2), rtol=1e-7)
+
+
+def test_implicit_solver():
+    loss, x = loss_of("lotka_volterra", eo.EnsembleGPUArray(), solver=eo.Kvaerno5())
+    reference, _ = loss_of("lotka_volterra", eo.EnsembleGPUArray())
+    got, expected = jax.jit(jax.grad(loss))(x), jax.jit(jax.grad(reference))(x)
+    for key, value in expected.items():
+        np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
+
+
+def test_gradient_of_closures_spans_and_save_times():
+    """What f closes over, the ends of the span and the save times are differentiated, too."""
+
+    def end(rate, t1, save):
+        prob = eo.ODEProblem(lambda u, p, t: rate * u, jnp.array([1.0]), (0.0, t1))
+        ends = eo.solve(prob, **TIGHT).u[-1, 0]
+        return ends + eo.solve(prob, saveat=save[None], **TIGHT).u[0, 0]
+
+    point = (jnp.array(-1.0), jnp.array(1.0), jnp.array(0.5))
+    d_rate, d_t1, d_save = jax.jit(jax.grad(end, argnums=(0, 1, 2)))(*point)
+    np.testing.assert_allclose(d_rate, np.exp(-1) + 0.5 * np.exp(-0.5), rtol=1e-8)
+    np.testing.assert_allclose(d_t1, -np.exp(-1), rtol=1e-8)
+    np.testing.assert_allclose(d_save, -np.exp(-0.5), rtol=1e-4)

@@ -1,0 +1,45 @@
+"""The published result of SciML's data-parallel training tutorial."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ensembleode as eo
+
+from .test_conformance import ALGORITHMS
+
+
+PUBLISHED = [1.094120061965113, -0.41178007289727964]
+
+
+def loss(theta, ensemblealg, **options):
+    prob = eo.ODEProblem(lambda u, p, t: 1.01 * u * p, theta[:1], (0.0, 1.0), theta[1:])
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=0.5 + ctx.sim_id / 100 * prob.u0)
+
+    ens = eo.EnsembleProblem(prob, prob_func=prob_func)
+    sim = eo.solve(ens, eo.Tsit5(), ensemblealg, saveat=0.1, trajectories=100, **options)
+    return jnp.sum((1.0 - sim.u) ** 2)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    ("options", "close"), [({"abstol": 1e-10, "reltol": 1e-10}, 2e-6), ({}, 2e-4)]
+)
+def test_training(name, options, close):
+    optimizer = optax.adam(0.1)
+    theta = jnp.array([3.0, 1.0])
+    state = optimizer.init(theta)
+
+    @jax.jit
+    def update(theta, state):
+        gradient = jax.grad(loss)(theta, ALGORITHMS[name], **options)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(theta, updates), state
+
+    for _ in range(99):
+        theta, state = update(theta, state)
+    np.testing.assert_allclose(theta, PUBLISHED, atol=close, rtol=0)
