@@ -39,7 +39,7 @@ def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
     What fits the cache on the CPU (where the executor is vectorised), a quarter of the memory of
     an accelerator; in any case at most 256 MiB of the host's. Batches are of equal size.
     """
-    (u0,) = job.plan.field.out_avals
+    u0 = job.plan.state
     state = max(1, math.prod(u0.shape))
     rows = job.plan.saving.rows or 256
     # Stages twice over (XLA keeps old and new), or the Jacobian of an implicit method.
@@ -78,14 +78,15 @@ def run_eagerly(
         return _reduce_eagerly(
             job, executor, trajectories, batch_size, reduction, u_init, max_repeats, advance
         )
-    gathered = None
-    for wanted in _ranges(trajectories, batch_size):
-        outcome = _with_reruns(job, executor, wanted, batch_size, max_repeats)
-        if trajectories > batch_size:
-            gathered = gathered or _Gather(trajectories)
-            gathered.add(wanted, outcome)
-        advance(len(wanted))
-    outcome = outcome if gathered is None else gathered.outcome()
+    if trajectories <= batch_size:
+        outcome = _with_reruns(job, executor, np.arange(trajectories), batch_size, max_repeats)
+        advance(trajectories)
+    else:
+        gathered = _Gather(trajectories)
+        for wanted in _ranges(trajectories, batch_size):
+            gathered.add(wanted, _with_reruns(job, executor, wanted, batch_size, max_repeats))
+            advance(len(wanted))
+        outcome = gathered.outcome()
     return Ensemble(outcome.out, outcome, True)
 
 
@@ -110,12 +111,17 @@ def _reduce_eagerly(
         advance(len(wanted))
         if converged := bool(stop):
             break
-    total = Outcome(None, None, None, None, np.concatenate(codes), *counts, None)
-    return Ensemble(u, total, converged)
+    return Ensemble(u, _total(np.concatenate(codes), counts), converged)
 
 
 def _counts(outcome: Outcome) -> tuple:
     return outcome.naccept, outcome.nreject, outcome.nf
+
+
+def _total(retcode: Any, counts: Any) -> Outcome:
+    """The outcome of a reduced ensemble: return codes of each, and total counts."""
+    naccept, nreject, nf = counts
+    return Outcome(None, None, None, None, retcode, naccept, nreject, nf, None)
 
 
 def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
@@ -130,7 +136,8 @@ def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
         # Powers of two, so that few shapes are compiled.
         size = min(2 ** math.ceil(math.log2(len(pending))), batch_size)
         again = _batch(job, executor, wanted[pending], repeat, size)
-        jax.tree.map(lambda x, new: x.__setitem__(pending, new), outcome, again)
+        for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
+            old[pending] = new
     return _give_up(outcome, np)
 
 
@@ -162,24 +169,21 @@ class _Gather:
 
     def __init__(self, trajectories: int):
         self.trajectories = trajectories
-        self.done = 0
-        self.leaves: list[np.ndarray] | None = None
+        self.leaves: list[np.ndarray] = []
         self.structure: Any = None
 
-    def add(self, wanted: np.ndarray, outcome: Outcome) -> "_Gather":
+    def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
         leaves, self.structure = jtu.tree_flatten(outcome)
         leaves = [np.asarray(x) for x in leaves]
-        if self.leaves is None:
+        if not self.leaves:
             self.leaves = [_blank((self.trajectories, *x.shape[1:]), x.dtype) for x in leaves]
         for i, new in enumerate(leaves):
             self.leaves[i] = _fit(self.leaves[i], new)
             rows = tuple(slice(0, n) for n in new.shape[1:])
             self.leaves[i][(wanted, *rows)] = new
-        self.done = int(wanted[-1]) + 1
-        return self
 
     def outcome(self) -> Outcome:
-        return jtu.tree_unflatten(self.structure, [x[: self.done] for x in self.leaves])
+        return jtu.tree_unflatten(self.structure, self.leaves)
 
 
 def _blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
@@ -273,7 +277,7 @@ def run_traced(
         carry, last = step(carry, rest)
         outcome = _join(outcome, last)
     sums = jax.tree.map(jnp.sum, _counts(outcome))
-    return Ensemble(carry[0], Outcome(*outcome[:5], *sums, None), carry[1])
+    return Ensemble(carry[0], _total(outcome.retcode, sums), carry[1])
 
 
 def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:

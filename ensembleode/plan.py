@@ -19,6 +19,7 @@ class Plan:
     - `engine`: the module that integrates (see `ensembleode.engines`).
     - `method`: the solver and its static options, as that engine wants them.
     - `field`: the vector field, `field(consts, u, p, t)`.
+    - `state`: the shape and dtype of a trajectory's state (an abstract value).
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
     - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
@@ -29,10 +30,11 @@ class Plan:
     engine: Any
     method: Static
     field: Callable
+    state: Any
     saving: Saving
     maxiters: int
     batched: Lane
-    output: Program | None
+    output: Program | None = None
 
     @property
     def own_times(self) -> bool:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -35,7 +36,7 @@ class Program:
     def __init__(self, jaxpr: jex.Jaxpr, out_tree: Any, key: tuple):
         self.jaxpr = jaxpr
         self.out_tree = out_tree
-        self.out_avals = tuple(v.aval for v in jaxpr.outvars)
+        self.out_avals: tuple[Any, ...] = tuple(v.aval for v in jaxpr.outvars)
         self._key = (key, out_tree)
         self._hash = hash(self._key)
 
@@ -264,10 +265,10 @@ def _rules_key(closed: jex.ClosedJaxpr, custom: set) -> Any:
     (A rule often calls its own function; one that calls others with rules is compared by identity,
     which may compile once too often, and is never stale.)
     """
-    avals = [v.aval for v in [*closed.jaxpr.constvars, *closed.jaxpr.invars]]
+    avals: list[Any] = [v.aval for v in [*closed.jaxpr.constvars, *closed.jaxpr.invars]]
     n_consts = len(closed.jaxpr.constvars)
     is_diff = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
-    outs = [v.aval for v in closed.jaxpr.outvars]
+    outs: list[Any] = [v.aval for v in closed.jaxpr.outvars]
 
     def structs(avals):
         return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]

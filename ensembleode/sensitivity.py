@@ -83,7 +83,8 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
 
     def rule(primals, tangents):
         (x,), (t,) = primals, tangents
-        return x, _tangent_p.bind(x, t, **errors)
+        # Marked again, for a derivative of the derivative.
+        return identity(x), _tangent_p.bind(x, t, **errors)
 
     identity.defjvp(rule)
 

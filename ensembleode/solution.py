@@ -2,7 +2,7 @@
 
 import enum
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
 import jax
@@ -14,7 +14,7 @@ from .program import is_tracer
 
 
 # Results gathered from several batches are NumPy arrays, on the host.
-AnyArray = Array | np.ndarray | np.generic
+AnyArray: TypeAlias = Array | np.ndarray | np.generic
 
 
 class ReturnCode(enum.IntEnum):
@@ -96,17 +96,17 @@ class ODESolution(eqx.Module):
         return _hermite(self.t, self.u, self._du, self.length, jnp.asarray(t, self.t.dtype))
 
     def __len__(self) -> int:
-        return self.t.shape[0]
+        return np.shape(self.t)[0]
 
     def __repr__(self) -> str:
         if is_tracer(self.retcode):
             return f"ODESolution(u={_shape_of(self.u)}, traced)"
         return "\n".join(
             [
-                f"ODESolution: {len(self.t)} times, state {self.u.shape[1:]} {self.u.dtype}",
+                f"ODESolution: {len(self)} times, state {self.u.shape[1:]} {self.u.dtype}",
                 f"  retcode  {ReturnCode(int(self.retcode)).name}",
                 f"  t        {_span(self.t)}",
-                f"  steps    {int(self.stats.naccept)} accepted, {int(self.stats.nreject)} rejected",
+                f"  steps    {_steps(self.stats)}",
             ]
         )
 
@@ -208,15 +208,14 @@ class EnsembleSolution(eqx.Module):
             return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, traced)"
         n = len(self)
         if self.kind == "trajectories":
-            what = f"{n} trajectories x {self.u.shape[1]} times, state {self.u.shape[2:]} {self.u.dtype}"
+            rows, *state = self.u.shape[1:]
+            what = f"{n} trajectories x {rows} times, state {tuple(state)} {self.u.dtype}"
         else:
             what = f"{n} trajectories, {self.kind} {_shape_of(self.u)}"
         lines = [f"EnsembleSolution: {what}", f"  retcode  {count_codes(self.retcode)}"]
         if self.t is not None:
             lines.append(f"  t        {_span(self.t)}")
-        lines.append(
-            f"  steps    {_range(self.stats.naccept)} accepted, {_range(self.stats.nreject)} rejected"
-        )
+        lines.append(f"  steps    {_steps(self.stats)}")
         if self.kind == "reduced":
             lines.append(f"  converged {bool(self.converged)}")
         lines.append(f"  engine   {self.engine}")
@@ -272,10 +271,13 @@ def _hermite(ts, us, dus, length, t):
 
 def _span(t: Any) -> str:
     t = np.asarray(t)
-    first, last = t[..., 0], np.where(np.isnan(t[..., -1]), np.nan, t[..., -1])
     if t.ndim == 2:
-        return f"own times for each, from {_range(first)} on"
-    return f"{first:g} to {last:g}"
+        return f"own times for each, from {_range(t[:, 0])} on"
+    return f"{t[0]:g} to {t[-1]:g}"
+
+
+def _steps(stats: Stats) -> str:
+    return f"{_range(stats.naccept)} accepted, {_range(stats.nreject)} rejected"
 
 
 def _range(x: Any) -> str:
@@ -285,5 +287,4 @@ def _range(x: Any) -> str:
 
 
 def _shape_of(tree: PyTree) -> Any:
-    shapes = jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(np.shape(x))}", tree)
-    return shapes
+    return jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(np.shape(x))}", tree)

@@ -242,10 +242,10 @@ def _job(ens: EnsembleProblem, every: Trajectories, engine: Any, alg: Any, key: 
         engine=engine,
         method=engine.method(alg, every.options, has_dt=has_dt),
         field=every.field,
+        state=every.field.out_avals[0],
         saving=every.saving,
         maxiters=every.options["maxiters"],
         batched=every.batched,
-        output=None,
     )
     traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     job = Job(plan, every, key, traced, ens.output_func)
@@ -330,7 +330,7 @@ def _ensemble_solution(
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = int(lengths.max())
-            u, t, du = u[:, :most], t[:, :most], du[:, :most]
+            u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
     return EnsembleSolution(
         u, t, retcode, lengths, stats, result.converged, elapsed, choice, kind, du
     )

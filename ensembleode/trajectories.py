@@ -19,9 +19,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .logs import log_once
-from .options import STATIC_OPTIONS, resolve, time_dtype_of
+from .options import resolve, STATIC_OPTIONS, time_dtype_of
 from .problem import EnsembleContext, EnsembleProblem, ODEProblem
-from .program import Program, is_tracer, trace
+from .program import is_tracer, Program, trace
 from .saving import grid, resolve_saving, Saving, Spacing
 
 
@@ -62,7 +62,7 @@ class Trajectories:
     """
 
     field: Program
-    saving: Saving | Spacing
+    saving: Any
     options: dict
     batched: Lane
     lanes: Callable[[Any, Any], Lane]
@@ -238,7 +238,8 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
         leaves = [next(outs) if out else x for out, x in zip(is_output, rest, strict=True)]
         return jtu.tree_unflatten(found["structure"], leaves)
 
-    integer = program.jaxpr.invars[0].aval.dtype
+    aval: Any = program.jaxpr.invars[0].aval
+    integer = aval.dtype
 
     def as_integers(*args):
         return [x.astype(integer) if is_tracer(x) else np.asarray(x, integer) for x in args]

@@ -89,10 +89,10 @@ def test_a_rebound_global_is_not_stale(alg):
 
 def test_eager_gradient_compiles_once(alg, compiles):
     def loss(theta):
-        prob = eo.ODEProblem(lambda u, p, t: p * jax.nn.softplus(u), theta[:1], (0.0, 1.0), theta[1])
-        ens = eo.EnsembleProblem(
-            prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id)
+        prob = eo.ODEProblem(
+            lambda u, p, t: p * jax.nn.softplus(u), theta[:1], (0.0, 1.0), theta[1]
         )
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
         return eo.solve(ens, None, alg, trajectories=3, maxiters=256).u.sum()
 
     first = jax.grad(loss)(jnp.array([1.0, -1.0]))

@@ -138,7 +138,9 @@ def test_vmap_of_grad():
     single = jax.jit(jax.grad(loss))
     for i in range(2):
         alone = single(jax.tree.map(lambda v, i=i: v[i], many))
-        jax.tree.map(lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-9), batched, alone)
+        jax.tree.map(
+            lambda a, b, i=i: np.testing.assert_allclose(a[i], b, rtol=1e-9), batched, alone
+        )
 
 
 @pytest.mark.parametrize("name", [name for name in ALGORITHMS if name != "columns"])
@@ -149,11 +151,15 @@ def test_failed_trajectories_do_not_spoil_the_gradient(name, sensealg):
 
     def loss(p):
         prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.array([1.0]), (0.0, 1.0), p)
-        ens = eo.EnsembleProblem(
-            prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index][None])
-        )
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index][None]))
         sim = eo.solve(
-            ens, None, ALGORITHMS[name], trajectories=4, sensealg=sensealg, abstol=1e-10, reltol=1e-10
+            ens,
+            None,
+            ALGORITHMS[name],
+            trajectories=4,
+            sensealg=sensealg,
+            abstol=1e-10,
+            reltol=1e-10,
         )
         good = sim.retcode == eo.ReturnCode.Success.value
         return jnp.sum(jnp.where(good[:, None], sim.u[:, -1], 0.0))

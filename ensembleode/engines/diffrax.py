@@ -26,6 +26,7 @@ from ..trajectories import Lane
 
 name = "diffrax"
 
+_NONFINITE: Any = diffrax.RESULTS.nonfinite_input
 _IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
 
 
@@ -62,15 +63,13 @@ def refusal(alg: Any) -> str | None:
     )
 
 
-def method(alg: ODESolver | diffrax.AbstractSolver, options: dict, *, has_dt: bool) -> Static:
+def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
     **Raises:** `ValueError` for a fixed step without `dt` or an adaptive one without an error
     estimate; `TypeError` for a wrong `sensealg` or `stepsize_controller`.
     """
-    solver = alg
-    if isinstance(alg, ODESolver):
-        solver = getattr(diffrax, type(alg).__name__)()
+    solver = getattr(diffrax, type(alg).__name__)() if isinstance(alg, ODESolver) else alg
     can_adapt = isinstance(solver, diffrax.AbstractAdaptiveSolver)
     controller = options["stepsize_controller"]
     adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
@@ -88,10 +87,14 @@ def method(alg: ODESolver | diffrax.AbstractSolver, options: dict, *, has_dt: bo
     if not adaptive and not has_dt and not isinstance(controller, diffrax.StepTo):
         reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+    if isinstance(alg, ODESolver) and alg.implicit:
+        solver = _with_root_finder(solver, adaptive)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
         if isinstance(solver, _IMEX):
-            raise ValueError(f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out.")
+            raise ValueError(
+                f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out."
+            )
         if options["save_everystep"]:
             raise ValueError(
                 "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
@@ -226,12 +229,26 @@ def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
     )
 
 
-def _cost(solver: diffrax.AbstractSolver) -> tuple[int | None, bool]:
-    """Stages of a step and whether the last is the next one's first; None if they can't be counted."""
+def _with_root_finder(solver: Any, adaptive: bool) -> diffrax.AbstractSolver:
+    """The Jacobian anew in each stage; in each iteration where a step can't be tried shorter.
+
+    (diffrax computes it once a step by default, which converges so badly on stiff problems that
+    KenCarp4 needs a hundred times the steps on Robertson's.)
+    """
+    if adaptive:
+        finder = diffrax.with_stepsize_controller_tols(optimistix.Chord)()
+        return type(solver)(root_finder=finder)
+    finder = diffrax.with_stepsize_controller_tols(optimistix.Newton)()
+    return type(solver)(root_finder=finder, root_find_max_steps=20)
+
+
+def _cost(solver: Any) -> tuple[int | None, bool]:
+    """Stages of a step, None if they can't be counted; whether the last is the next one's first."""
     if isinstance(solver, diffrax.Euler):
         return 1, False
-    if isinstance(solver, diffrax.AbstractERK):
-        return solver.tableau.num_stages, bool(solver.tableau.fsal)
+    tableau = getattr(solver, "tableau", None)
+    if isinstance(solver, diffrax.AbstractERK) and isinstance(tableau, diffrax.ButcherTableau):
+        return tableau.num_stages, bool(tableau.fsal)
     return None, False
 
 
@@ -270,7 +287,9 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         if self.adaptive:
             # A trial step to infinity is rejected like any with a large error, and tried shorter
             # until time stands still, or rounding makes it no shorter.
-            stuck = (next_t1 - next_t0 <= _spacing(next_t0)) | (~keep & (next_t1 >= t1))
+            spacing = _spacing(next_t0)
+            no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
+            stuck = (next_t1 - next_t0 <= spacing) | no_shorter
             calm = _calm(y0, y1_candidate, self.atol)
             lost = lost | (stuck & ~calm)
             result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
@@ -278,14 +297,15 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
             lost = lost | ~_finite(y1_candidate)
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
-        result = diffrax.RESULTS.where(lost, diffrax.RESULTS.nonfinite_input, result)
+        result = diffrax.RESULTS.where(lost, _NONFINITE, result)
         return keep, next_t0, next_t1, jump, state, result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
     dt = None if lane.dt is None else jnp.abs(lane.dt)
-    inner, rtol, atol = method.controller, lane.reltol, lane.abstol
-    norm = optimistix.rms_norm
+    inner: Any = method.controller
+    rtol, atol = lane.reltol, lane.abstol
+    norm: Any = optimistix.rms_norm
     if inner is None and method.adaptive:
         inner = diffrax.PIDController(rtol=rtol, atol=atol)
     elif inner is None:
@@ -350,11 +370,11 @@ _CODES = (
     (diffrax.RESULTS.successful, ReturnCode.Success),
     (diffrax.RESULTS.max_steps_reached, ReturnCode.MaxIters),
     (diffrax.RESULTS.dt_min_reached, ReturnCode.DtLessThanMin),
-    (diffrax.RESULTS.nonfinite_input, ReturnCode.Unstable),
+    (_NONFINITE, ReturnCode.Unstable),
 )
 
 
-def _result(plan: Plan, lane: Lane, sol: diffrax.Solution, field: _Field, args: Any) -> Result:
+def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Result:
     method: _Method = plan.method.value
     saving = plan.saving
     retcode = jnp.asarray(ReturnCode.Failure.value, jnp.int8)

@@ -78,10 +78,11 @@ def with_output(job: Job) -> Job:
 
     **Raises:** `TypeError` for an `output_func` that can't be traced, or doesn't return a pair.
     """
-    if job.output_func is None:
+    output_func = job.output_func
+    if output_func is None:
         return job
     plan = job.plan
-    (state,) = plan.field.out_avals
+    state = plan.state
     rows = (plan.saving.rows,)
 
     def array(shape, dtype):
@@ -95,7 +96,7 @@ def with_output(job: Job) -> Job:
     result = Result(u, t, du, count, array((), np.int8), count, count, nf)
 
     def output(result, index, repeat, key):
-        got = job.output_func(solution_of(result), EnsembleContext(index, repeat, key))
+        got = output_func(solution_of(result), EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "

@@ -4,6 +4,7 @@ import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optimistix
 import pytest
 
 import ensembleode as eo
@@ -30,27 +31,52 @@ IMPLICIT = [
     (eo.KenCarp4(), 4),
     (eo.KenCarp5(), 5),
 ]
-# Steps to measure with: coarse enough for rounding, fine enough to be asymptotic.
-STEPS = {1: (128, 256), 2: (32, 128), 3: (16, 64), 4: (16, 48), 5: (10, 30), 8: (4, 10)}
 
 
 def ids(case):
     return type(case).__name__ if not isinstance(case, int) else ""
 
 
+def oscillator():
+    """u'' = -u to t = 20."""
+    prob = eo.ODEProblem(
+        lambda u, p, t: jnp.array([u[1], -u[0]]), jnp.array([0.0, 1.0]), (0.0, 20.0)
+    )
+    return prob, np.array([np.sin(20.0), np.cos(20.0)])
+
+
+def growth():
+    """u' = cos(t) u to t = 2."""
+    prob = eo.ODEProblem(lambda u, p, t: jnp.cos(t) * u, jnp.array([1.0]), (0.0, 2.0))
+    return prob, np.exp(np.sin([2.0]))
+
+
+# Two numbers of steps: fine enough to be asymptotic, coarse enough for rounding not to show.
+# (On the oscillator, a linear problem, order 8 would show as 9.)
+STEPS = {
+    1: (oscillator, 10_000, 20_000),
+    2: (oscillator, 640, 1280),
+    3: (oscillator, 320, 640),
+    4: (oscillator, 320, 640),
+    5: (oscillator, 400, 800),
+    8: (growth, 8, 16),
+}
+
+
 @pytest.mark.parametrize(("alg", "order"), EXPLICIT + IMPLICIT, ids=ids)
 def test_order(alg, order):
-    """With a fixed step, on u' = cos(t) u: u = exp(sin t)."""
+    """The order of convergence with a fixed step."""
     assert alg.order == order
-    prob = eo.ODEProblem(lambda u, p, t: jnp.cos(t) * u, jnp.array([1.0]), (0.0, 2.0))
+    problem, *numbers = STEPS[order]
+    prob, expected = problem()
+    length = prob.tspan[1] - prob.tspan[0]
     errors = []
-    for steps in STEPS[order]:
-        sol = eo.solve(prob, alg, dt=2.0 / steps, adaptive=False, abstol=1e-13, reltol=1e-13)
+    for steps in numbers:
+        sol = eo.solve(prob, alg, dt=length / steps, adaptive=False, abstol=1e-13, reltol=1e-13)
         assert sol.retcode == eo.ReturnCode.Success
         assert sol.stats.naccept == steps
-        errors.append(abs(float(sol.u[-1, 0]) - np.exp(np.sin(2.0))))
-    coarse, fine = STEPS[order]
-    measured = np.log(errors[0] / errors[1]) / np.log(fine / coarse)
+        errors.append(np.linalg.norm(np.asarray(sol.u[-1]) - expected))
+    measured = np.log2(errors[0] / errors[1])
     assert abs(measured - order) < 0.2
 
 
@@ -65,17 +91,17 @@ def test_tolerance_is_met(alg, order):
 
 @pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
 def test_stiff(alg):
-    """Robertson's problem, which an explicit method can't do."""
+    """Robertson's problem; its solution at t = 40 after Hairer and Wanner."""
 
     def robertson(u, p, t):
         a, b, c = p[0] * u[0], p[1] * u[1] ** 2, p[2] * u[1] * u[2]
         return jnp.array([-a + c, a - b - c, b])
 
     p = jnp.array([0.04, 3e7, 1e4])
-    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1e3), p)
-    sol = eo.solve(prob, alg, abstol=1e-10, reltol=1e-7, maxiters=5000)
+    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 40.0), p)
+    sol = eo.solve(prob, alg, abstol=1e-10, reltol=1e-6, maxiters=5000)
     assert sol.retcode == eo.ReturnCode.Success
-    reference = [0.2934099, 1.7143e-6, 0.7065884]
+    reference = [0.7158270688, 9.185534765e-6, 0.2841637457]
     np.testing.assert_allclose(sol.u[-1], reference, rtol=2e-4)
     assert sol.stats.nf is None
 
@@ -96,6 +122,13 @@ def test_counts_of_work():
     assert stats.nf == 6 * (stats.naccept + stats.nreject) + 1 + 2
 
 
+def theirs_of(alg):
+    if not alg.implicit:
+        return getattr(diffrax, type(alg).__name__)()
+    finder = diffrax.with_stepsize_controller_tols(optimistix.Chord)()
+    return getattr(diffrax, type(alg).__name__)(root_finder=finder)
+
+
 CASES = [
     ({}, {}),
     ({"saveat": [0.5, 1.0, 2.0]}, {"saveat": diffrax.SaveAt(ts=jnp.array([0.5, 1.0, 2.0]))}),
@@ -112,7 +145,7 @@ def test_agrees_with_diffrax(alg, options, theirs):
     sol = eo.solve(prob, alg, abstol=1e-8, reltol=1e-6, **options)
     expected = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, u, p: lotka_volterra(u, p, t)),
-        getattr(diffrax, type(alg).__name__)(),
+        theirs_of(alg),
         0.0,
         2.0,
         theirs.get("dt0"),
@@ -127,7 +160,9 @@ def test_agrees_with_diffrax(alg, options, theirs):
 
 
 def test_diffrax_objects_as_they_are():
-    prob = eo.ODEProblem(lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.array([10.0, 28.0, 8 / 3]))
+    prob = eo.ODEProblem(
+        lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.array([10.0, 28.0, 8 / 3])
+    )
     ours = eo.solve(prob, eo.Tsit5(), abstol=1e-9, reltol=1e-9)
     theirs = eo.solve(prob, diffrax.Tsit5(), abstol=1e-9, reltol=1e-9)
     np.testing.assert_array_equal(ours.u, theirs.u)
@@ -143,9 +178,9 @@ def test_diffrax_objects_as_they_are():
     exact = eo.solve(prob, diffrax.HalfSolver(diffrax.Heun()), abstol=1e-6, reltol=1e-6)
     np.testing.assert_allclose(exact.u, ours.u, rtol=1e-3)
     grads = [
-        jax.grad(lambda u0, s=s: eo.solve(eo.remake(prob, u0=u0), sensealg=s, maxiters=256).u.sum())(
-            prob.u0
-        )
+        jax.grad(
+            lambda u0, s=s: eo.solve(eo.remake(prob, u0=u0), sensealg=s, maxiters=256).u.sum()
+        )(prob.u0)
         for s in (None, diffrax.RecursiveCheckpointAdjoint())
     ]
     np.testing.assert_array_equal(*grads)
@@ -160,7 +195,7 @@ def test_dtmin_of_a_controller_is_a_return_code():
 def test_step_underflow_without_divergence():
     """No step satisfies a tolerance below rounding; that is not a diverging solution."""
     prob = eo.ODEProblem(lambda u, p, t: jnp.cos(1e3 * t) + u, jnp.array([1.0]), (1.0, 2.0))
-    sol = eo.solve(prob, abstol=1e-30, reltol=1e-30, maxiters=5000)
+    sol = eo.solve(prob, abstol=0.0, reltol=1e-100, maxiters=5000)
     assert sol.retcode == eo.ReturnCode.DtLessThanMin
     assert np.isnan(sol.u[-1]).all()
 
@@ -171,7 +206,7 @@ def test_vector_field_with_a_hole(options):
     prob = eo.ODEProblem(lambda u, p, t: -jnp.sqrt(u), jnp.array([1.0]), (0.0, 1.9))
     sol = eo.solve(prob, **options)
     assert sol.retcode == eo.ReturnCode.Success
-    np.testing.assert_allclose(sol.u[-1], (1 - 1.9 / 2) ** 2, rtol=1e-2)
+    np.testing.assert_allclose(sol.u[-1], (1 - 1.9 / 2) ** 2, rtol=0.05)
     hole = eo.ODEProblem(
         lambda u, p, t: jnp.where(t < 0.5, 1.0, jnp.nan) * u, jnp.array([1.0]), (0.0, 1.0)
     )
@@ -186,12 +221,12 @@ def test_implicit_failure_is_a_return_code():
     assert np.isnan(sol.u[-1]).all()
 
 
-def test_float32_and_complex():
+def test_float32():
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0], jnp.float32), (0.0, 1.0))
     sol = eo.solve(prob, saveat=0.1)
     assert sol.u.dtype == sol.t.dtype == jnp.float32
     assert len(sol) == 11
-    np.testing.assert_allclose(sol.u[-1], np.exp(-1), rtol=1e-4)
+    np.testing.assert_allclose(sol.u[-1], np.exp(-1), rtol=1e-3)
 
 
 def test_tolerance_by_component():

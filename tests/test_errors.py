@@ -1,0 +1,812 @@
+"""Bad input raises at once, says which argument it was, and compiles nothing."""
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from .problems import decay, linear
+
+
+U0 = np.array([1.0, 2.0])
+U0_SINGLE = np.array([1.0, 2.0], np.float32)
+BACKWARDS = (1.0, 0.0)
+PID = diffrax.PIDController(rtol=1e-3, atol=1e-6)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm():
+    """What JAX compiles once a process, whatever is solved: keys, and constants of each shape."""
+    for constant in (1, np.array([1, 2]), U0, U0_SINGLE, U0[:1], U0[:0]):
+        jnp.asarray(constant)
+    ens = eo.EnsembleProblem(decay(), output_func=lambda sol, ctx: None)
+    with pytest.raises(TypeError):
+        eo.solve(ens, trajectories=3)
+
+
+@pytest.fixture(autouse=True)
+def unchecked(monkeypatch):
+    """As users have it: the checks of annotations would speak first."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+
+
+def solve(alg=None, ensemblealg=None, *, prob=None, trajectories=3, **options):
+    """Solves an ensemble in which nothing is wrong but what is given here."""
+    ens = eo.EnsembleProblem(prob or decay())
+    return eo.solve(ens, alg, ensemblealg, trajectories=trajectories, **options)
+
+
+def field(f, u0=U0):
+    return solve(prob=eo.ODEProblem(f, u0, (0.0, 1.0), 1.0))
+
+
+def made(prob_func):
+    return eo.solve(eo.EnsembleProblem(decay(), prob_func), trajectories=3)
+
+
+def remade(**changes):
+    """A prob_func that remakes with functions of the index, a Python integer."""
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, **{name: fn(int(ctx.index)) for name, fn in changes.items()})
+
+    return made(prob_func)
+
+
+def output(output_func):
+    return eo.solve(eo.EnsembleProblem(decay(), output_func=output_func), trajectories=3)
+
+
+def reduction(reduction, u_init=0.0):
+    ens = eo.EnsembleProblem(decay(), reduction=reduction, u_init=u_init)
+    return eo.solve(ens, trajectories=3)
+
+
+def case(name, error, match, call, bug=None):
+    """`bug`: what happens today instead."""
+    marks = [pytest.mark.xfail(strict=True, reason=bug)] if bug else []
+    return pytest.param(error, match, call, id=name, marks=marks)
+
+
+PROBLEMS = [
+    case("f", TypeError, r"f must be a function.*got 3", lambda: eo.ODEProblem(3, U0, (0, 1))),
+    case(
+        "integer u0",
+        TypeError,
+        r"u0 has the integer dtype int64.*1\.0, not 1",
+        lambda: eo.ODEProblem(linear, np.array([1, 2]), (0.0, 1.0)),
+    ),
+    case(
+        "u0 a Python integer",
+        TypeError,
+        "u0 has the integer dtype",
+        lambda: eo.ODEProblem(linear, 1, (0.0, 1.0)),
+    ),
+    case(
+        "u0 a dict",
+        TypeError,
+        r"u0 must be an array.*got \{'a': 1\.0\}.*ravel_pytree",
+        lambda: eo.ODEProblem(linear, {"a": 1.0}, (0.0, 1.0)),
+    ),
+    case(
+        "u0 a string",
+        TypeError,
+        "u0 must be an array.*got 'abc'",
+        lambda: eo.ODEProblem(linear, "abc", (0.0, 1.0)),
+    ),
+    case(
+        "u0 None",
+        TypeError,
+        "u0 must be an array.*got None",
+        lambda: eo.ODEProblem(linear, None, (0.0, 1.0)),
+        bug="ValueError: None is not a valid value for jnp.array",
+    ),
+    case(
+        "u0 ragged",
+        TypeError,
+        r"u0 must be an array.*got \[\[1\.0\], \[1\.0, 2\.0\]\]",
+        lambda: eo.ODEProblem(linear, [[1.0], [1.0, 2.0]], (0.0, 1.0)),
+        bug="ValueError: setting an array element with a sequence",
+    ),
+    case(
+        "u0 empty",
+        ValueError,
+        r"u0.*\(0,\)",
+        lambda: solve(prob=eo.ODEProblem(linear, np.zeros(0), (0.0, 1.0), 1.0)),
+        bug="diffrax: zero-size array to reduction operation max",
+    ),
+    case("tspan a number", ValueError, r"tspan must be a pair.*1\.0", lambda: decay(1.0)),
+    case("tspan None", ValueError, "tspan must be a pair.*None", lambda: decay(None)),
+    case("tspan of one", ValueError, r"tspan must be a pair.*\(0\.0,\)", lambda: decay((0.0,))),
+    case("tspan of three", ValueError, "tspan must be a pair", lambda: decay((0.0, 1.0, 2.0))),
+    case(
+        "tspan of zero length",
+        ValueError,
+        r"tspan has zero length: \(1\.0, 1\.0\)",
+        lambda: decay((1.0, 1.0)),
+    ),
+    case(
+        "tspan infinite",
+        ValueError,
+        r"tspan must be finite, got \(0\.0, inf\)",
+        lambda: decay((0.0, np.inf)),
+    ),
+    case("tspan nan", ValueError, "tspan must be finite", lambda: decay((np.nan, 1.0))),
+    case("tspan complex", ValueError, "tspan.*real numbers, got t1=1j", lambda: decay((0.0, 1j))),
+    case("tspan an array", ValueError, "tspan.*real numbers, got t1=", lambda: decay((0.0, U0))),
+    case(
+        "tspan of strings",
+        ValueError,
+        "tspan",
+        lambda: decay("ab"),
+        bug="TypeError: data type 'a' not understood",
+    ),
+    case(
+        "tspan with None",
+        ValueError,
+        "tspan.*None",
+        lambda: decay((0.0, None)),
+        bug="TypeError: ufunc 'isfinite' not supported",
+    ),
+    case("unknown option", TypeError, "'sav' is not a solver option", lambda: decay(sav=0.1)),
+    case(
+        "unknown option of remake",
+        TypeError,
+        r"'trajectories' is not a solver option.*saveat, save_start",
+        lambda: eo.remake(decay(), trajectories=3),
+    ),
+    case(
+        "remake of an ensemble",
+        TypeError,
+        "remake takes an ODEProblem, got EnsembleProblem.*build a new EnsembleProblem",
+        lambda: eo.remake(eo.EnsembleProblem(decay()), u0=U0),
+    ),
+    case(
+        "remake of nothing",
+        TypeError,
+        "remake takes an ODEProblem, got NoneType",
+        lambda: eo.remake(None),
+    ),
+    case(
+        "ensemble of a list",
+        TypeError,
+        "prob must be an ODEProblem, got list.*prob_func",
+        lambda: eo.EnsembleProblem([decay()]),
+    ),
+    case(
+        "u_init without reduction",
+        ValueError,
+        "u_init is given without a reduction",
+        lambda: eo.EnsembleProblem(decay(), u_init=0.0),
+    ),
+    *(
+        case(
+            f"{name} not callable",
+            TypeError,
+            f"{name} must be a function or None, got 3",
+            lambda name=name: eo.EnsembleProblem(decay(), **{name: 3}),
+        )
+        for name in ("prob_func", "output_func", "reduction")
+    ),
+    case(
+        "prob_func of one",
+        TypeError,
+        r"prob_func must take \(prob, ctx\).*takes 1 required.*\(prob\)",
+        lambda: eo.EnsembleProblem(decay(), lambda prob: prob),
+    ),
+    case(
+        "prob_func of four",
+        TypeError,
+        r"prob_func must take \(prob, ctx\).*takes 4 required.*\(a, b, c, d\)",
+        lambda: eo.EnsembleProblem(decay(), lambda a, b, c, d: a),
+    ),
+]
+
+FIELDS = [
+    case(
+        "f of another shape",
+        ValueError,
+        r"f must return an array of the shape of the state u, \(2,\).*\(1,\)",
+        lambda: field(lambda u, p, t: u[:1]),
+    ),
+    case(
+        "f a scalar",
+        ValueError,
+        r"f must return an array of the shape.*\(2,\).*\(\)",
+        lambda: field(lambda u, p, t: 0.0),
+    ),
+    case(
+        "f of another dtype",
+        TypeError,
+        r"f must return the dtype of the state u, float32; it returned float64.*"
+        r"u0\.astype\('float64'\).*cast inside f",
+        lambda: field(lambda u, p, t: u.astype(float) * np.array([1.0, 2.0]), U0_SINGLE),
+    ),
+    case(
+        "f integer",
+        TypeError,
+        "f must return the dtype of the state u, float64; it returned int64",
+        lambda: field(lambda u, p, t: jnp.ones_like(u, int)),
+    ),
+    *(
+        case(
+            f"f a {type(value(U0)).__name__}",
+            TypeError,
+            r"f must return one array of shape \(2,\); it returned the structure.*jnp\.array",
+            lambda value=value: field(lambda u, p, t: value(u)),
+        )
+        for value in (list, tuple, lambda u: {"du": u}, lambda u: None)
+    ),
+    case(
+        "f a string",
+        TypeError,
+        "f must return an array like the state u.*str",
+        lambda: field(lambda u, p, t: "du"),
+    ),
+    case(
+        "f in NumPy",
+        TypeError,
+        r"\bf must be written in JAX.*jnp",
+        lambda: field(lambda u, p, t: np.sin(u)),
+        bug="JAX's TracerArrayConversionError, naming a lambda of program.py",
+    ),
+    case(
+        "f with a branch",
+        TypeError,
+        r"\bf must be written in JAX.*jnp\.where",
+        lambda: field(lambda u, p, t: u if u[0] > 0 else -u),
+        bug="JAX's TracerBoolConversionError, naming a lambda of program.py",
+    ),
+]
+
+TIMES = [
+    case(
+        "saveat outside",
+        ValueError,
+        r"saveat has the time 1\.5, outside tspan=\(0, 1\)",
+        lambda: solve(saveat=[0.5, 1.5]),
+    ),
+    case(
+        "saveat outside backwards",
+        ValueError,
+        r"saveat has the time 1\.5, outside tspan=\(1, 0\)",
+        lambda: solve(prob=decay(BACKWARDS), saveat=[1.5, 0.5]),
+    ),
+    case(
+        "saveat nan",
+        ValueError,
+        "saveat has the time nan, outside",
+        lambda: solve(saveat=[0.5, np.nan]),
+    ),
+    case(
+        "saveat unsorted",
+        ValueError,
+        "saveat is not sorted: it must be increasing",
+        lambda: solve(saveat=[0.5, 0.2]),
+    ),
+    case(
+        "saveat unsorted backwards",
+        ValueError,
+        "saveat is not sorted: it must be decreasing, as time runs backwards",
+        lambda: solve(prob=decay(BACKWARDS), saveat=[0.2, 0.5]),
+    ),
+    case(
+        "saveat unsorted in a row",
+        ValueError,
+        "saveat is not sorted",
+        lambda: solve(saveat=[[0.1, 0.2], [0.1, 0.2], [0.2, 0.1]]),
+    ),
+    case("saveat empty", ValueError, "saveat is empty; leave it out", lambda: solve(saveat=[])),
+    case(
+        "saveat of three axes",
+        ValueError,
+        r"saveat must be a number.*\(3, 1, 1\)",
+        lambda: solve(saveat=np.zeros((3, 1, 1))),
+    ),
+    *(
+        case(
+            f"saveat {value}",
+            ValueError,
+            f"saveat must be a positive spacing.*got {value}",
+            lambda value=value: solve(saveat=value),
+        )
+        for value in (0.0, -0.1, np.inf, np.nan)
+    ),
+    *(
+        case(
+            f"saveat a {type(value).__name__}",
+            TypeError,
+            "saveat must be a number or an array of times",
+            lambda value=value: solve(saveat=value),
+            bug=bug,
+        )
+        for value, bug in (
+            (["a", "b"], None),
+            ("all", "ValueError: could not convert string to float"),
+            ({"a": 1}, "TypeError: float() argument must be a string or a real number"),
+            (1j, "TypeError: float() argument must be a string or a real number"),
+            (True, "taken for the spacing 1.0"),
+        )
+    ),
+    case(
+        "saveat an array of complex numbers",
+        TypeError,
+        "saveat must be a number or an array of times",
+        lambda: solve(saveat=[0.5 + 0.1j]),
+        bug="the imaginary part is dropped, with NumPy's warning",
+    ),
+    case(
+        "saveat ragged",
+        TypeError,
+        "saveat must be a number or an array of times",
+        lambda: solve(saveat=[[0.1], [0.1, 0.2], [0.3]]),
+        bug="NumPy's ValueError: setting an array element with a sequence",
+    ),
+    case(
+        "saveat far too fine",
+        ValueError,
+        "saveat",
+        lambda: solve(saveat=1e-12),
+        bug="the count of times overflows its int32",
+    ),
+    case(
+        "saveat with two rows for three",
+        ValueError,
+        r"saveat has the shape \(2, 1\).*\[trajectory, time\].*3 trajectories",
+        lambda: solve(saveat=[[0.5], [0.6]]),
+    ),
+    case(
+        "saveat with four rows for three",
+        ValueError,
+        r"saveat has the shape \(4, 1\).*3 trajectories",
+        lambda: solve(saveat=np.full((4, 1), 0.5)),
+    ),
+    case(
+        "saveat with two rows kept with the problem",
+        ValueError,
+        r"saveat has the shape \(2, 1\).*3 trajectories",
+        lambda: solve(prob=decay(saveat=[[0.5], [0.6]])),
+        bug="the last row is repeated",
+    ),
+    case(
+        "saveat with four rows kept with the problem",
+        ValueError,
+        r"saveat has the shape \(4, 1\).*3 trajectories",
+        lambda: solve(prob=decay(saveat=np.full((4, 1), 0.5))),
+        bug="the last row is ignored",
+    ),
+    case(
+        "saveat with rows for one problem",
+        ValueError,
+        r"saveat has the shape \(3, 1\).*an ensemble",
+        lambda: eo.solve(decay(), saveat=[[0.5], [0.6], [0.7]]),
+    ),
+    case(
+        "saveat with rows kept with one problem",
+        ValueError,
+        r"saveat has the shape \(3, 1\).*an ensemble",
+        lambda: eo.solve(decay(saveat=[[0.5], [0.6], [0.7]])),
+        bug="the first row is taken",
+    ),
+    *(
+        case(
+            f"save_start={value} with an array saveat",
+            ValueError,
+            "save_start is given with an array saveat.*leave it out",
+            lambda value=value: solve(saveat=[0.5], save_start=value),
+        )
+        for value in (True, False)
+    ),
+    case(
+        "saveat with save_everystep",
+        ValueError,
+        "saveat and save_everystep=True are both given",
+        lambda: solve(saveat=0.1, save_everystep=True),
+    ),
+]
+
+OPTIONS = [
+    case(
+        "trajectories missing",
+        ValueError,
+        r"trajectories is missing.*trajectories=100",
+        lambda: solve(trajectories=None),
+    ),
+    *(
+        case(
+            f"{name}={value}",
+            ValueError,
+            rf"{name} must be a positive integer, got {value}\.",
+            lambda name=name, value=value: solve(**{name: value}),
+        )
+        for name, values in {
+            "trajectories": (0, -1, 2.5, True),
+            "batch_size": (0, -1, 2.5),
+            "max_repeats": (0, 1.5),
+            "maxiters": (0, 1e5),
+        }.items()
+        for value in values
+    ),
+    *(
+        case(
+            f"{name}={value}",
+            ValueError,
+            f"{name} must be zero or positive, got {value}",
+            lambda name=name, value=value: solve(**{name: value}),
+        )
+        for name, value in {"abstol": -1e-6, "reltol": -1.0}.items()
+    ),
+    case("abstol nan", ValueError, "abstol must be.*nan", lambda: solve(abstol=np.nan)),
+    case(
+        "abstol a string",
+        TypeError,
+        "abstol must be.*'tight'",
+        lambda: solve(abstol="tight"),
+        bug="NumPy's UFuncTypeError",
+    ),
+    case(
+        "abstol of another shape",
+        ValueError,
+        r"abstol.*\(3,\).*\(2,\)",
+        lambda: solve(abstol=np.full(3, 1e-6)),
+        bug="TypeError: add got incompatible shapes for broadcasting",
+    ),
+    *(
+        case(
+            f"dt={value}",
+            ValueError,
+            f"dt must be a finite step size other than zero, got {value}",
+            lambda value=value: solve(dt=value),
+        )
+        for value in (0.0, np.nan, np.inf)
+    ),
+    case(
+        "dt an array",
+        ValueError,
+        r"dt must be a finite step size.*array",
+        lambda: solve(dt=np.array([0.1, 0.2])),
+        bug="ValueError: The truth value of an array is ambiguous",
+    ),
+    case(
+        "dt a string",
+        TypeError,
+        "dt must be a finite step size.*'a'",
+        lambda: solve(dt="a"),
+        bug="TypeError: ufunc 'isfinite' not supported",
+    ),
+    case(
+        "fixed step without dt",
+        ValueError,
+        "dt is missing: Euler has a fixed step.*dt=0.01",
+        lambda: solve(eo.Euler()),
+    ),
+    case(
+        "adaptive=False without dt",
+        ValueError,
+        "dt is missing: adaptive=False",
+        lambda: solve(eo.Tsit5(), adaptive=False),
+    ),
+    case(
+        "adaptive=True without an error estimate",
+        ValueError,
+        "Euler has no error estimate, so adaptive must be False",
+        lambda: solve(eo.Euler(), adaptive=True, dt=0.1),
+    ),
+    *(
+        case(
+            f"alg {type(alg).__name__}",
+            ValueError,
+            f"no engine can run {type(alg).__name__} .*{why}",
+            lambda alg=alg: solve(alg),
+        )
+        for alg, why in (
+            (diffrax.EulerHeun(), "not du/dt = f.*Use an ODE solver"),
+            (diffrax.SemiImplicitEuler(), "not du/dt = f.*Use an ODE solver"),
+            (object(), "neither an ensembleode solver nor a diffrax one"),
+            ("Tsit5", "neither an ensembleode solver nor a diffrax one"),
+        )
+    ),
+    *(
+        case(
+            f"alg a class of {alg.__module__.split('.')[0]}",
+            TypeError,
+            r"alg must be a solver, got the class Tsit5; give Tsit5\(\)",
+            lambda alg=alg: solve(alg),
+        )
+        for alg in (eo.Tsit5, diffrax.Tsit5)
+    ),
+    *(
+        case(
+            f"engine={engine}",
+            ValueError,
+            f"engine must be 'auto' or one of.*'diffrax'.*got {engine!r}",
+            lambda engine=engine: solve(engine=engine),
+        )
+        for engine in ("foo", None)
+    ),
+    case(
+        "ensemblealg a class",
+        TypeError,
+        r"ensemblealg must be one of.*EnsembleSerial\(\).*give an instance, with \(\)",
+        lambda: solve(eo.Tsit5(), eo.EnsembleSerial),
+    ),
+    case(
+        "ensemblealg a string",
+        TypeError,
+        "ensemblealg must be one of.*got 'serial'",
+        lambda: solve(eo.Tsit5(), "serial"),
+    ),
+    case(
+        "ensemblealg a solver",
+        TypeError,
+        r"ensemblealg must be one of.*got Tsit5\(\)",
+        lambda: solve(eo.Tsit5(), eo.Tsit5()),
+    ),
+    *(
+        case(
+            f"{name} with one problem",
+            TypeError,
+            f"{name} is given with a single ODEProblem.*EnsembleProblem",
+            lambda options=options: eo.solve(decay(), eo.Tsit5(), **options),
+            bug=bug,
+        )
+        for name, options, bug in (
+            ("ensemblealg", {"ensemblealg": eo.EnsembleSerial()}, None),
+            ("trajectories", {"trajectories": 3}, None),
+            ("batch_size", {"batch_size": 3}, None),
+            ("progress", {"progress": True}, None),
+            ("max_repeats", {"max_repeats": 3}, "it is ignored"),
+        )
+    ),
+    case(
+        "ensemblealg as alg of one problem",
+        TypeError,
+        "ensemblealg is given with a single ODEProblem",
+        lambda: eo.solve(decay(), eo.EnsembleSerial()),
+    ),
+    *(
+        case(
+            f"sensealg {name}",
+            TypeError,
+            r"sensealg must be.*DirectAdjoint\(\).*got",
+            lambda sensealg=sensealg: solve(sensealg=sensealg),
+        )
+        for name, sensealg in {"a string": "direct", "a class": eo.DirectAdjoint}.items()
+    ),
+    case(
+        "stepsize_controller",
+        TypeError,
+        "stepsize_controller must be a diffrax step-size controller, got 'pid'",
+        lambda: solve(stepsize_controller="pid"),
+    ),
+    *(
+        case(
+            f"stepsize_controller with {name}",
+            ValueError,
+            f"stepsize_controller and {name} are both given.*drop one",
+            lambda name=name, value=value: solve(stepsize_controller=PID, **{name: value}),
+        )
+        for name, value in {"abstol": 1e-3, "reltol": 1e-3, "adaptive": True}.items()
+    ),
+    case(
+        "stepsize_controller with abstol kept with the problem",
+        ValueError,
+        "stepsize_controller and abstol are both given",
+        lambda: solve(prob=decay(abstol=1e-3), stepsize_controller=PID),
+    ),
+    case(
+        "stepsize_controller without an error estimate",
+        ValueError,
+        "Euler has no error estimate.*stepsize_controller",
+        lambda: solve(eo.Euler(), stepsize_controller=PID),
+        bug="it says to pass adaptive=False, which then clashes with stepsize_controller",
+    ),
+    *(
+        case(
+            f"{name}={value!r}",
+            TypeError,
+            f"{name} must be",
+            lambda name=name, value=value: solve(**{name: value}),
+            bug=bug,
+        )
+        for name, value, bug in (
+            ("seed", "a", "JAX's TypeError, which doesn't name it"),
+            ("seed", 1.5, None),
+            ("key", "a", "JAX's TypeError, naming a lambda of program.py"),
+            ("key", 3, "it is taken until ctx.key is used"),
+        )
+    ),
+    *(
+        case(
+            f"solve of a {type(prob).__name__}",
+            TypeError,
+            f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}",
+            lambda prob=prob: eo.solve(prob, trajectories=3),
+        )
+        for prob in ([], None, linear)
+    ),
+]
+
+FUNCTIONS = [
+    *(
+        case(
+            f"prob_func returning a {type(value).__name__}",
+            TypeError,
+            f"prob_func must return an ODEProblem, got {type(value).__name__}.*eo.remake",
+            lambda value=value: made(lambda prob, ctx: value),
+        )
+        for value in (1.0, [], U0)
+    ),
+    case(
+        "prob_func returning nothing",
+        TypeError,
+        r"prob_func must return an ODEProblem, got NoneType \(is a `return` missing\?\)",
+        lambda: made(lambda prob, ctx: None),
+    ),
+    case(
+        "u0 of varying shape",
+        ValueError,
+        r"prob_func varies the shape or dtype of u0.*index 1.*\(2,\).*before.*\(1,\)",
+        lambda: remade(u0=lambda i: np.ones(1 + i)),
+    ),
+    case(
+        "u0 of varying dtype",
+        ValueError,
+        "prob_func varies the shape or dtype of u0.*float32.*float64",
+        lambda: remade(u0=lambda i: U0 if i == 0 else U0_SINGLE),
+    ),
+    case(
+        "p of varying shape",
+        ValueError,
+        r"prob_func varies the shapes or dtypes in p.*index 1.*\(2,\).*before.*\(1,\)",
+        lambda: remade(p=lambda i: np.ones(1 + i), f=lambda i: lambda u, p, t: p.sum() * u),
+    ),
+    case(
+        "saveat of varying length",
+        ValueError,
+        "prob_func varies which times are saved.*rows=3.*before.*rows=2",
+        lambda: remade(saveat=lambda i: np.linspace(0, 1, 2 + i)),
+    ),
+    case(
+        "f of varying computation",
+        ValueError,
+        "prob_func varies the computation that f does.*one ensemble for each",
+        lambda: remade(f=lambda i: lambda u, p, t: -u if i == 0 else jnp.sin(u)),
+    ),
+    case(
+        "f of varying text in p",
+        ValueError,
+        "prob_func varies the computation that f does",
+        lambda: remade(
+            f=lambda i: by_name,
+            p=lambda i: {"function": "sin" if i == 0 else "cos"},
+        ),
+        bug="the first one is taken for all",
+    ),
+    case(
+        "maxiters varies",
+        ValueError,
+        "prob_func varies the solver options.*'maxiters': 11.*before.*'maxiters': 10",
+        lambda: remade(maxiters=lambda i: 10 + i),
+    ),
+    case(
+        "tspan of zero length from prob_func",
+        ValueError,
+        "tspan has zero length",
+        lambda: remade(tspan=lambda i: (0.0, float(i))),
+    ),
+    *(
+        case(
+            f"output_func returning {name}",
+            TypeError,
+            rf"output_func must return a pair \(out, rerun\).*returned {got}",
+            lambda value=value: output(lambda sol, ctx: value(sol)),
+        )
+        for name, value, got in (
+            ("an array", lambda sol: sol.u, ""),
+            ("nothing", lambda sol: None, "NoneType"),
+            ("a list", lambda sol: [sol.u, False], "list"),
+            ("a triple", lambda sol: (sol.u, False, 1), "tuple"),
+        )
+    ),
+    case(
+        "rerun an array",
+        TypeError,
+        r"output_func must return.*rerun a boolean; its rerun has the shape \(2,\)",
+        lambda: output(lambda sol, ctx: (sol.u, sol.u[-1] > 0)),
+    ),
+    case(
+        "rerun a string",
+        TypeError,
+        "output_func must return.*rerun a boolean",
+        lambda: output(lambda sol, ctx: (sol.u, "no")),
+        bug="it counts as true",
+    ),
+    case(
+        "out a string",
+        TypeError,
+        "output_func must return.*arrays",
+        lambda: output(lambda sol, ctx: ("a", False)),
+        bug="JAX's TypeError, which doesn't name it",
+    ),
+    *(
+        case(
+            f"output_func with {name}",
+            TypeError,
+            "output_func must be written in JAX.*jnp instead of np.*jnp.where",
+            lambda value=value: output(lambda sol, ctx: (value(sol), False)),
+            bug=bug,
+        )
+        for name, value, bug in (
+            ("np", lambda sol: np.asarray(sol.u), None),
+            ("a NumPy function", lambda sol: np.sin(sol.u), None),
+            ("a branch", lambda sol: sol.u if sol.u[0, 0] > 0 else -sol.u, None),
+            ("float", lambda sol: float(sol.u[0, 0]), None),
+            ("a traced slice", lambda sol: sol.u[: sol.length], "JAX's IndexError"),
+            ("a traced mask", lambda sol: sol.u[sol.u > 0], "JAX's NonConcreteBooleanIndexError"),
+        )
+    ),
+]
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "call"), [*PROBLEMS, *FIELDS, *TIMES, *OPTIONS, *FUNCTIONS]
+)
+def test_bad_input(error, match, call, compiles):
+    with pytest.raises(error, match="(?s)" + match):
+        call()
+    assert compiles.count == 0
+
+
+def by_name(u, p, t):
+    return getattr(jnp, p["function"])(u)
+
+
+def test_float64_constant_meets_float32_state():
+    """As it comes where dtypes promote freely."""
+    with (
+        jax.numpy_dtype_promotion("standard"),
+        pytest.raises(TypeError, match=r"float32; it returned float64.*parameters and constants"),
+    ):
+        field(lambda u, p, t: u * np.array([1.0, 2.0]), U0_SINGLE)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "call"),
+    [
+        case(
+            "an array",
+            TypeError,
+            "reduction must return a pair .*got ArrayImpl",
+            lambda: reduction(lambda u, data, indices: data.sum()),
+        ),
+        case(
+            "nothing",
+            TypeError,
+            "reduction must return a pair .*got NoneType",
+            lambda: reduction(lambda u, data, indices: None),
+        ),
+        case(
+            "an array of two",
+            TypeError,
+            "reduction must return a pair .*got",
+            lambda: reduction(lambda u, data, indices: data[:2, 0, 0]),
+            bug="it is taken for the pair",
+        ),
+        case(
+            "converged an array",
+            TypeError,
+            "reduction must return a pair .*converged",
+            lambda: reduction(lambda u, data, indices: (u, data[:, 0, 0] > 0)),
+            bug="ValueError: the truth value is ambiguous",
+        ),
+    ],
+)
+def test_reduction_returns_no_pair(error, match, call):
+    """Found after the first batch, as a reduction may be any Python."""
+    with pytest.raises(error, match=match):
+        call()

@@ -1,0 +1,281 @@
+"""Problems, their copies, and how a prob_func is called."""
+
+import functools
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.logs import log_once
+from ensembleode.options import DEFAULTS, resolve
+
+from .problems import decay, linear
+
+
+def context(index=2, repeat=1):
+    return eo.EnsembleContext(index, repeat, jax.random.key(7))
+
+
+#
+# ODEProblem and remake
+#
+
+
+@pytest.mark.parametrize(
+    "u0",
+    [[1.0, 2.0], (1.0, 2.0), np.array([1.0, 2.0]), [np.float64(1), 2]],
+    ids=["list", "tuple", "numpy", "mixed"],
+)
+def test_u0_becomes_an_array(u0):
+    prob = eo.ODEProblem(linear, u0, (0.0, 1.0))
+    assert isinstance(prob.u0, jax.Array)
+    assert prob.u0.dtype == np.float64
+    np.testing.assert_array_equal(prob.u0, [1.0, 2.0])
+
+
+def test_u0_of_a_number():
+    prob = eo.ODEProblem(linear, 1.5, (0.0, 1.0))
+    assert prob.u0.shape == ()
+    assert prob.u0 == 1.5
+
+
+@pytest.mark.parametrize("u0", [1.5, jnp.asarray(1.5), np.float64(1.5)])
+def test_u0_has_no_weak_type(u0):
+    """Else its dtype would depend on what it is combined with."""
+    assert not eo.ODEProblem(linear, u0, (0.0, 1.0)).u0.weak_type
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64, np.complex64, np.complex128])
+def test_u0_keeps_its_dtype_and_shape(dtype):
+    u0 = np.ones((2, 3), dtype)
+    prob = eo.ODEProblem(linear, u0, (0.0, 1.0))
+    assert prob.u0.dtype == dtype
+    assert prob.u0.shape == (2, 3)
+
+
+def test_p_and_tspan_stay_as_they_are():
+    p = {"rate": 2, "name": "linear", "table": np.arange(3)}
+    prob = eo.ODEProblem(linear, 1.0, (1, 0), p)
+    assert prob.p is p
+    assert prob.tspan == (1, 0)
+    assert eo.ODEProblem(linear, 1.0, (0.0, 1.0)).p is None
+
+
+def test_remake_changes_what_it_is_given():
+    prob = decay(saveat=0.1, abstol=1e-9)
+    new = eo.remake(prob, u0=[3.0], tspan=(0.0, 2.0), saveat=0.5, maxiters=10)
+    np.testing.assert_array_equal(new.u0, [3.0])
+    assert new.tspan == (0.0, 2.0)
+    assert new.options == {"saveat": 0.5, "abstol": 1e-9, "maxiters": 10}
+    assert new.f is prob.f
+    assert new.p is prob.p
+    np.testing.assert_array_equal(prob.u0, [1.0, 2.0])
+    assert prob.tspan == (0.0, 1.0)
+    assert prob.options == {"saveat": 0.1, "abstol": 1e-9}
+
+
+def test_remake_of_f_and_p():
+    def other(u, p, t):
+        return u
+
+    new = eo.remake(decay(), f=other, p=None)
+    assert new.f is other
+    assert new.p is None
+
+
+def test_remake_without_changes_is_equal():
+    prob = decay(saveat=0.1)
+    new = eo.remake(prob)
+    assert new is not prob
+    assert new.options == prob.options
+    assert jax.tree.structure(new) == jax.tree.structure(prob)
+    assert all(map(np.array_equal, jax.tree.leaves(new), jax.tree.leaves(prob)))
+
+
+def test_a_problem_is_a_pytree():
+    """Its numbers are leaves: it can be mapped over, and be an argument of a jitted function."""
+    prob = eo.remake(decay(abstol=1e-9), f=jax.tree_util.Partial(linear))
+    doubled = jax.jit(lambda prob: jax.tree.map(lambda x: 2 * x, prob))(prob)
+    np.testing.assert_array_equal(doubled.u0, [2.0, 4.0])
+    assert doubled.p == -2.0
+    assert doubled.tspan == (0.0, 2.0)
+    assert doubled.options == {"abstol": 2e-9}
+
+
+def test_tspan_may_be_traced():
+    end = jax.jit(lambda t: eo.ODEProblem(linear, 1.0, (0.0, t)).tspan[1])
+    assert end(2.0) == 2.0
+
+
+#
+# Options
+#
+
+
+def test_options_of_solve_win_over_those_of_the_problem_over_the_defaults():
+    options = resolve({"saveat": 0.1, "abstol": 1e-9}, {"abstol": 1e-4, "saveat": None})
+    assert options["saveat"] == 0.1
+    assert options["abstol"] == 1e-4
+    assert options["reltol"] == DEFAULTS["reltol"] == 1e-3
+    assert options["maxiters"] == DEFAULTS["maxiters"] == 100_000
+
+
+def test_an_option_may_be_switched_off():
+    assert resolve({"save_everystep": True}, {"save_everystep": False})["save_everystep"] is False
+    assert resolve({"save_start": True}, {"save_start": False})["save_start"] is False
+
+
+@pytest.mark.parametrize(
+    ("problem", "solve", "given"),
+    [({}, {}, False), ({"maxiters": 5}, {}, True), ({}, {"maxiters": 5}, True)],
+)
+def test_whether_maxiters_was_given_is_known(problem, solve, given):
+    assert resolve(problem, solve)["maxiters_given"] is given
+
+
+def test_options_kept_with_the_problem_are_used():
+    prob = decay(saveat=[0.25, 0.5])
+    np.testing.assert_array_equal(eo.solve(prob).t, [0.25, 0.5])
+    np.testing.assert_array_equal(eo.solve(prob, saveat=[0.1, 0.9]).t, [0.1, 0.9])
+
+
+#
+# Contexts
+#
+
+
+def test_context():
+    ctx = context(index=2, repeat=3)
+    assert (ctx.index, ctx.sim_id, ctx.repeat) == (2, 3, 3)
+    key = jax.random.fold_in(jax.random.fold_in(jax.random.key(7), 2), 3)
+    assert ctx.key == key
+
+
+def test_context_keys_differ():
+    keys = [context(i, repeat).key for i in range(3) for repeat in range(1, 4)]
+    assert len({tuple(jax.random.key_data(k).tolist()) for k in keys}) == 9
+
+
+def test_context_key_is_the_same_when_traced():
+    @jax.jit
+    def key(index, repeat):
+        return context(index, repeat).key
+
+    assert key(2, 3) == context(2, 3).key
+
+
+#
+# The two forms of prob_func
+#
+
+
+class Callable:
+    def __call__(self, prob, ctx):
+        return eo.remake(prob, u0=ctx.sim_id * prob.u0)
+
+    def method(self, prob, ctx):
+        return self(prob, ctx)
+
+
+class CallableWithIndex:
+    def __call__(self, prob, i, repeat):
+        return eo.remake(prob, u0=i * repeat * prob.u0)
+
+    def method(self, prob, i, repeat):
+        return self(prob, i, repeat)
+
+
+def by_context(prob, ctx):
+    return eo.remake(prob, u0=ctx.sim_id * prob.u0)
+
+
+def by_index(prob, i, repeat):
+    return eo.remake(prob, u0=i * repeat * prob.u0)
+
+
+def scaled_by_context(scale, prob, ctx):
+    return by_context(prob, ctx)
+
+
+def scaled_by_index(scale, prob, i, repeat):
+    return by_index(prob, i, repeat)
+
+
+CONTEXT_FORMS = {
+    "function": by_context,
+    "lambda": lambda prob, ctx: by_context(prob, ctx),
+    "one default": lambda prob, ctx, scale=2.0: by_context(prob, ctx),
+    "two defaults": lambda prob, ctx, scale=2.0, shift=0.0: by_context(prob, ctx),
+    "default context": lambda prob, ctx=None: by_context(prob, ctx),
+    "keyword only": lambda prob, ctx, *, scale=2.0: by_context(prob, ctx),
+    "keywords": lambda prob, ctx, **options: by_context(prob, ctx),
+    "any": lambda *args: by_context(*args),
+    "problem and any": lambda prob, *args: by_context(prob, *args),
+    "positional only": lambda prob, ctx, /: by_context(prob, ctx),
+    "partial": functools.partial(scaled_by_context, 2.0),
+    "partial by keyword": functools.partial(
+        lambda prob, ctx, scale: by_context(prob, ctx), scale=2.0
+    ),
+    "callable": Callable(),
+    "method": Callable().method,
+    "wrapped": functools.wraps(by_context)(lambda *args: by_context(*args)),
+    "pytree": jax.tree_util.Partial(by_context),
+}
+INDEX_FORMS = {
+    "function": by_index,
+    "lambda": lambda prob, i, repeat: by_index(prob, i, repeat),
+    "default": lambda prob, i, repeat, scale=2.0: by_index(prob, i, repeat),
+    "any more": lambda prob, i, repeat, *args: by_index(prob, i, repeat),
+    "partial": functools.partial(scaled_by_index, 2.0),
+    "callable": CallableWithIndex(),
+    "method": CallableWithIndex().method,
+}
+
+
+@pytest.mark.parametrize("prob_func", CONTEXT_FORMS.values(), ids=CONTEXT_FORMS)
+def test_form_with_a_context(prob_func):
+    made = eo.EnsembleProblem(decay(), prob_func).make(context(index=2))
+    np.testing.assert_array_equal(made.u0, [3.0, 6.0])
+
+
+@pytest.mark.parametrize("prob_func", INDEX_FORMS.values(), ids=INDEX_FORMS)
+def test_form_with_an_index(prob_func):
+    """The index counts from 0."""
+    ens = eo.EnsembleProblem(decay(), prob_func)
+    np.testing.assert_array_equal(ens.make(context(index=0)).u0, [0.0, 0.0])
+    np.testing.assert_array_equal(ens.make(context(index=2, repeat=3)).u0, [6.0, 12.0])
+
+
+def test_a_builtin_is_given_a_context():
+    """It has no signature to tell. (This one can't compare the two that it is called with.)"""
+    with pytest.raises(ValueError, match="no signature"):
+        inspect.signature(max)
+    ens = eo.EnsembleProblem(decay(), max)
+    with pytest.raises(TypeError, match="'EnsembleContext' and 'ODEProblem'"):
+        ens.make(context())
+
+
+def test_without_prob_func_every_trajectory_is_the_problem():
+    prob = decay()
+    assert eo.EnsembleProblem(prob).make(context()) is prob
+
+
+def test_counting_from_0_is_logged_once(caplog):
+    log_once.cache_clear()
+    ens = eo.EnsembleProblem(decay(), by_index)
+    for index in range(3):
+        ens.make(context(index))
+    eo.EnsembleProblem(decay(), lambda prob, i, repeat: prob).make(context())
+    (record,) = caplog.records
+    assert record.name == "ensembleode"
+    assert "counted from 0" in record.message
+    assert "ctx.sim_id" in record.message
+
+
+def test_the_form_with_a_context_logs_nothing(caplog):
+    log_once.cache_clear()
+    eo.EnsembleProblem(decay(), by_context).make(context())
+    assert not caplog.records

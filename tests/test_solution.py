@@ -1,0 +1,450 @@
+"""What a solve returns."""
+
+import hypothesis
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import jaxtyping
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.solution import _hermite, count_codes, EngineChoice, EnsembleSolution
+
+from .problems import decay, scaled
+
+
+settings = hypothesis.settings(deadline=None, derandomize=True, max_examples=50)
+
+S, M, U = eo.ReturnCode.Success, eo.ReturnCode.MaxIters, eo.ReturnCode.Unstable
+
+
+def solution(codes=(S, S, M, U), times=3, state=(2,), make=jnp.asarray, **changes):
+    """An ensemble solution of numbers that are all different, with its counts on the host."""
+    n = len(codes)
+    counts = np.arange(10, 10 + n, dtype=np.int32)
+    fields = {
+        "u": make(np.arange(1.0 * n * times * np.prod(state)).reshape(n, times, *state)),
+        "t": make(np.linspace(0.0, 1.0, times)),
+        "retcode": np.array(codes, np.int8),
+        "lengths": np.where(np.array(codes) == S, times, 1).astype(np.int32),
+        "stats": eo.Stats(counts, counts - 10, 7 * counts),
+        "converged": True,
+        "elapsed": 0.25,
+        "engine": EngineChoice("diffrax", "asked for"),
+        "kind": "trajectories",
+        "_du": None,
+    }
+    return EnsembleSolution(*{**fields, **changes}.values())
+
+
+@pytest.fixture(scope="module")
+def solved():
+    """Two trajectories with every accepted step."""
+    ens = eo.EnsembleProblem(decay(), scaled)
+    return eo.solve(ens, trajectories=2, save_everystep=True, abstol=1e-9, reltol=1e-9)
+
+
+#
+# Return codes
+#
+
+
+def test_return_codes():
+    """Their values are part of the contract: they are stored."""
+    assert {c.name: c.value for c in eo.ReturnCode} == {
+        "Default": 0,
+        "Success": 1,
+        "MaxIters": 2,
+        "DtLessThanMin": 3,
+        "Unstable": 4,
+        "Failure": 5,
+    }
+
+
+def test_count_codes():
+    assert count_codes(np.array([S, S])) == "Success 2"
+    assert count_codes(np.array([U, S, M, U])) == "Success 1, MaxIters 1 [2], Unstable 2 [0, 3]"
+    assert count_codes(np.array([0, 5])) == "Default 1 [0], Failure 1 [1]"
+    assert count_codes(np.array([], int)) == ""
+    many = np.full(7, M)
+    assert count_codes(many) == "MaxIters 7 [0, 1, 2, 3, 4, ...]"
+    assert count_codes(many, most=7) == "MaxIters 7 [0, 1, 2, 3, 4, 5, 6]"
+
+
+def test_failed():
+    np.testing.assert_array_equal(solution().failed, [2, 3])
+    assert solution([S, S]).failed.size == 0
+    np.testing.assert_array_equal(solution([eo.ReturnCode.Default, S]).failed, [0])
+
+
+def test_failed_is_a_mask_inside_jit():
+    np.testing.assert_array_equal(
+        jax.jit(lambda sim: sim.failed)(solution()), [False, False, True, True]
+    )
+
+
+#
+# Indexing
+#
+
+
+def test_a_trajectory():
+    sim = solution()
+    for i in (1, -3, np.int64(1), jnp.asarray(1)):
+        sol = sim[i]
+        assert isinstance(sol, eo.ODESolution)
+        np.testing.assert_array_equal(sol.u, sim.u[1])
+        np.testing.assert_array_equal(sol.t, sim.t)
+        assert sol.retcode is S
+        assert sol.length == 3
+        assert (sol.stats.naccept, sol.stats.nreject, sol.stats.nf) == (11, 1, 77)
+        assert len(sol) == 3
+    assert sim[2].retcode is M
+    assert sim[-1].retcode is U
+
+
+@pytest.mark.parametrize("i", [4, -5, 100])
+def test_a_trajectory_that_is_not_there(i):
+    with pytest.raises(IndexError, match=f"trajectory {i} of 4"):
+        solution()[i]
+
+
+@pytest.mark.xfail(strict=True, reason="it is cut to 1")
+def test_an_index_is_an_integer():
+    with pytest.raises(TypeError):
+        solution()[1.5]
+
+
+@pytest.mark.xfail(strict=True, reason="TypeError about int()")
+def test_a_slice_says_what_to_do():
+    with pytest.raises(TypeError, match=r"sim\.u"):
+        solution()[1:3]
+
+
+def test_a_trajectory_inside_jit():
+    """Its index may be traced."""
+    u, retcode = jax.jit(lambda sim, i: (sim[i].u, sim[i].retcode))(solution(), 2)
+    np.testing.assert_array_equal(u, solution().u[2])
+    assert retcode == M
+
+
+def test_length_and_iteration():
+    sim = solution()
+    assert len(sim) == 4
+    assert [sol.retcode for sol in sim] == [S, S, M, U]
+    for sol, u in zip(sim, sim.u, strict=True):
+        np.testing.assert_array_equal(sol.u, u)
+
+
+def test_own_times_are_cut_to_what_was_reached():
+    t = np.array([[0, 0.5, 1], [0, 1, np.nan]])
+    sim = solution([S, S], t=t, lengths=np.array([3, 2]), _du=solution([S, S]).u + 1)
+    assert [len(sol) for sol in sim] == [3, 2]
+    np.testing.assert_array_equal(sim[1].t, [0, 1])
+    np.testing.assert_array_equal(sim[1].u, sim.u[1, :2])
+    np.testing.assert_array_equal(sim[1]._du, sim.u[1, :2] + 1)
+
+
+def test_shared_times_are_not_cut():
+    """A trajectory that fails has NaN there, and its length says how far it came."""
+    assert len(solution()[2]) == 3
+    assert solution()[2].length == 1
+
+
+def test_outputs_are_indexed_leaf_by_leaf():
+    u = {"a": jnp.arange(4.0), "b": (jnp.ones((4, 2)),)}
+    sim = solution(u=u, t=None, kind="outputs")
+    assert sim[1]["a"] == 1.0
+    assert sim[-1]["b"][0].shape == (2,)
+    assert [float(out["a"]) for out in sim] == [0.0, 1.0, 2.0, 3.0]
+    with pytest.raises(IndexError):
+        sim[4]
+
+
+def test_a_reduced_ensemble_has_no_trajectories():
+    sim = solution(u=jnp.array(3.0), t=None, kind="reduced")
+    with pytest.raises(TypeError, match=r"was reduced.*sim\.u"):
+        sim[0]
+    with pytest.raises(TypeError, match="was reduced"):
+        list(sim)
+
+
+#
+# As an array
+#
+
+
+@pytest.mark.parametrize("make", [jnp.asarray, np.asarray], ids=["jax", "numpy"])
+@pytest.mark.parametrize("state", [(), (2,), (2, 5)], ids=str)
+def test_as_an_array(state, make):
+    sim = solution(state=state, make=make)
+    for array in (np.asarray(sim), jnp.asarray(sim), sim.to_array(), sim.to_array("batch")):
+        assert array.shape == (4, 3, *state)
+        np.testing.assert_array_equal(array, sim.u)
+    julia = sim.to_array("julia")
+    assert julia.shape == (*state, 3, 4)
+    for i in range(4):
+        for k in range(3):
+            np.testing.assert_array_equal(julia[..., k, i], sim.u[i, k])
+
+
+def test_as_an_array_of_another_dtype():
+    array = np.asarray(solution(), np.float32)
+    assert array.dtype == np.float32
+    np.testing.assert_array_equal(array, solution().u)
+
+
+def test_another_layout(monkeypatch):
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+    with pytest.raises(ValueError, match="layout must be 'batch' or 'julia', got 'time'"):
+        solution().to_array("time")
+
+
+@pytest.mark.parametrize("kind", ["outputs", "reduced"])
+def test_what_is_no_array(kind):
+    sim = solution(u={"a": jnp.ones(4)}, t=None, kind=kind)
+    for convert in (np.asarray, lambda sim: sim.to_array(), lambda sim: sim.to_array("julia")):
+        with pytest.raises(TypeError, match=r"pytree: use sim\.u"):
+            convert(sim)
+
+
+@pytest.mark.xfail(strict=True, reason="an array of one object")
+def test_one_solution_as_an_array():
+    np.testing.assert_array_equal(np.asarray(solution()[1]), solution().u[1])
+
+
+#
+# As a pytree
+#
+
+
+def test_through_tree_map():
+    sim = solution()
+    twice = jax.tree.map(lambda x: 2 * x, sim)
+    assert isinstance(twice, EnsembleSolution)
+    np.testing.assert_array_equal(twice.u, 2 * sim.u)
+    np.testing.assert_array_equal(twice.t, 2 * sim.t)
+    np.testing.assert_array_equal(twice.stats.nf, 2 * sim.stats.nf)
+    assert twice.engine == sim.engine
+    assert twice.kind == sim.kind
+
+
+def test_through_jit():
+    def go(scale):
+        ens = eo.EnsembleProblem(eo.remake(decay(), p=-scale), scaled)
+        return eo.solve(ens, trajectories=2, saveat=[0.5, 1.0])
+
+    sim = jax.jit(go)(1.0)
+    assert isinstance(sim, EnsembleSolution)
+    assert sim.u.shape == (2, 2, 2)
+    assert sim[1].retcode is S
+    assert len(list(sim)) == 2
+    assert sim.failed.size == 0
+    assert np.isnan(sim.elapsed)
+    ends = jax.jit(lambda sim: sim.u[:, -1])(sim)
+    np.testing.assert_array_equal(ends, sim.u[:, -1])
+
+
+def test_one_solution_through_jit():
+    sol = jax.jit(lambda sol: jax.tree.map(lambda x: 2 * x, sol))(solution()[1])
+    assert isinstance(sol, eo.ODESolution)
+    np.testing.assert_array_equal(sol.u, 2 * solution().u[1])
+
+
+#
+# As text
+#
+
+
+def test_repr_of_an_ensemble():
+    assert repr(solution()).splitlines() == [
+        "EnsembleSolution: 4 trajectories x 3 times, state (2,) float64",
+        "  retcode  Success 2, MaxIters 1 [2], Unstable 1 [3]",
+        "  t        0 to 1",
+        "  steps    10 to 13 accepted, 0 to 3 rejected",
+        "  engine   diffrax (asked for)",
+        "  elapsed  0.25 s",
+    ]
+
+
+def test_repr_of_own_times():
+    t = np.array([[0, 0.5, 1], [0.25, 1, np.nan]])
+    assert "own times for each, from 0 to 0.25 on" in repr(solution([S, S], t=t))
+
+
+def test_repr_of_outputs():
+    text = repr(solution(u={"end": jnp.ones((4, 2))}, t=None, kind="outputs"))
+    assert text.startswith("EnsembleSolution: 4 trajectories, outputs {'end': 'float64[4, 2]'}\n")
+    assert "Success 2, MaxIters 1 [2]" in text
+    assert "  t  " not in text
+
+
+def test_repr_of_a_reduced_ensemble():
+    text = repr(solution(u=jnp.array(3.0), t=None, kind="reduced", converged=jnp.asarray(False)))
+    assert "4 trajectories, reduced float64[]" in text
+    assert "converged False" in text
+
+
+def test_repr_of_a_solution():
+    assert repr(solution()[2]).splitlines() == [
+        "ODESolution: 3 times, state (2,) float64",
+        "  retcode  MaxIters",
+        "  t        0 to 1",
+        "  steps    12 accepted, 2 rejected",
+    ]
+
+
+def test_repr_inside_jit():
+    seen = []
+
+    def look(sim):
+        seen.extend([repr(sim), repr(sim[0])])
+        return sim.u
+
+    jax.jit(look)(solution())
+    assert seen == [
+        "EnsembleSolution(u=float64[4, 3, 2], engine=diffrax, traced)",
+        "ODESolution(u=float64[3, 2], traced)",
+    ]
+
+
+@pytest.mark.xfail(strict=True, reason="its retcodes are JAX arrays, against an annotation")
+def test_repr_of_what_comes_out_of_jit():
+    sim = jax.jit(lambda sim: sim)(solution())
+    assert repr(sim) == repr(solution())
+    assert repr(sim[2]) == repr(solution()[2])
+
+
+@pytest.mark.xfail(strict=True, reason="TypeError or AttributeError in __repr__")
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda sol: jax.tree.map(lambda x: jnp.stack([x, x]), sol),
+        lambda sol: jax.vmap(lambda scale: jax.tree.map(lambda x: x, solution()))(jnp.ones(2)),
+        lambda sol: solution(u=sol, t=None, kind="outputs"),
+        lambda sol: jax.eval_shape(lambda: jax.tree.map(jnp.asarray, sol)),
+        lambda sol: jax.eval_shape(solution),
+    ],
+    ids=["stacked", "vmapped", "output", "shapes", "shapes of an ensemble"],
+)
+def test_repr_of_what_was_mapped(make):
+    """A pytree may hold anything; to show it never raises."""
+    assert "Solution" in repr(make(solution()[0]))
+
+
+#
+# Interpolation
+#
+
+
+def sampled(coefficients, ts):
+    """Polynomials and their derivatives: `[time, state]`."""
+    return (
+        np.stack([np.polyval(c, ts) for c in coefficients], -1),
+        np.stack([np.polyval(np.polyder(c), ts) for c in coefficients], -1),
+    )
+
+
+interpolate = jax.jit(_hermite)
+
+
+@settings
+@hypothesis.given(
+    coefficients=st.lists(
+        st.lists(st.floats(-2, 2), min_size=4, max_size=4), min_size=2, max_size=2
+    ),
+    start=st.floats(-3, 3),
+    steps=st.lists(st.floats(0.05, 1), min_size=5, max_size=5),
+    sign=st.sampled_from([1, -1]),
+    parts=st.lists(st.floats(0, 1), min_size=7, max_size=7),
+)
+def test_cubics_are_exact(coefficients, start, steps, sign, parts):
+    """On uneven steps, forwards and backwards."""
+    ts = start + sign * np.cumsum([0.0, *steps])
+    at = np.clip(ts[0] + np.array(parts) * (ts[-1] - ts[0]), min(ts), max(ts))
+    us, dus = sampled(coefficients, ts)
+    expected, _ = sampled(coefficients, at)
+    np.testing.assert_allclose(interpolate(ts, us, dus, 6, at), expected, rtol=1e-9, atol=1e-9)
+    np.testing.assert_allclose(interpolate(ts, us, dus, 6, ts), us, rtol=1e-12, atol=1e-12)
+
+
+def test_others_are_of_fourth_order():
+    at = np.linspace(0, 1, 101)
+    errors = []
+    for n in (5, 9, 17):
+        ts = np.linspace(0, 1, n)
+        us, dus = np.sin(3 * ts)[:, None], 3 * np.cos(3 * ts)[:, None]
+        got = _hermite(*map(jnp.asarray, (ts, us, dus)), n, jnp.asarray(at))
+        errors.append(np.abs(got[:, 0] - np.sin(3 * at)).max())
+    ratios = np.array(errors[:-1]) / errors[1:]
+    assert (abs(ratios - 16) < 2).all()
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_outside_is_nan(sign):
+    ts = sign * np.array([0.0, 0.5, 1.0])
+    us, dus = sampled([[1.0, 0.0]], ts)
+    at = sign * np.array([-1e-9, 0.0, 0.75, 1.0, 1 + 1e-9, np.nan, np.inf, -np.inf])
+    got = interpolate(ts, us, dus, 3, at)[:, 0]
+    nan = np.nan
+    np.testing.assert_allclose(got, sign * np.array([nan, 0, 0.75, 1, nan, nan, nan, nan]))
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_what_was_not_reached_is_nan(sign):
+    ts = sign * np.array([0.0, 0.5, 1.0, np.nan, np.nan])
+    us, dus = sampled([[1.0, 2.0, 0.0]], ts)
+    at = sign * np.array([0.0, 0.25, 0.5, 0.75, 1.0, 1.5])
+    expected = sampled([[1.0, 2.0, 0.0]], at)[0]
+    got = interpolate(ts, us, dus, 3, at)
+    np.testing.assert_allclose(got[:5], expected[:5], rtol=1e-14)
+    assert np.isnan(got[5:]).all()
+    got = interpolate(ts, us, dus, 2, at)
+    np.testing.assert_allclose(got[:3], expected[:3], rtol=1e-14)
+    assert np.isnan(got[3:]).all()
+    assert np.isnan(interpolate(ts, us, dus, 0, at)).all()
+
+
+@pytest.mark.xfail(strict=True, reason="NaN, as there is no second time to make a step from")
+@pytest.mark.parametrize("rows", [1, 3])
+def test_the_start_alone_was_reached(rows):
+    """As by a trajectory that fails in its first step."""
+    ts = jnp.array([0.5, np.nan, np.nan])[:rows]
+    us = jnp.array([[2.0], [np.nan], [np.nan]])[:rows]
+    got = _hermite(ts, us, us, 1, jnp.array([0.4, 0.5, 0.6]))
+    np.testing.assert_array_equal(got, [[np.nan], [2.0], [np.nan]])
+
+
+def test_dense_solutions(solved):
+    t = np.array([0.0, 0.1, 0.77, 1.0])
+    exact = np.exp(-t)[:, None] * np.array([1.0, 2.0])
+    np.testing.assert_allclose(solved(t), np.stack([exact, 2 * exact]), rtol=1e-6)
+    np.testing.assert_allclose(solved(0.77), [exact[2], 2 * exact[2]], rtol=1e-6)
+    np.testing.assert_allclose(solved[1](list(t)), 2 * exact, rtol=1e-6)
+    np.testing.assert_allclose(solved[1](0.77), 2 * exact[2], rtol=1e-6)
+
+
+def test_dense_solutions_on_the_host(solved):
+    """Gathered from batches, they are NumPy arrays."""
+    sim = jax.tree.map(np.asarray, solved)
+    np.testing.assert_array_equal(sim(0.77), solved(0.77))
+    np.testing.assert_array_equal(sim[1](0.77), solved[1](0.77))
+
+
+@pytest.mark.xfail(strict=True, reason="JAX's TracerArrayConversionError: they are indexed in vmap")
+def test_dense_solutions_on_the_host_at_several_times(solved):
+    sim = jax.tree.map(np.asarray, solved)
+    np.testing.assert_array_equal(sim[1]([0.1, 0.77]), solved[1]([0.1, 0.77]))
+
+
+def test_dense_solutions_can_be_differentiated(solved):
+    slope = jax.jit(jax.jacfwd(lambda t: solved[0](t)))(0.5)
+    np.testing.assert_allclose(slope, -np.exp(-0.5) * np.array([1.0, 2.0]), rtol=1e-4)
+
+
+@pytest.mark.parametrize("t", [0.5, [0.25, 0.5]])
+def test_solutions_without_every_step_cannot_be_interpolated(t):
+    for sol in (solution(), solution()[0]):
+        with pytest.raises(ValueError, match=r"can't be interpolated.*save_everystep=True.*saveat"):
+            sol(t)
