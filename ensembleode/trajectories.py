@@ -21,7 +21,7 @@ import numpy as np
 from .logs import log_once
 from .options import resolve, STATIC_OPTIONS, time_dtype_of
 from .problem import EnsembleContext, EnsembleProblem, ODEProblem
-from .program import is_tracer, Program, trace
+from .program import is_tracer, Program, Static, trace
 from .saving import grid, resolve_saving, Saving, Spacing
 
 
@@ -97,7 +97,7 @@ def describe(
         called = _called(_Maker(ens, solve_options, concrete=True), key, trajectories)
         log_once(
             "prob_func can't be traced over the index, so it is called once a trajectory, which "
-            f"is slow ({type(error).__name__}: {str(error).splitlines()[0]}). Index JAX arrays, "
+            f"is slow ({type(error).__name__}: {str(error).partition(chr(10))[0]}). Index JAX arrays, "
             "jnp.asarray(u0s)[ctx.index], and use jnp.where instead of `if`."
         )
         return called
@@ -119,6 +119,7 @@ class _Maker:
         self.solve_options = solve_options
         self.concrete = concrete
         self.kept: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
         self._f: tuple | None = None
 
     def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
@@ -126,13 +127,13 @@ class _Maker:
         options = resolve(prob.options, self.solve_options)
         dtype = time_dtype_of(prob.u0)
         p = tuple(x for x in jtu.tree_leaves(prob.p) if _is_numeric(x))
-        types = tuple((np.shape(x), jnp.result_type(x)) for x in p)
+        types = tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in p)
         self._keep("u0", (prob.u0.shape, prob.u0.dtype), "the shape or dtype of u0", index)
         self._keep("p", types, "the shapes or dtypes in p", index)
         saving, times = resolve_saving(options, *prob.tspan, dtype, index, defer=self.concrete)
         self._keep("saving", saving, "which times are saved", index)
-        static = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
-        self._keep("options", static, "the solver options", index)
+        self.options = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
+        self._keep("options", Static(self.options), "the solver options", index)
         consts = self._trace_field(prob, p, types, dtype, index)
         t0, t1 = (_as_real(t, dtype) for t in prob.tspan)
         abstol = reltol = None
@@ -142,12 +143,13 @@ class _Maker:
         return Lane(prob.u0, p, consts, t0, t1, times, None, abstol, reltol, dt)
 
     def _trace_field(self, prob, p, types, dtype, index) -> tuple:
-        signature = (jtu.tree_structure(prob.p), types)
-        if self.concrete and self._f is not None and self._f[:2] == (prob.f, signature):
-            return self._f[2]  # called once a trajectory, but f is the one traced already
+        others = [x for x in jtu.tree_leaves(prob.p) if not _is_numeric(x)]
+        same = (prob.f, jtu.tree_structure(prob.p), types, *others)
+        if self.concrete and self._f is not None and _identical(self._f[0], same):
+            return self._f[1]  # called once a trajectory, but f is the one traced already
         field, consts = trace_field(prob, p, dtype)
         self._keep("field", field, "the computation that f does", index)
-        self._f = (prob.f, signature, consts)
+        self._f = (same, consts)
         return consts
 
     def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
@@ -157,6 +159,13 @@ class _Maker:
                 f"{self.kept[name]}); all trajectories of an ensemble must have the same. Solve "
                 "one ensemble for each."
             )
+
+
+def _identical(a: tuple, b: tuple) -> bool:
+    """Whether two traces of f would be the same: functions and the like by identity."""
+    return len(a) == len(b) and all(
+        x is y or (i in (1, 2) and x == y) for i, (x, y) in enumerate(zip(a, b, strict=True))
+    )
 
 
 def trace_field(prob: ODEProblem, p: tuple, dtype: np.dtype) -> tuple[Program, tuple]:
@@ -228,7 +237,7 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
         return [x for x in found["leaves"] if is_tracer(x)]
 
     # Python numbers trace as weakly typed: ctx.index mixes with any dtype, as an int does.
-    program, consts = trace(outputs, 0, 1, key)
+    program, consts = trace(outputs, 0, 1, key, rules=True)
     is_output = [is_tracer(x) for x in found["leaves"]]
     values = [None if is_tracer(x) else _as_input(x) for x in found["leaves"]]
     varies = tuple(program.depends_on([True] * 3))
@@ -254,7 +263,7 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
         Trajectories(
             field=maker.kept["field"],
             saving=maker.kept["saving"],
-            options=maker.kept["options"],
+            options=maker.options,
             batched=fill(varies, [False] * len(values)),
             lanes=lanes,
             lane=lane,
@@ -320,7 +329,7 @@ def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
         Trajectories(
             field=maker.kept["field"],
             saving=maker.kept["saving"],
-            options=maker.kept["options"],
+            options=maker.options,
             batched=batched,
             lanes=lanes,
             lane=lane,

@@ -5,6 +5,8 @@ import pytest
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Compiling takes most of the time of the tests.
+jax.config.update("jax_disable_most_optimizations", True)
 
 
 class Compiles:

@@ -296,6 +296,20 @@ def test_integer_parameters_stay_integers():
     assert jnp.issubdtype(three.dtype, jnp.integer)
 
 
+@pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8], ids=lambda x: x.__name__)
+def test_indices_of_any_integer_dtype(dtype):
+    """What they make does not depend on it."""
+    every = described(
+        lambda prob, ctx: eo.remake(prob, f=lambda u, p, t: -u, p=(ctx.index, ctx.index / 2))
+    )
+    indices = np.array([2, 0], dtype)
+    traced = jax.jit(lambda indices: every.lanes(indices, 1))(indices)
+    for lanes in (every.lanes(indices, 1), traced):
+        assert lanes.p[0].dtype == np.int64
+        np.testing.assert_array_equal(lanes.p[0], [2, 0])
+        np.testing.assert_array_equal(lanes.p[1], [1.0, 0.0])
+
+
 def test_saveat_over_spans_of_each():
     every = described(
         lambda prob, ctx: eo.remake(prob, tspan=(0.0, 0.5 + 0.25 * ctx.index)), saveat=0.5

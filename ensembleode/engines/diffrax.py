@@ -262,7 +262,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
     inner: diffrax.AbstractStepSizeController
     rtol: Any
     atol: Any
-    norm: Callable
+    norm: Any
     dt: Any
     adaptive: bool
 
