@@ -202,12 +202,14 @@ def _fit(full: np.ndarray, new: np.ndarray) -> np.ndarray:
 
 
 def _reduced(pair: Any) -> tuple[Any, Any]:
-    try:
-        u, converged = pair
-    except (TypeError, ValueError):
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(f"reduction must return a pair (u, converged), got {type(pair).__name__}.")
+    u, converged = pair
+    if np.shape(converged) != ():
         raise TypeError(
-            f"reduction must return a pair (u, converged), got {type(pair).__name__}."
-        ) from None
+            "reduction must return a pair (u, converged) with converged a boolean; its converged "
+            f"has the shape {np.shape(converged)}."
+        )
     return u, converged
 
 

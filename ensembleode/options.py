@@ -69,13 +69,32 @@ def _check_static(options: Mapping[str, Any]) -> None:
     check_count("maxiters", options["maxiters"])
     for name in ("abstol", "reltol"):
         value = options[name]
-        if not is_tracer(value) and not np.all(np.asarray(value) >= 0):
-            raise ValueError(f"{name} must be zero or positive, got {value!r}.")
+        what = f"{name} must be zero or positive, got {value!r}."
+        if not is_tracer(value) and not np.all(_real(value, what) >= 0):
+            raise ValueError(what)
     dt = options["dt"]
-    if dt is not None and not is_tracer(dt) and not (np.isfinite(dt) and dt != 0):
-        raise ValueError(f"dt must be a finite step size other than zero, got {dt!r}.")
+    if dt is not None and not is_tracer(dt):
+        what = f"dt must be a finite step size other than zero, got {dt!r}."
+        step = _real(dt, what)
+        if step.ndim or not (np.isfinite(step) and step != 0):
+            raise ValueError(what)
     if options["save_everystep"] and options["saveat"] is not None:
         raise ValueError("saveat and save_everystep=True are both given; drop one of the two.")
+
+
+def check_tolerance_shape(name: str, value: Any, shape: tuple) -> None:
+    if np.shape(value) not in ((), shape):
+        raise ValueError(
+            f"{name} has the shape {np.shape(value)}; it must be a number, or an array of the "
+            f"shape of u0, {shape}."
+        )
+
+
+def _real(value: Any, what: str) -> np.ndarray:
+    array = np.asarray(value)
+    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
+        raise TypeError(what)
+    return array
 
 
 def check_count(name: str, value: Any) -> int:

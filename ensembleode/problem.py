@@ -213,7 +213,7 @@ def _takes_index(prob_func: Callable) -> bool:
 def _as_state(u0: Any) -> Array:
     try:
         array = jnp.asarray(u0)
-    except TypeError as e:
+    except (TypeError, ValueError) as e:
         raise TypeError(
             f"u0 must be an array (or a number, or nested lists of numbers), got {u0!r}. Flatten "
             "a pytree state with jax.flatten_util.ravel_pytree."
@@ -223,7 +223,16 @@ def _as_state(u0: Any) -> Array:
             f"u0 has the integer dtype {array.dtype}; the state of an ODE is real or complex. "
             "Write it with a decimal point (1.0, not 1), or use u0.astype(float)."
         )
+    if not array.size:
+        raise ValueError(f"u0 is empty: its shape is {array.shape}.")
     return jax.lax.convert_element_type(array, array.dtype)  # drops a weak type
+
+
+def _is_real_number(x: Any) -> bool:
+    if not (eqx.is_array_like(x) and np.shape(x) == ()):
+        return False
+    dtype = jnp.result_type(x)
+    return jnp.issubdtype(dtype, jnp.floating) or jnp.issubdtype(dtype, jnp.integer)
 
 
 def _as_tspan(tspan: Any) -> tuple[Any, Any]:
@@ -232,7 +241,7 @@ def _as_tspan(tspan: Any) -> tuple[Any, Any]:
     except (TypeError, ValueError):
         raise ValueError(f"tspan must be a pair (t0, t1), got {tspan!r}.") from None
     for name, t in (("t0", t0), ("t1", t1)):
-        if np.shape(t) != () or jnp.issubdtype(jnp.result_type(t), jnp.complexfloating):
+        if not _is_real_number(t):
             raise ValueError(f"tspan must be a pair of real numbers, got {name}={t!r}.")
     if not is_tracer(t0) and not is_tracer(t1):
         if not (np.isfinite(t0) and np.isfinite(t1)):

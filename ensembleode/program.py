@@ -9,7 +9,7 @@ static argument of a jitted function: new numbers never compile, and are never s
 
 import functools
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,12 @@ import numpy as np
 
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
+# What Python code that can't be traced raises.
+NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+)
 _RULE_PARAMS = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
 
 
@@ -80,8 +86,8 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
         inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
     key = _jaxpr_key(closed.jaxpr)
-    if rules and (custom := _custom_calls(closed.jaxpr)):
-        key = (key, _rules_key(closed, custom))
+    if rules:
+        key = (key, tuple(map(_rule_key, _custom_calls(closed.jaxpr))))
     return Program(closed.jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts)
 
 
@@ -205,10 +211,11 @@ def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
     eqns = []
     for eqn in jaxpr.eqns:
         custom = eqn.primitive.name in _CUSTOM_RULES
+        named = custom or eqn.primitive.name in ("jit", "remat", "checkpoint")
         params = tuple(
             (k, _value_key(v))
             for k, v in sorted(eqn.params.items())
-            if k != "name" and not (custom and k in _RULE_PARAMS)
+            if not (k == "name" and named) and not (custom and k in _RULE_PARAMS)
         )
         ins = tuple(atom(x) for x in eqn.invars)
         outs = tuple((name(v), v.aval) for v in eqn.outvars)
@@ -243,48 +250,48 @@ def _array_key(value: Any) -> tuple:
     return array.dtype, array.shape, data
 
 
-def _custom_calls(jaxpr: jex.Jaxpr) -> set:
-    """What the functions with derivative rules of their own compute, nested ones included."""
-    found = set()
+def _custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
+    """The equations that call a function with derivative rules of its own, at any depth."""
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _CUSTOM_RULES:
-            found.add(_value_key(eqn.params["call_jaxpr"]))
+            yield eqn
         for value in jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
             if _is_jaxpr(value):
-                found |= _custom_calls(getattr(value, "jaxpr", value))
-    return found
+                yield from _custom_calls(getattr(value, "jaxpr", value))
 
 
 def _is_jaxpr(x: Any) -> bool:
     return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
 
 
-def _rules_key(closed: jex.ClosedJaxpr, custom: set) -> Any:
-    """What the derivative rules compute: two rules are equal when their reverse passes are.
+def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
+    """What the derivative rule of a call computes: its reverse pass, and the rules in that.
 
-    (A rule often calls its own function; one that calls others with rules is compared by identity,
-    which may compile once too often, and is never stale.)
+    A reverse pass usually calls the function itself again; `above` is where that ends.
     """
-    avals: list[Any] = [v.aval for v in [*closed.jaxpr.constvars, *closed.jaxpr.invars]]
-    n_consts = len(closed.jaxpr.constvars)
-    is_diff = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
-    outs: list[Any] = [v.aval for v in closed.jaxpr.outvars]
+    primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
+    if primal in above:
+        return primal
 
-    def structs(avals):
-        return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    def structs(atoms):
+        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
+
+    is_diff = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars]
 
     def pullback(args, cotangents):
-        def primal(diff):
+        def call(diff):
             diff = iter(diff)
             full = [next(diff) if d else a for a, d in zip(args, is_diff, strict=True)]
-            out = jax.core.eval_jaxpr(closed.jaxpr, full[:n_consts], *full[n_consts:])
-            return [o for o in out if jnp.issubdtype(o.dtype, jnp.inexact)]
+            outs = eqn.primitive.bind(*full, **eqn.primitive.get_bind_params(eqn.params))
+            return [o for o in outs if jnp.issubdtype(o.dtype, jnp.inexact)]
 
         diff = [a for a, d in zip(args, is_diff, strict=True) if d]
-        return jax.vjp(primal, diff)[1](cotangents)
+        return jax.vjp(call, diff)[1](cotangents)
 
-    cotangents = structs([a for a in outs if jnp.issubdtype(a.dtype, jnp.inexact)])
-    reverse = jax.make_jaxpr(pullback)(structs(avals), cotangents)
-    if not _custom_calls(reverse.jaxpr) <= custom:
-        return _Identity(closed)
-    return _jaxpr_key(reverse.jaxpr)
+    cotangents = [s for s in structs(eqn.outvars) if jnp.issubdtype(s.dtype, jnp.inexact)]
+    try:
+        reverse = jax.make_jaxpr(pullback)(structs(eqn.invars), cotangents)
+    except Exception as e:
+        return primal, type(e), str(e)  # a rule that refuses
+    rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(reverse.jaxpr))
+    return _value_key(reverse), rules

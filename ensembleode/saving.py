@@ -38,7 +38,7 @@ def resolve_saving(
     dtype of time, and the index of the trajectory, which picks a row of a two-dimensional
     `saveat`. With `defer` the grid of a `saveat` number is left to [`grid`][].
     """
-    saveat, start = options["saveat"], options["save_start"]
+    saveat, start = _as_numbers(options["saveat"]), options["save_start"]
     if options["save_everystep"]:
         start = start is not False
         return Saving("steps", start, 0), None
@@ -76,20 +76,44 @@ def grid(
     """
     t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
     intervals = np.abs(t1 - t0) / spacing.step
-    # A span that is a whole number of steps but for rounding ends on the grid.
-    slack = 16 * np.finfo(dtype).eps
-    whole = np.floor(intervals * (1 + slack))
-    between = whole < intervals * (1 - slack)
-    counts = np.asarray(whole + 1 + between, np.int32)
+    # A span that is a whole number of steps but for the rounding of its ends ends on the grid.
+    rounding = 8 * np.finfo(dtype).eps * np.maximum(np.abs(t0), np.abs(t1)) / spacing.step
+    slack = np.minimum(rounding + 8 * np.finfo(dtype).eps * intervals, 0.5)
+    whole = np.floor(intervals + slack)
+    between = whole < intervals - slack
+    counts = np.asarray(whole + 1 + between)
+    if counts.max() > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"saveat={spacing.step:g} gives {counts.max():.3g} times; choose a larger spacing."
+        )
+    counts = counts.astype(np.int32)
     number = np.arange(counts.max())
     times = t0[..., None] + number * spacing.step * np.sign(t1 - t0)[..., None]
     times = np.where(number >= counts[..., None] - 1, t1[..., None], times)
     if not spacing.start:
-        times, counts = times[..., 1:], counts - 1
+        times, counts = times[..., 1:], np.asarray(counts - 1)
     if rows is not None:
         missing = rows - times.shape[-1]
+        if missing < 0:
+            raise ValueError(
+                "saveat is a number, and prob_func makes tspan longer in a rerun than in any first "
+                "run, where room for the times was made; pass saveat as an array of times."
+            )
         times = np.concatenate([times, np.repeat(t1[..., None], missing, axis=-1)], axis=-1)
     return times.astype(dtype), counts
+
+
+def _as_numbers(saveat):
+    if saveat is None or is_tracer(saveat):
+        return saveat
+    what = f"saveat must be a number or an array of times, got {saveat!r}."
+    try:
+        array = np.asarray(saveat)
+    except ValueError as e:  # ragged
+        raise TypeError(what) from e
+    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
+        raise TypeError(what)
+    return array
 
 
 def _spaced(saveat, start, t0, t1, dtype, defer):
@@ -111,10 +135,7 @@ def _spaced(saveat, start, t0, t1, dtype, defer):
 def _as_times(saveat, t0, t1, dtype):
     if is_tracer(saveat):
         return saveat.astype(dtype)
-    times = np.asarray(saveat)
-    if times.dtype == object or not np.issubdtype(times.dtype, np.number):
-        raise TypeError(f"saveat must be a number or an array of times, got {saveat!r}.")
-    times = times.astype(dtype)
+    times = saveat.astype(dtype)
     if times.shape[-1] == 0:
         raise ValueError("saveat is empty; leave it out to save the start and the end.")
     if is_tracer(t0) or is_tracer(t1):

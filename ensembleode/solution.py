@@ -1,6 +1,7 @@
 """What a solve returns."""
 
 import enum
+import operator
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -98,9 +99,14 @@ class ODESolution(eqx.Module):
     def __len__(self) -> int:
         return np.shape(self.t)[0]
 
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        return np.array(self.u, dtype=dtype, copy=copy)
+
     def __repr__(self) -> str:
         if is_tracer(self.retcode):
             return f"ODESolution(u={_shape_of(self.u)}, traced)"
+        if not _has_numbers(self.retcode, 0):
+            return f"ODESolution(u={_shape_of(self.u)}, mapped)"
         return "\n".join(
             [
                 f"ODESolution: {len(self)} times, state {self.u.shape[1:]} {self.u.dtype}",
@@ -155,7 +161,13 @@ class EnsembleSolution(eqx.Module):
             raise TypeError("this ensemble was reduced: its result, as a whole, is sim.u.")
         if not is_tracer(i):
             n = len(self)
-            i = int(i)
+            try:
+                i = operator.index(i)
+            except TypeError:
+                raise TypeError(
+                    f"the index of a trajectory is an integer, got {i!r}; for several, index "
+                    "sim.u, sim.retcode, ..."
+                ) from None
             if not -n <= i < n:
                 raise IndexError(f"trajectory {i} of {n}")
         if self.kind == "outputs":
@@ -206,6 +218,8 @@ class EnsembleSolution(eqx.Module):
     def __repr__(self) -> str:
         if is_tracer(self.retcode):
             return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, traced)"
+        if not _has_numbers(self.retcode, 1):
+            return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, mapped)"
         n = len(self)
         if self.kind == "trajectories":
             rows, *state = self.u.shape[1:]
@@ -223,7 +237,7 @@ class EnsembleSolution(eqx.Module):
         return "\n".join(lines)
 
 
-def count_codes(retcode: np.ndarray, most: int = 5) -> str:
+def count_codes(retcode: Any, most: int = 5) -> str:
     """`Success 98, Unstable 2 [17, 42]`: each code, how often, and where."""
     parts = []
     for code in ReturnCode:
@@ -246,7 +260,10 @@ def _check_dense(du: Any) -> None:
         )
 
 
+@jax.jit
 def _hermite(ts, us, dus, length, t):
+    if ts.shape[0] == 1:  # a step of nothing
+        ts, us, dus = (jnp.concatenate([x, x]) for x in (ts, us, dus))
     sign = jnp.where(ts[1] >= ts[0], 1, -1).astype(ts.dtype)
     length = jnp.asarray(length)
     reached = jnp.arange(ts.shape[0], dtype=length.dtype) < length
@@ -255,6 +272,7 @@ def _hermite(ts, us, dus, length, t):
     def at(t):
         i = jnp.searchsorted(ordered, t * sign, side="right") - 1
         i = jnp.clip(i, 0, jnp.asarray(length - 2, i.dtype))
+        i = jnp.maximum(i, 0)
         h = ts[i + 1] - ts[i]
         x = (t - ts[i]) / h
         value = (
@@ -264,6 +282,7 @@ def _hermite(ts, us, dus, length, t):
             + h * x**2 * (x - 1) * dus[i + 1]
         )
         inside = (t * sign >= ordered[0]) & (t * sign <= ordered[length - 1])
+        value = jnp.where(t == ts[i], us[i], value)
         return jnp.where(inside, value, jnp.nan)
 
     return jax.vmap(at)(t) if t.ndim else at(t)
@@ -286,5 +305,15 @@ def _range(x: Any) -> str:
     return f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}"
 
 
+def _has_numbers(retcode: Any, ndim: int) -> bool:
+    """False in what `vmap`, `eval_shape` or `tree_map` made of a solution."""
+    return eqx.is_array_like(retcode) and np.ndim(retcode) == ndim
+
+
 def _shape_of(tree: PyTree) -> Any:
-    return jax.tree.map(lambda x: f"{jnp.result_type(x)}{list(np.shape(x))}", tree)
+    def name(x):
+        return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else repr(x)
+
+    if isinstance(tree, ODESolution):
+        return f"ODESolution of {name(tree.u)}"
+    return jax.tree.map(name, tree, is_leaf=lambda x: isinstance(x, ODESolution))

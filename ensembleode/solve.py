@@ -3,6 +3,7 @@
 import time
 from typing import Any, Literal
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -111,7 +112,7 @@ def solve(
         batch_size = min(check_count("batch_size", batch_size), n)
     max_repeats = check_count("max_repeats", max_repeats)
     engine_module, choice = engines.choose(engine, alg)
-    key = jax.random.key(seed) if key is None else key
+    key = _as_key(seed, key)
     options = {
         "saveat": saveat,
         "save_start": save_start,
@@ -124,9 +125,8 @@ def solve(
         "stepsize_controller": stepsize_controller,
         "sensealg": sensealg,
     }
-    _check_rows(saveat, n, alone)
 
-    every = describe(ens, options, key, n)
+    every = describe(ens, options, key, None if alone else n)
     job = _job(ens, every, engine_module, alg, key)
     executor.check(job.plan)
 
@@ -204,12 +204,15 @@ def _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress) ->
             )
 
 
-def _check_rows(saveat: Any, n: int, alone: bool) -> None:
-    if np.ndim(saveat) == 2 and (alone or np.shape(saveat)[0] != n):
-        raise ValueError(
-            f"saveat has the shape {np.shape(saveat)}; two-dimensional, it must be [trajectory, "
-            f"time] with {'an ensemble' if alone else f'{n} trajectories'}."
-        )
+def _as_key(seed: Any, key: Any) -> Any:
+    if key is None:
+        if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):
+            raise TypeError(f"seed must be an integer, got {seed!r}.")
+        return jax.random.key(seed)
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32):
+        raise TypeError(f"key must be a JAX PRNG key, such as jax.random.key(0), got {key!r}.")
+    return key
 
 
 def _refuse_traced(**options: bool) -> None:

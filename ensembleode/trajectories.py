@@ -19,9 +19,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .logs import log_once
-from .options import resolve, STATIC_OPTIONS, time_dtype_of
+from .options import check_tolerance_shape, resolve, STATIC_OPTIONS, time_dtype_of
 from .problem import EnsembleContext, EnsembleProblem, ODEProblem
-from .program import is_tracer, Program, Static, trace
+from .program import is_tracer, NOT_TRACEABLE, Program, Static, trace
 from .saving import grid, resolve_saving, Saving, Spacing
 
 
@@ -73,34 +73,46 @@ class Trajectories:
 
 
 def describe(
-    ens: EnsembleProblem, solve_options: dict, key: Any, trajectories: int
+    ens: EnsembleProblem, solve_options: dict, key: Any, trajectories: int | None
 ) -> Trajectories:
     """Evaluate `ens.prob_func` over the index, by tracing it where that is possible.
 
     **Arguments:** the ensemble, the options given to `solve`, the PRNG key, and how many
-    trajectories there are.
+    trajectories there are (None: a single problem).
 
     **Raises:** what `prob_func` raises; `TypeError` and `ValueError` for problems that can't be
     solved (see [`solve`][ensembleode.solve]).
     """
-    maker = _Maker(ens, solve_options)
+    maker = _Maker(ens, solve_options, trajectories)
+    n = trajectories or 1
     try:
-        return _traced(maker, key, trajectories)
+        return _traced(maker, key, n)
     except Exception as error:
         if ens.prob_func is None:
             raise
-        lifted = _lift_numpy(ens.prob_func) if isinstance(error, _NUMPY_INDEXED) else None
+        lifted = (
+            _lift_numpy(ens.prob_func)
+            if isinstance(error.__cause__ or error, _NUMPY_INDEXED)
+            else None
+        )
         if lifted is not None:
+            # JAX takes the last row for an index past the end, where NumPy raises.
+            ens.make(EnsembleContext(n - 1, 1, key))
             return describe(_with_prob_func(ens, lifted), solve_options, key, trajectories)
         # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the
         # first case, and raises its plain error in the second.
-        called = _called(_Maker(ens, solve_options, concrete=True), key, trajectories)
+        called = _called(_Maker(ens, solve_options, trajectories, concrete=True), key, n)
         log_once(
             "prob_func can't be traced over the index, so it is called once a trajectory, which "
-            f"is slow ({type(error).__name__}: {str(error).partition(chr(10))[0]}). Index JAX arrays, "
+            f"is slow ({_summary(error)}). Index JAX arrays, "
             "jnp.asarray(u0s)[ctx.index], and use jnp.where instead of `if`."
         )
         return called
+
+
+def _summary(error: Exception) -> str:
+    first_line = str(error).partition("\n")[0]
+    return f"{type(error).__name__}: {first_line}"
 
 
 _NUMPY_INDEXED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
@@ -114,7 +126,10 @@ _NUMPY_INDEXED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntege
 class _Maker:
     """Makes a Lane from the problem of one trajectory, and keeps what is static on the way."""
 
-    def __init__(self, ens: EnsembleProblem, solve_options: dict, *, concrete: bool = False):
+    def __init__(
+        self, ens: EnsembleProblem, solve_options: dict, n: int | None, *, concrete: bool = False
+    ):
+        self.n = n
         self.ens = ens
         self.solve_options = solve_options
         self.concrete = concrete
@@ -130,6 +145,7 @@ class _Maker:
         types = tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in p)
         self._keep("u0", (prob.u0.shape, prob.u0.dtype), "the shape or dtype of u0", index)
         self._keep("p", types, "the shapes or dtypes in p", index)
+        _check_rows(options["saveat"], self.n)
         saving, times = resolve_saving(options, *prob.tspan, dtype, index, defer=self.concrete)
         self._keep("saving", saving, "which times are saved", index)
         self.options = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
@@ -138,6 +154,8 @@ class _Maker:
         t0, t1 = (_as_real(t, dtype) for t in prob.tspan)
         abstol = reltol = None
         if options["stepsize_controller"] is None:
+            for name in ("abstol", "reltol"):
+                check_tolerance_shape(name, options[name], prob.u0.shape)
             abstol, reltol = (_as_real(options[k], dtype) for k in ("abstol", "reltol"))
         dt = None if options["dt"] is None else _as_real(options["dt"], dtype)
         return Lane(prob.u0, p, consts, t0, t1, times, None, abstol, reltol, dt)
@@ -168,6 +186,18 @@ def _identical(a: tuple, b: tuple) -> bool:
     )
 
 
+def _check_rows(saveat: Any, n: int | None) -> None:
+    try:
+        shape = np.shape(saveat)
+    except ValueError:  # ragged, which is found later
+        return
+    if len(shape) == 2 and shape[0] and shape[0] != n:
+        raise ValueError(
+            f"saveat has the shape {shape}; two-dimensional, it must be [trajectory, time] with "
+            f"{'an ensemble' if n is None else f'{n} trajectories'}."
+        )
+
+
 def trace_field(prob: ODEProblem, p: tuple, dtype: np.dtype) -> tuple[Program, tuple]:
     """Trace `f`, and check what it returns.
 
@@ -184,6 +214,11 @@ def trace_field(prob: ODEProblem, p: tuple, dtype: np.dtype) -> tuple[Program, t
     t = jax.ShapeDtypeStruct((), dtype)
     try:
         program, consts = trace(field, u, p, t, rules=True)
+    except NOT_TRACEABLE as e:
+        raise TypeError(
+            "f must be written in JAX, as it is traced: use jnp instead of np, and jnp.where "
+            f"instead of `if`. ({e})"
+        ) from e
     except TypeError as e:
         if "is not a valid JAX type" not in str(e):
             raise
@@ -357,6 +392,8 @@ def _all_same(name: str, column: Sequence) -> bool:
 def _stack(column: Sequence) -> Any:
     if any(map(is_tracer, column)):
         return jnp.stack([jnp.asarray(x) for x in column])
+    if jnp.issubdtype(jnp.result_type(column[0]), jax.dtypes.extended):  # PRNG keys
+        return jnp.stack(column)
     return jnp.asarray(np.stack([np.asarray(x) for x in column]))
 
 
@@ -414,16 +451,19 @@ def _lift_numpy(fn: Any) -> Callable | None:
     cells = fn.__closure__ or ()
     names = set(fn.__code__.co_names)
     lifted_globals = {k: _lift(v) for k, v in fn.__globals__.items() if k in names and _is_numpy(v)}
-    defaults = fn.__defaults__ or ()
-    if not lifted_globals and not any(map(_is_numpy, [*_contents(cells), *defaults])):
+    defaults, keywords = fn.__defaults__ or (), fn.__kwdefaults__ or {}
+    held = [*_contents(cells), *defaults, *keywords.values()]
+    if not lifted_globals and not any(map(_is_numpy, held)):
         return None
-    return types.FunctionType(
+    lifted = types.FunctionType(
         fn.__code__,
         {**fn.__globals__, **lifted_globals},
         fn.__name__,
         tuple(map(_lift, defaults)) or None,
         tuple(_lift_cell(c) for c in cells),
     )
+    lifted.__kwdefaults__ = {k: _lift(x) for k, x in keywords.items()} or None
+    return lifted
 
 
 def _contents(cells: Sequence) -> list:

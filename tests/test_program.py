@@ -140,7 +140,6 @@ def test_the_name_of_an_inner_jit_does_not_matter():
     assert same(program(lambda x: jax.jit(one)(x)), program(lambda x: jax.jit(two)(x)))
 
 
-@pytest.mark.xfail(strict=True, reason="a parameter called `name` is ignored in every primitive")
 def test_the_name_may_be_what_a_primitive_computes():
     """In a primitive of the user's own, say."""
     primitive = jex.Primitive("by_name")
@@ -403,7 +402,6 @@ def test_rules_of_rules():
     assert not same(*(program(make(factor), rules=True) for factor in (2.0, 3.0)))
 
 
-@pytest.mark.xfail(strict=True, reason="the whole program is differentiated to compare its rules")
 @pytest.mark.parametrize(
     "fn",
     [

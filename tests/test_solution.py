@@ -110,13 +110,11 @@ def test_a_trajectory_that_is_not_there(i):
         solution()[i]
 
 
-@pytest.mark.xfail(strict=True, reason="it is cut to 1")
 def test_an_index_is_an_integer():
     with pytest.raises(TypeError):
         solution()[1.5]
 
 
-@pytest.mark.xfail(strict=True, reason="TypeError about int()")
 def test_a_slice_says_what_to_do():
     with pytest.raises(TypeError, match=r"sim\.u"):
         solution()[1:3]
@@ -209,7 +207,6 @@ def test_what_is_no_array(kind):
             convert(sim)
 
 
-@pytest.mark.xfail(strict=True, reason="an array of one object")
 def test_one_solution_as_an_array():
     np.testing.assert_array_equal(np.asarray(solution()[1]), solution().u[1])
 
@@ -309,14 +306,12 @@ def test_repr_inside_jit():
     ]
 
 
-@pytest.mark.xfail(strict=True, reason="its retcodes are JAX arrays, against an annotation")
 def test_repr_of_what_comes_out_of_jit():
     sim = jax.jit(lambda sim: sim)(solution())
     assert repr(sim) == repr(solution())
     assert repr(sim[2]) == repr(solution()[2])
 
 
-@pytest.mark.xfail(strict=True, reason="TypeError or AttributeError in __repr__")
 @pytest.mark.parametrize(
     "make",
     [
@@ -406,7 +401,6 @@ def test_what_was_not_reached_is_nan(sign):
     assert np.isnan(interpolate(ts, us, dus, 0, at)).all()
 
 
-@pytest.mark.xfail(strict=True, reason="NaN, as there is no second time to make a step from")
 @pytest.mark.parametrize("rows", [1, 3])
 def test_the_start_alone_was_reached(rows):
     """As by a trajectory that fails in its first step."""
@@ -432,7 +426,6 @@ def test_dense_solutions_on_the_host(solved):
     np.testing.assert_array_equal(sim[1](0.77), solved[1](0.77))
 
 
-@pytest.mark.xfail(strict=True, reason="JAX's TracerArrayConversionError: they are indexed in vmap")
 def test_dense_solutions_on_the_host_at_several_times(solved):
     sim = jax.tree.map(np.asarray, solved)
     np.testing.assert_array_equal(sim[1]([0.1, 0.77]), solved[1]([0.1, 0.77]))

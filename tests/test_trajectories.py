@@ -324,7 +324,6 @@ def test_saveat_over_spans_of_each():
     assert lane.count == 2
 
 
-@pytest.mark.xfail(strict=True, reason="NumPy's ValueError: negative dimensions are not allowed")
 def test_saveat_over_a_span_that_grows_in_a_rerun():
     """There is no room for the times that come with it."""
     every = described(lambda prob, ctx: eo.remake(prob, tspan=(0.0, 1.0 * ctx.repeat)), saveat=0.5)
@@ -406,9 +405,6 @@ def closing_with_keyword(u0s=U0S):
     return prob_func
 
 
-KEYWORDS = pytest.mark.xfail(strict=True, reason="keyword-only defaults are lost in lifting")
-
-
 @pytest.mark.parametrize(
     "prob_func",
     [
@@ -416,8 +412,8 @@ KEYWORDS = pytest.mark.xfail(strict=True, reason="keyword-only defaults are lost
         pytest.param(closing_over_more(), id="closure with more"),
         pytest.param(by_global, id="global"),
         pytest.param(by_default, id="default"),
-        pytest.param(by_keyword_default, id="keyword default", marks=KEYWORDS),
-        pytest.param(closing_with_keyword(), id="closure and keyword default", marks=KEYWORDS),
+        pytest.param(by_keyword_default, id="keyword default"),
+        pytest.param(closing_with_keyword(), id="closure and keyword default"),
         pytest.param(functools.partial(by_first, U0S), id="partial"),
         pytest.param(functools.partial(by_last, u0s=U0S), id="partial by keyword"),
         pytest.param(functools.partial(closing(), scale=1.0), id="partial of a closure"),
@@ -492,7 +488,6 @@ def test_an_array_that_cannot_be_found_is_read_one_by_one(prob_func, caplog):
     assert "jnp.asarray(u0s)[ctx.index]" in caplog.text
 
 
-@pytest.mark.xfail(strict=True, reason="JAX takes the last row for it")
 def test_an_index_past_the_end_of_a_numpy_array_raises():
     """As NumPy does."""
     with pytest.raises(IndexError, match="out of bounds"):
@@ -592,7 +587,6 @@ def test_its_spans_may_differ():
     np.testing.assert_array_equal(lanes.count, [2, 3, 3])
 
 
-@pytest.mark.xfail(strict=True, reason="JAX's TypeError: a key can't be a NumPy array")
 def test_its_parameters_may_be_keys():
     def prob_func(prob, ctx):
         return eo.remake(prob, p=ctx.key, u0=float(ctx.index) * prob.u0)

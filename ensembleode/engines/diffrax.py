@@ -80,6 +80,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
             )
         adaptive = isinstance(controller, diffrax.AbstractAdaptiveStepSizeController)
     label = type(alg).__name__
+    if adaptive and not can_adapt and controller is not None:
+        raise ValueError(
+            f"{label} has no error estimate for stepsize_controller to choose steps by: drop it "
+            "and pass dt, or use an adaptive solver."
+        )
     if adaptive and not can_adapt:
         raise ValueError(
             f"{label} has no error estimate, so adaptive must be False: pass adaptive=False and dt."

@@ -4,6 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,7 +12,7 @@ import numpy as np
 from ..options import time_dtype_of
 from ..plan import Plan, Result
 from ..problem import EnsembleContext
-from ..program import is_tracer, trace
+from ..program import is_tracer, NOT_TRACEABLE, trace
 from ..solution import ODESolution, Stats
 from ..trajectories import Lane, Trajectories
 
@@ -108,24 +109,25 @@ def with_output(job: Job) -> Job:
                 "output_func must return a pair (out, rerun) with rerun a boolean; its rerun has "
                 f"the shape {np.shape(rerun)}."
             )
+        if not (rerun is None or eqx.is_array_like(rerun)):
+            raise TypeError(
+                f"output_func must return a pair (out, rerun) with rerun a boolean, got {rerun!r}."
+            )
+        if not all(map(eqx.is_array_like, jax.tree.leaves(out))):
+            raise TypeError(
+                f"output_func must return a pair (out, rerun) with out made of arrays, got {out!r}."
+            )
         never = not is_tracer(rerun) and not rerun
         return jax.tree.map(jnp.asarray, out), None if never else jnp.asarray(rerun, bool)
 
     try:
         program, consts = trace(output, result, 0, 1, job.key, rules=job.traced)
-    except _NOT_TRACEABLE as e:
+    except (*NOT_TRACEABLE, IndexError) as e:
         raise TypeError(
             "output_func must be written in JAX, as it is traced once for all trajectories: use "
             f"jnp instead of np, and jnp.where instead of `if`. ({e})"
         ) from e
     return dataclasses.replace(job.replan(output=program), output_consts=tuple(consts))
-
-
-_NOT_TRACEABLE = (
-    jax.errors.ConcretizationTypeError,
-    jax.errors.TracerArrayConversionError,
-    jax.errors.TracerIntegerConversionError,
-)
 
 
 def solution_of(result: Result) -> ODESolution:
