@@ -255,7 +255,8 @@ def _as_real(x: Any, dtype: np.dtype) -> Any:
 
 
 def _as_input(x: Any) -> Any:
-    return x if is_tracer(x) or isinstance(x, jax.Array) else jnp.asarray(x)
+    # A number stays one: inside the user's jit it is then a constant, which XLA can fold.
+    return x if is_tracer(x) or np.ndim(x) == 0 else jnp.asarray(x)
 
 
 #
