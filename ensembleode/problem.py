@@ -212,7 +212,7 @@ def _takes_index(prob_func: Callable) -> bool:
 
 def _as_state(u0: Any) -> Array:
     try:
-        array = jnp.asarray(u0)
+        array = u0 if isinstance(u0, jax.Array) else jnp.asarray(u0)
     except (TypeError, ValueError) as e:
         raise TypeError(
             f"u0 must be an array (or a number, or nested lists of numbers), got {u0!r}. Flatten "
@@ -225,7 +225,9 @@ def _as_state(u0: Any) -> Array:
         )
     if not array.size:
         raise ValueError(f"u0 is empty: its shape is {array.shape}.")
-    return jax.lax.convert_element_type(array, array.dtype)  # drops a weak type
+    if array.weak_type:
+        return jax.lax.convert_element_type(array, array.dtype)
+    return array
 
 
 def _is_real_number(x: Any) -> bool:

@@ -70,7 +70,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     **Raises:** `ValueError` for a fixed step without `dt` or an adaptive one without an error
     estimate; `TypeError` for a wrong `sensealg` or `stepsize_controller`.
     """
-    solver = getattr(diffrax, type(alg).__name__)() if isinstance(alg, ODESolver) else alg
+    solver = _solver(type(alg)) if isinstance(alg, ODESolver) else alg
     can_adapt = isinstance(solver, diffrax.AbstractAdaptiveSolver)
     controller = options["stepsize_controller"]
     adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
@@ -233,6 +233,11 @@ def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
         "sensealg must be RecursiveCheckpointAdjoint(), DirectAdjoint(), BacksolveAdjoint(), "
         f"ForwardDiffSensitivity() or a diffrax adjoint, got {sensealg!r}."
     )
+
+
+@functools.cache
+def _solver(cls: type) -> Any:
+    return getattr(diffrax, cls.__name__)()
 
 
 def _with_root_finder(solver: Any, adaptive: bool) -> diffrax.AbstractSolver:
