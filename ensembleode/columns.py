@@ -72,7 +72,8 @@ def check_columns(
 
         @jax.jit
         def response(mask, u=u, t=t, v=v):
-            tangent = jax.jvp(lambda u: prob.f(u, prob.p, t), (u,), (v * mask,))[1]
+            direction = v * jnp.broadcast_to(mask, v.shape)
+            tangent = jax.jvp(lambda u: prob.f(u, prob.p, t), (u,), (direction,))[1]
             return jnp.max(jnp.abs(tangent), axis=tuple(range(tangent.ndim - 1)))
 
         full = np.asarray(response(jnp.ones(columns, v.dtype)))
