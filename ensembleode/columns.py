@@ -1,5 +1,6 @@
 """Whether the columns of a matrix-valued ODE are independent of each other."""
 
+import functools
 import math
 
 import equinox as eqx
@@ -67,15 +68,18 @@ def check_columns(
     columns = prob.u0.shape[-1]
     key = jax.random.key(0) if key is None else key
     probed = 0
+
+    @jax.jit
+    def strength(mask, u, t, v):
+        """How strongly each column of f responds to a change of the masked columns."""
+        direction = v * jnp.broadcast_to(mask, v.shape)
+        du, tangent = jax.jvp(lambda u: prob.f(u, prob.p, t), (u,), (direction,))
+        tangent = jnp.where(jnp.isfinite(du), tangent, jnp.nan)
+        return jnp.max(jnp.abs(tangent), axis=tuple(range(tangent.ndim - 1)))
+
     for number in range(states + 1):
         u, t, v = _probe(prob, number, key)
-
-        @jax.jit
-        def response(mask, u=u, t=t, v=v):
-            direction = v * jnp.broadcast_to(mask, v.shape)
-            tangent = jax.jvp(lambda u: prob.f(u, prob.p, t), (u,), (direction,))[1]
-            return jnp.max(jnp.abs(tangent), axis=tuple(range(tangent.ndim - 1)))
-
+        response = functools.partial(strength, u=u, t=t, v=v)
         full = np.asarray(response(jnp.ones(columns, v.dtype)))
         if not np.isfinite(full).all():
             if number == 0:
@@ -88,8 +92,8 @@ def check_columns(
             target = int(leak.argmax())
             if leak[target] > threshold:
                 source = _bisect(response, np.flatnonzero(mask), target, columns, v.dtype)
-                strength = leak[target] / max(full.max(), leak[target])
-                return ColumnReport((source, target), float(strength), probed)
+                relative = leak[target] / max(full.max(), leak[target])
+                return ColumnReport((source, target), float(relative), probed)
     return ColumnReport(None, 0.0, probed)
 
 
