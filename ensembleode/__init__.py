@@ -6,7 +6,7 @@ differentiate through it.
 
 from importlib.metadata import version as _version
 
-from .columns import (
+from .column_check import (
     check_columns as check_columns,
     ColumnReport as ColumnReport,
 )

@@ -14,6 +14,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .executors.job import integers, Job, Outcome, with_output
+from .program import being_staged
 from .saving import Saving
 from .solution import ReturnCode
 
@@ -46,7 +47,8 @@ def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
     work = 2 * (job.plan.method.value.stages or state + 8) + 16
     step_bytes = u0.dtype.itemsize * state * work
     all_bytes = step_bytes + u0.dtype.itemsize * state * rows
-    device = jax.devices()[0]
+    chosen = jax.config.jax_default_device
+    device = chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
     if device.platform == "cpu":
         most = max(1, _HOST // all_bytes)
         if executor.vectorised:
@@ -111,7 +113,10 @@ def _reduce_eagerly(
         advance(len(wanted))
         if converged := bool(stop):
             break
-    return Ensemble(u, _total(np.concatenate(codes), counts), converged)
+    retcode = np.concatenate(codes)
+    not_run = trajectories - len(retcode)
+    retcode = np.pad(retcode, (0, not_run), constant_values=ReturnCode.Default.value)
+    return Ensemble(u, _total(retcode, counts), converged)
 
 
 def _counts(outcome: Outcome) -> tuple:
@@ -133,7 +138,7 @@ def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
         pending = np.flatnonzero(outcome.rerun)
         if not len(pending):
             break
-        # Powers of two, so that few shapes are compiled.
+        # Powers of two, so that few shapes are compiled (where a batch can be filled up).
         size = min(2 ** math.ceil(math.log2(len(pending))), batch_size)
         again = _batch(job, executor, wanted[pending], repeat, size)
         for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
@@ -154,7 +159,9 @@ def count_steps(job, executor, indices, repeat) -> Job:
     """Saving every step needs room for them, so a first solve counts them."""
     counts = executor.run(job.replan(saving=Saving("ends", False, 1)), indices, repeat)
     most = int(np.max(np.asarray(counts.naccept) + np.asarray(counts.nreject)))
-    room = min(max(16, 2 ** math.ceil(math.log2(max(1, most)))), job.plan.maxiters)
+    # A little more, as the program that saves them is another and may round otherwise.
+    room = 2 ** math.ceil(math.log2(max(16, most + most // 16 + 1)))
+    room = min(room, job.plan.maxiters)
     return bounded(job, room)
 
 
@@ -248,6 +255,12 @@ def run_traced(
         if executor.vectorised:
             indices = np.pad(indices, (0, -trajectories % batch_size), mode="edge")
         head, rest = _split(indices, batch_size)
+        if not being_staged():
+            # Differentiated or mapped outside of jit: batch by batch, as eagerly, by the programs
+            # that are compiled already.
+            outcomes = [batch(some) for some in [*head, *([rest] if len(rest) else [])]]
+            outcome = jax.tree.map(lambda *x: jnp.concatenate(x)[:trajectories], *outcomes)
+            return Ensemble(outcome.out, outcome, True)
         # Recomputed in the backward pass, so that memory stays that of a batch there, too.
         outcome = _merge(jax.lax.map(jax.checkpoint(batch), head))
         if len(rest):

@@ -29,11 +29,12 @@ class EnsembleColumns(EnsembleAlgorithm):
     over the whole matrix, as in Julia; so a hard column is outvoted by many easy ones, and makes
     them all slower when it is not.
 
-    **Cost:** one solve, with as many steps as the matrix as a whole needs. Fastest for neural
-    ODEs whose trajectories are alike.
+    **Cost:** one solve, with as many steps as the matrix as a whole needs, and the memory of all
+    columns. Fastest for neural ODEs whose trajectories are alike. With a `batch_size` the columns
+    of each batch are a matrix of their own, with steps of their own; and so are those rerun.
 
     **Limitations:** one return code for all (a column that fails fails the whole solve); the
-    statistics count the shared steps.
+    statistics give each trajectory the shared steps, so don't add them up.
 
     **Throws:** `ValueError` when `tspan`, `saveat`, `abstol`, `reltol` or `dt` differ by
     trajectory.

@@ -44,8 +44,7 @@ def check_option_names(options: Mapping[str, Any]) -> None:
 
 def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]) -> dict:
     """Options given to `solve` win over those kept with the problem, which win over defaults."""
-    given = {k: v for k, v in problem_options.items() if v is not None}
-    given |= {k: v for k, v in solve_options.items() if v is not None}
+    given = merge(problem_options, solve_options)
     options = {**DEFAULTS, **given}
     if options["stepsize_controller"] is not None:
         clash = sorted({"abstol", "reltol", "adaptive"} & set(given))
@@ -57,6 +56,25 @@ def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]
     _check_static(options)
     options["maxiters_given"] = "maxiters" in given
     return options
+
+
+def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
+    """Options `old` with `new` ones, which also replace those that they exclude."""
+    new = {k: v for k, v in new.items() if v is not None}
+    excluded = {other for name in new for other in _EXCLUDES.get(name, ())}
+    if np.ndim(new.get("saveat")) > 0:
+        excluded.add("save_start")
+    return {k: v for k, v in old.items() if v is not None and k not in excluded} | new
+
+
+_EXCLUDES = {
+    "saveat": ("save_everystep",),
+    "save_everystep": ("saveat",),
+    "stepsize_controller": ("abstol", "reltol", "adaptive"),
+    "abstol": ("stepsize_controller",),
+    "reltol": ("stepsize_controller",),
+    "adaptive": ("stepsize_controller",),
+}
 
 
 def _check_static(options: Mapping[str, Any]) -> None:

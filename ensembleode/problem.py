@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .logs import log_once
-from .options import check_option_names
+from .options import check_option_names, merge
 from .program import is_tracer
 
 
@@ -77,7 +77,10 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
             "build a new EnsembleProblem."
         )
     fields = {"f": prob.f, "u0": prob.u0, "tspan": prob.tspan, "p": prob.p}
-    return ODEProblem(**{**fields, **prob.options, **changes})
+    options = {k: v for k, v in changes.items() if k not in fields}
+    check_option_names(options)
+    fields |= {k: v for k, v in changes.items() if k in fields}
+    return ODEProblem(**fields, **merge(prob.options, options))
 
 
 class EnsembleContext(eqx.Module):
@@ -115,7 +118,8 @@ class EnsembleProblem(eqx.Module):
         `prob_func(prob, i, repeat)`, **with `i` counted from 0** (as Python's `u0s[i]`
         wants). The two are told apart by the number of positional parameters without
         defaults. It is traced once over the index, so it must be written in JAX; one that
-        can't be traced is called once a trajectory instead, which is slow and logged.
+        can't be traced is called once a trajectory instead, which is slow and logged. Random
+        numbers come from `ctx.key`; NumPy's would be drawn once for all trajectories.
         What it returns may depend on the index in `u0`, `p`, `tspan`, what `f` closes over, and
         the options `saveat`, `abstol`, `reltol`, `dt`; shapes may not.
     - `output_func`: `output_func(sol, ctx) -> (out, rerun)`, applied to the
@@ -223,6 +227,8 @@ def _as_state(u0: Any) -> Array:
             f"u0 has the integer dtype {array.dtype}; the state of an ODE is real or complex. "
             "Write it with a decimal point (1.0, not 1), or use u0.astype(float)."
         )
+    if array.dtype == jnp.bfloat16:
+        raise TypeError("u0 has the dtype bfloat16, too coarse for time; use u0.astype('float32').")
     if not array.size:
         raise ValueError(f"u0 is empty: its shape is {array.shape}.")
     if array.weak_type:

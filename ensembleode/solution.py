@@ -149,8 +149,10 @@ class EnsembleSolution(eqx.Module):
 
     @property
     def failed(self) -> Any:
-        """The indices of the trajectories that did not succeed; under `jit`, a mask."""
-        mask = self.retcode != ReturnCode.Success.value
+        """The indices of the trajectories that ran and did not succeed; under `jit`, a mask."""
+        mask = (self.retcode != ReturnCode.Success.value) & (
+            self.retcode != ReturnCode.Default.value
+        )
         return mask if is_tracer(mask) else np.flatnonzero(mask)
 
     def __len__(self) -> int:
@@ -180,7 +182,7 @@ class EnsembleSolution(eqx.Module):
         if not is_tracer(length):
             retcode = ReturnCode(int(retcode))
             if own_times:
-                reached = slice(0, int(length))
+                reached = slice(0, max(1, int(length)))
                 u, t = u[reached], t[reached]
                 du = None if du is None else du[reached]
         return ODESolution(u, t, retcode, jax.tree.map(lambda x: x[i], self.stats), length, du)
@@ -281,7 +283,7 @@ def _hermite(ts, us, dus, length, t):
             + h * x * (1 - x) ** 2 * dus[i]
             + h * x**2 * (x - 1) * dus[i + 1]
         )
-        inside = (t * sign >= ordered[0]) & (t * sign <= ordered[length - 1])
+        inside = (t * sign >= ordered[0]) & (t * sign <= ordered[length - 1]) & (length > 0)
         value = jnp.where(t == ts[i], us[i], value)
         return jnp.where(inside, value, jnp.nan)
 

@@ -59,7 +59,8 @@ def solve(
 
     Differentiable, jittable and vmappable in everything that `u0`, `p` and the closures of `f`,
     `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
-    and never touches another trajectory. Calling it again with other numbers compiles nothing.
+    and never touches another trajectory. Calling it again with other numbers compiles nothing (but
+    a reduction or reruns that are differentiated outside of `jit` do).
 
     **Arguments:**
 
@@ -71,8 +72,10 @@ def solve(
     - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
         or an array `[trajectory, time]`. By default the start and the end are saved.
     - `save_start`: False drops the start, where `saveat` is not an array.
-    - `save_everystep`: saves every accepted step, and makes the solution callable. Under `jit` it
-        needs an explicit `maxiters`, as room is kept for that many.
+    - `save_everystep`: saves every accepted step, and makes the solution callable: third-order
+        interpolation, whatever the solver, so use `saveat` for values as exact as the steps. By
+        default False. Eagerly it solves twice, to count the steps first; under `jit` it needs an
+        explicit `maxiters`, as room is kept for that many.
     - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
     - `dt`: the first step, or with a fixed step the step.
     - `adaptive`: False for a fixed step; by default whatever the solver can do.
@@ -86,7 +89,7 @@ def solve(
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
     - `engine`: `"auto"` or `"diffrax"`.
-    - `progress`: show a progress bar, trajectory by trajectory or batch by batch.
+    - `progress`: show a progress bar over the trajectories, batch by batch.
     - `throw`: raise when a trajectory fails.
 
     **Returns:** an [`ODESolution`][ensembleode.ODESolution] for a problem, an
@@ -226,7 +229,7 @@ def _refuse_traced(**options: bool) -> None:
 
 def _throw(sim: Any) -> None:
     codes = np.atleast_1d(np.asarray(sim.retcode))
-    if (codes != ReturnCode.Success.value).any():
+    if ((codes != ReturnCode.Success.value) & (codes != ReturnCode.Default.value)).any():
         raise EnsembleError(
             f"not all trajectories succeeded: {count_codes(codes, most=20)}. What was computed is "
             "in the `solution` of this exception.",
@@ -291,7 +294,7 @@ def _may_rerun(job: Job) -> bool:
 
 
 def _solve_alone(job: Job, throw: bool) -> ODESolution:
-    if job.plan.saving.mode == "steps":
+    if job.plan.saving.mode == "steps" and not job.traced:
         job = batches.count_steps(job, serial, integers(np.arange(1)), 1)
     outcome = serial.run_one(job, 0, 1)
     t = _shared_times(job) if outcome.t is None else outcome.t
@@ -301,7 +304,7 @@ def _solve_alone(job: Job, throw: bool) -> ODESolution:
         return sol
     sol = jax.block_until_ready(sol)
     length = int(sol.length)
-    reached = slice(0, length if job.plan.own_times else None)
+    reached = slice(0, max(1, length) if job.plan.own_times else None)
     sol = ODESolution(
         sol.u[reached],
         sol.t[reached],
@@ -332,7 +335,7 @@ def _ensemble_solution(
     if not job.traced:
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
-            most = int(lengths.max())
+            most = max(1, int(lengths.max()))
             u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
     return EnsembleSolution(
         u, t, retcode, lengths, stats, result.converged, elapsed, choice, kind, du

@@ -85,20 +85,24 @@ def describe(
     """
     maker = _Maker(ens, solve_options, trajectories)
     n = trajectories or 1
+    return _laid_out(_evaluated(ens, maker, solve_options, key, trajectories), n)
+
+
+def _evaluated(ens, maker, solve_options, key, trajectories) -> Trajectories:
+    n = trajectories or 1
     try:
         return _traced(maker, key, n)
     except Exception as error:
         if ens.prob_func is None:
             raise
-        lifted = (
-            _lift_numpy(ens.prob_func)
-            if isinstance(error.__cause__ or error, _NUMPY_INDEXED)
-            else None
-        )
+        by_array = isinstance(error.__cause__ or error, _NUMPY_INDEXED)
+        lifted = _lift_numpy(ens.prob_func) if by_array else None
         if lifted is not None:
             # JAX takes the last row for an index past the end, where NumPy raises.
             ens.make(EnsembleContext(n - 1, 1, key))
-            return describe(_with_prob_func(ens, lifted), solve_options, key, trajectories)
+            ens = _with_prob_func(ens, lifted)
+            maker = _Maker(ens, solve_options, trajectories)
+            return _evaluated(ens, maker, solve_options, key, trajectories)
         # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the
         # first case, and raises its plain error in the second.
         called = _called(_Maker(ens, solve_options, trajectories, concrete=True), key, n)
@@ -295,19 +299,21 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
     def lane(index, repeat):
         return fill(program(consts, *as_integers(index, repeat), key), values)
 
-    return _laid_out(
-        Trajectories(
-            field=maker.kept["field"],
-            saving=maker.kept["saving"],
-            options=maker.options,
-            batched=fill(varies, [False] * len(values)),
-            lanes=lanes,
-            lane=lane,
-            shared=fill([None] * len(varies), values),
-            traced=any(is_tracer(x) for x in (*consts, key)),
-            repeatable=True,
-        ),
-        n,
+    if maker.ens.prob_func is not None and n > 1 and not any(varies):
+        log_once(
+            "prob_func makes the same problem for every trajectory. It is traced once for all, so "
+            "random numbers of NumPy or Python are drawn once: use jax.random with ctx.key."
+        )
+    return Trajectories(
+        field=maker.kept["field"],
+        saving=maker.kept["saving"],
+        options=maker.options,
+        batched=fill(varies, [False] * len(values)),
+        lanes=lanes,
+        lane=lane,
+        shared=fill([None] * len(varies), values),
+        traced=any(is_tracer(x) for x in (*consts, key)),
+        repeatable=True,
     )
 
 
@@ -361,19 +367,16 @@ def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
         return jax.tree.map(lambda x, v: x[0] if v else x, every, batched)
 
     batched = jtu.tree_unflatten(structure, varies)
-    return _laid_out(
-        Trajectories(
-            field=maker.kept["field"],
-            saving=maker.kept["saving"],
-            options=maker.options,
-            batched=batched,
-            lanes=lanes,
-            lane=lane,
-            shared=jax.tree.map(lambda x, v: None if v else x, lanes(np.arange(1), 1), batched),
-            traced=any(map(is_tracer, table)),
-            repeatable=False,
-        ),
-        n,
+    return Trajectories(
+        field=maker.kept["field"],
+        saving=maker.kept["saving"],
+        options=maker.options,
+        batched=batched,
+        lanes=lanes,
+        lane=lane,
+        shared=jax.tree.map(lambda x, v: None if v else x, lanes(np.arange(1), 1), batched),
+        traced=any(map(is_tracer, table)),
+        repeatable=False,
     )
 
 
@@ -439,10 +442,8 @@ def _lift_numpy(fn: Any) -> Callable | None:
     """`fn` with the NumPy arrays it closes over turned into JAX arrays; None if it has none."""
     if isinstance(fn, functools.partial):
         func = _lift_numpy(fn.func)
-        args, keywords = (
-            [_lift(x) for x in fn.args],
-            {k: _lift(x) for k, x in fn.keywords.items()},
-        )
+        args = [_lift(x) for x in fn.args]
+        keywords = {k: _lift(x) for k, x in fn.keywords.items()}
         lifted_args = any(map(_is_numpy, [*fn.args, *fn.keywords.values()]))
         if func is None and not lifted_args:
             return None

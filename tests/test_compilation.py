@@ -87,13 +87,15 @@ def test_a_rebound_global_is_not_stale(alg):
     np.testing.assert_allclose(ends, np.exp([-1, -2, -1]), rtol=1e-7)
 
 
-def test_eager_gradient_compiles_once(alg, compiles):
+@pytest.mark.parametrize("batch_size", [None, 2])
+def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     def loss(theta):
         prob = eo.ODEProblem(
             lambda u, p, t: p * jax.nn.softplus(u), theta[:1], (0.0, 1.0), theta[1]
         )
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
-        return eo.solve(ens, None, alg, trajectories=3, maxiters=256).u.sum()
+        options = {"trajectories": 3, "maxiters": 256, "batch_size": batch_size}
+        return eo.solve(ens, None, alg, **options).u.sum()
 
     first = jax.grad(loss)(jnp.array([1.0, -1.0]))
     compiles.count = 0

@@ -279,3 +279,24 @@ def test_the_form_with_a_context_logs_nothing(caplog):
     log_once.cache_clear()
     eo.EnsembleProblem(decay(), by_context).make(context())
     assert not caplog.records
+
+
+def test_what_solve_is_given_replaces_what_it_excludes():
+    """An option given to solve, or to remake, wins over a kept one that can't go with it."""
+    times = eo.solve(decay(save_everystep=True), saveat=0.25)
+    assert len(times) == 5
+    steps = eo.solve(decay(saveat=0.25), save_everystep=True)
+    assert len(steps) == steps.stats.naccept + 1
+    assert len(eo.solve(decay(save_start=False), saveat=[0.5, 1.0])) == 2
+    assert len(eo.solve(decay(save_start=False), saveat=0.5)) == 2
+    assert len(eo.solve(eo.remake(decay(save_everystep=True), saveat=0.25))) == 5
+
+
+def test_the_same_problem_for_all_is_logged(caplog):
+    """NumPy's random numbers are drawn once, when prob_func is traced."""
+    log_once.cache_clear()
+    rng = np.random.default_rng(0)
+    ens = eo.EnsembleProblem(decay(), lambda prob, ctx: eo.remake(prob, u0=rng.random() * prob.u0))
+    sim = eo.solve(ens, trajectories=3)
+    assert len(np.unique(sim.u[:, 0, 0])) == 1
+    assert "use jax.random with ctx.key" in caplog.text

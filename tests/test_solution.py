@@ -441,3 +441,13 @@ def test_solutions_without_every_step_cannot_be_interpolated(t):
     for sol in (solution(), solution()[0]):
         with pytest.raises(ValueError, match=r"can't be interpolated.*save_everystep=True.*saveat"):
             sol(t)
+
+
+def test_a_trajectory_that_never_began():
+    """It has its code, one row of NaN, and NaN between."""
+    sol = eo.solve(eo.remake(decay(), u0=jnp.array([jnp.nan])), save_everystep=True)
+    assert sol.retcode == eo.ReturnCode.Unstable
+    assert sol.length == 0
+    assert np.isnan(sol.u).all()
+    assert np.isnan(sol(0.5)).all()
+    assert "Unstable" in repr(sol)

@@ -70,8 +70,9 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     **Raises:** `ValueError` for a fixed step without `dt` or an adaptive one without an error
     estimate; `TypeError` for a wrong `sensealg` or `stepsize_controller`.
     """
-    solver = _solver(type(alg)) if isinstance(alg, ODESolver) else alg
-    can_adapt = isinstance(solver, diffrax.AbstractAdaptiveSolver)
+    ours = isinstance(alg, ODESolver)
+    solver = _solver(type(alg)) if ours else alg
+    can_adapt = alg.adaptive if ours else isinstance(solver, diffrax.AbstractAdaptiveSolver)
     controller = options["stepsize_controller"]
     adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
     if controller is not None:
@@ -93,7 +94,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     if not adaptive and not has_dt and not isinstance(controller, diffrax.StepTo):
         reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
-    if isinstance(alg, ODESolver) and alg.implicit:
+    if ours and alg.implicit:
         solver = _with_root_finder(solver, adaptive)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
@@ -105,7 +106,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
             raise ValueError(
                 "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
             )
-    stages, fsal = _cost(solver)
+    stages, fsal = (alg.stages, alg.fsal) if ours else _cost(solver)
     return Static(_Method(solver, controller, adjoint, adaptive, stages, fsal, direction))
 
 
@@ -410,12 +411,16 @@ def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Resul
     reached = reached & ~overflow
     unstable = jnp.asarray(ReturnCode.Unstable.value, jnp.int8)
     retcode = jnp.where(jnp.any(overflow), unstable, retcode)
-    u = jnp.where(reached.reshape(-1, *(1,) * (ys.ndim - 1)), ys, jnp.nan)
-    if plan.own_times:
-        t = jnp.where(reached, t, jnp.nan)
+    rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
+    u = jnp.where(rows, ys, jnp.nan)
     du = None
     if saving.mode == "steps":
-        du = jax.vmap(field, in_axes=(0, 0, None))(t, u, args)
+        # Where nothing was saved, at the start: a NaN in f would spread to the gradient.
+        safe_t, safe_u = jnp.where(reached, t, lane.t0), jnp.where(rows, ys, lane.u0)
+        du = jax.vmap(field, in_axes=(0, 0, None))(safe_t, safe_u, args)
+        du = jnp.where(rows, du, jnp.nan)
+    if plan.own_times:
+        t = jnp.where(reached, t, jnp.nan)
     steps, naccept = (
         jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
     )

@@ -13,7 +13,7 @@ vectorised = True
 
 
 def check(plan: Plan) -> None:
-    """Everything is possible."""
+    """No option is refused."""
 
 
 def run(job: Job, indices: Any, repeat: Any) -> Outcome:

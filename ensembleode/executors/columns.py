@@ -60,16 +60,12 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
         output=None,
     )
     result = plan.engine.integrate(matrix_plan, _as_matrix(lanes, batched.u0, n))
-    matrices = Result(u=-1, du=-1, **dict.fromkeys(_COUNTS, None), t=None)
+    columns = Result(*[None] * len(result))._replace(u=-1, du=None if result.du is None else -1)
 
     def one(result, index):
         return finish(plan, result, index, repeat, key, output_consts)
 
-    present = Result(*(None if x is None else a for x, a in zip(result, matrices, strict=True)))
-    return jax.vmap(one, in_axes=(present, 0))(result, indices)
-
-
-_COUNTS = ("length", "retcode", "naccept", "nreject", "nf")
+    return jax.vmap(one, in_axes=(columns, 0))(result, indices)
 
 
 def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:

@@ -15,7 +15,7 @@ vectorised = False
 
 
 def check(plan: Plan) -> None:
-    """Everything is possible."""
+    """No option is refused."""
 
 
 def run(job: Job, indices: Any, repeat: Any) -> Outcome:

@@ -74,7 +74,7 @@ class Dopri5(ODESolver):
 
 
 class Dopri8(ODESolver):
-    """Dormand-Prince 8(7), for tight tolerances. SciML's `DP8` is the same family.
+    """Prince-Dormand 8(7), for tight tolerances. (SciML's `DP8` is Hairer's 8(5,3).)
 
     Source: Prince and Dormand, "High order embedded Runge-Kutta formulae", J. Comput. Appl.
     Math. 7 (1981).

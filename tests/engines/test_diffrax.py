@@ -235,3 +235,11 @@ def test_tolerance_by_component():
     tight = eo.solve(prob, abstol=jnp.array([1e-9, 1e3]), reltol=0.0)
     assert abs(loose.u[-1, 0] - np.exp(-1)) > 1e-6
     assert abs(tight.u[-1, 0] - np.exp(-1)) < 1e-8
+
+
+@pytest.mark.parametrize("alg", [alg for alg, _ in EXPLICIT[1:]], ids=ids)
+def test_stages_are_those_of_the_tableau(alg):
+    tableau = getattr(diffrax, type(alg).__name__).tableau
+    assert (alg.stages, alg.fsal) == (tableau.num_stages, tableau.fsal)
+    assert alg.adaptive
+    assert alg.engines == ("diffrax",)
