@@ -62,7 +62,8 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
     """Options `old` with `new` ones, which also replace those that they exclude."""
     new = {k: v for k, v in new.items() if v is not None}
     excluded = {other for name in new for other in _EXCLUDES.get(name, ())}
-    if np.ndim(new.get("saveat")) > 0:
+    saveat = new.get("saveat")
+    if isinstance(saveat, list | tuple) or getattr(saveat, "ndim", 0):  # saved as it is
         excluded.add("save_start")
     return {k: v for k, v in old.items() if v is not None and k not in excluded} | new
 

@@ -571,12 +571,6 @@ OPTIONS = [
         for name, value in {"abstol": 1e-3, "reltol": 1e-3, "adaptive": True}.items()
     ),
     case(
-        "stepsize_controller with abstol kept with the problem",
-        ValueError,
-        "stepsize_controller and abstol are both given",
-        lambda: solve(prob=decay(abstol=1e-3), stepsize_controller=PID),
-    ),
-    case(
         "stepsize_controller without an error estimate",
         ValueError,
         "Euler has no error estimate.*stepsize_controller",

@@ -75,7 +75,8 @@ def test_count_codes():
 def test_failed():
     np.testing.assert_array_equal(solution().failed, [2, 3])
     assert solution([S, S]).failed.size == 0
-    np.testing.assert_array_equal(solution([eo.ReturnCode.Default, S]).failed, [0])
+    # One that did not run did not fail.
+    np.testing.assert_array_equal(solution([eo.ReturnCode.Default, U]).failed, [1])
 
 
 def test_failed_is_a_mask_inside_jit():

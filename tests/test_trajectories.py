@@ -293,7 +293,7 @@ def test_integer_parameters_stay_integers():
     assert jnp.issubdtype(index.dtype, jnp.integer)
     assert row.dtype == np.int8
     assert three == 3
-    assert jnp.issubdtype(three.dtype, jnp.integer)
+    assert jnp.issubdtype(jnp.result_type(three), jnp.integer)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.int64, np.uint8], ids=lambda x: x.__name__)
