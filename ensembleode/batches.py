@@ -37,8 +37,8 @@ class Ensemble(NamedTuple):
 def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
     """How many trajectories make a batch, from an estimate of their memory.
 
-    What fits the cache on the CPU (where the executor is vectorised), a quarter of the memory of
-    an accelerator; in any case at most 256 MiB of the host's. Batches are of equal size.
+    On the CPU, what fits the cache where the executor is vectorised, and 256 MiB otherwise; on an
+    accelerator a quarter of its memory. Batches are of equal size but for the last.
     """
     u0 = job.plan.state
     state = max(1, math.prod(u0.shape))

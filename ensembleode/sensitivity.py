@@ -1,6 +1,8 @@
 """How a solve is differentiated (`sensealg`), and errors where it can't be."""
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -69,6 +71,19 @@ _FORWARD_ONLY = (
 def reverse_only(tree: PyTree, name: str) -> PyTree:
     """The identity; raises `TypeError` when it is differentiated in forward mode."""
     return _mark(tree, forward_error=_REVERSE_ONLY.format(name), reverse_error=None)
+
+
+@contextlib.contextmanager
+def explained(sensealg: Any) -> Iterator[None]:
+    """Where JAX comes upon a reverse-only adjoint before the mark of `reverse_only` (a Hessian, in
+    some versions), its error is given the remedy, too."""
+    try:
+        yield
+    except TypeError as e:
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
+            raise
+        name = type(sensealg or RecursiveCheckpointAdjoint()).__name__ + "()"
+        raise TypeError(_REVERSE_ONLY.format(name)) from e
 
 
 def forward_only(tree: PyTree) -> PyTree:

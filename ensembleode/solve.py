@@ -10,7 +10,7 @@ import jax.tree_util as jtu
 import numpy as np
 import tqdm
 
-from . import batches, engines
+from . import batches, engines, sensitivity
 from .ensemble import EnsembleAlgorithm, EnsembleGPUArray
 from .executors import executor_for, serial
 from .executors.job import integers, Job, solution_of, with_output
@@ -137,17 +137,19 @@ def solve(
         _refuse_traced(progress=progress, throw=throw)
         job = _make_traceable(job, ens)
     if alone:
-        return _solve_alone(job, throw)
+        with sensitivity.explained(every.options["sensealg"]):
+            return _solve_alone(job, throw)
     if job.traced:
-        result = batches.run_traced(
-            job,
-            executor,
-            n,
-            batch_size or batches.default_batch_size(job, executor, n),
-            reduction=ens.reduction,
-            u_init=ens.u_init,
-            max_repeats=max_repeats,
-        )
+        with sensitivity.explained(every.options["sensealg"]):
+            result = batches.run_traced(
+                job,
+                executor,
+                n,
+                batch_size or batches.default_batch_size(job, executor, n),
+                reduction=ens.reduction,
+                u_init=ens.u_init,
+                max_repeats=max_repeats,
+            )
         elapsed = jnp.nan
     else:
         with tqdm.tqdm(total=n, disable=not progress, unit="traj") as bar:

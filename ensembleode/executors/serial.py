@@ -39,7 +39,7 @@ _solve = functools.partial(jax.jit, static_argnums=0)(solve_lane)
 def _solve_in_turn(plan, lanes, indices, repeat, key, output_consts):
     # Where all numbers are constants of the program, XLA would run the loop while compiling it,
     # and very slowly.
-    lanes = jax.lax.optimization_barrier(lanes)
+    lanes = lanes._replace(u0=jax.lax.optimization_barrier(lanes.u0))
     each, shared = eqx.partition(lanes, plan.batched)
 
     def one(lane_and_index):
