@@ -47,8 +47,8 @@ def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
     work = 2 * (job.plan.method.value.stages or state + 8) + 16
     step_bytes = u0.dtype.itemsize * state * work
     all_bytes = step_bytes + u0.dtype.itemsize * state * rows
-    chosen = getattr(jax.config, "jax_default_device", None)
-    device = chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
+    chosen: Any = getattr(jax.config, "jax_default_device", None)
+    device: Any = chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
     if device.platform == "cpu":
         most = max(1, _HOST // all_bytes)
         if executor.vectorised:
