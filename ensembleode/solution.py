@@ -150,9 +150,7 @@ class EnsembleSolution(eqx.Module):
     @property
     def failed(self) -> Any:
         """The indices of the trajectories that ran and did not succeed; under `jit`, a mask."""
-        mask = (self.retcode != ReturnCode.Success.value) & (
-            self.retcode != ReturnCode.Default.value
-        )
+        mask = has_failed(self.retcode)
         return mask if is_tracer(mask) else np.flatnonzero(mask)
 
     def __len__(self) -> int:
@@ -237,6 +235,11 @@ class EnsembleSolution(eqx.Module):
         lines.append(f"  engine   {self.engine}")
         lines.append(f"  elapsed  {float(self.elapsed):.3g} s")
         return "\n".join(lines)
+
+
+def has_failed(retcode: Any) -> Any:
+    """Which return codes are those of a trajectory that ran and did not succeed."""
+    return (retcode != ReturnCode.Success.value) & (retcode != ReturnCode.Default.value)
 
 
 def count_codes(retcode: Any, most: int = 5) -> str:

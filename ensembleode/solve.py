@@ -23,6 +23,7 @@ from .solution import (
     EngineChoice,
     EnsembleError,
     EnsembleSolution,
+    has_failed,
     ODESolution,
     ReturnCode,
     Stats,
@@ -139,30 +140,15 @@ def solve(
     if alone:
         with sensitivity.explained(every.options["sensealg"]):
             return _solve_alone(job, throw)
+    work = (job, executor, n, batch_size or batches.default_batch_size(job, executor, n))
+    how = {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": max_repeats}
     if job.traced:
         with sensitivity.explained(every.options["sensealg"]):
-            result = batches.run_traced(
-                job,
-                executor,
-                n,
-                batch_size or batches.default_batch_size(job, executor, n),
-                reduction=ens.reduction,
-                u_init=ens.u_init,
-                max_repeats=max_repeats,
-            )
+            result = batches.run_traced(*work, **how)
         elapsed = jnp.nan
     else:
         with tqdm.tqdm(total=n, disable=not progress, unit="traj") as bar:
-            result = batches.run_eagerly(
-                job,
-                executor,
-                n,
-                batch_size or batches.default_batch_size(job, executor, n),
-                reduction=ens.reduction,
-                u_init=ens.u_init,
-                max_repeats=max_repeats,
-                advance=bar.update,
-            )
+            result = batches.run_eagerly(*work, **how, advance=bar.update)
         jax.block_until_ready(result)
         elapsed = time.perf_counter() - started
     sim = _ensemble_solution(job, ens, result, elapsed, choice)
@@ -231,7 +217,7 @@ def _refuse_traced(**options: bool) -> None:
 
 def _throw(sim: Any) -> None:
     codes = np.atleast_1d(np.asarray(sim.retcode))
-    if ((codes != ReturnCode.Success.value) & (codes != ReturnCode.Default.value)).any():
+    if has_failed(codes).any():
         raise EnsembleError(
             f"not all trajectories succeeded: {count_codes(codes, most=20)}. What was computed is "
             "in the `solution` of this exception.",
