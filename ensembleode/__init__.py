@@ -6,6 +6,12 @@ differentiate through it.
 
 from importlib.metadata import version as _version
 
+# Before anything that starts JAX's backend.
+from . import cpu_devices as cpu_devices
+
+
+cpu_devices.configure()
+
 from .column_check import (
     check_columns as check_columns,
     ColumnReport as ColumnReport,
@@ -14,6 +20,7 @@ from .ensemble import (
     EnsembleColumns as EnsembleColumns,
     EnsembleGPUArray as EnsembleGPUArray,
     EnsembleSerial as EnsembleSerial,
+    EnsembleThreads as EnsembleThreads,
 )
 from .problem import (
     EnsembleContext as EnsembleContext,
@@ -26,6 +33,7 @@ from .sensitivity import (
     DirectAdjoint as DirectAdjoint,
     ForwardDiffSensitivity as ForwardDiffSensitivity,
     RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
+    ReplayAdjoint as ReplayAdjoint,
 )
 from .solution import (
     EnsembleError as EnsembleError,
@@ -50,7 +58,10 @@ from .solvers import (
     Kvaerno5 as Kvaerno5,
     Midpoint as Midpoint,
     Ralston as Ralston,
+    RK4 as RK4,
     Tsit5 as Tsit5,
+    Vern7 as Vern7,
+    Vern9 as Vern9,
 )
 
 

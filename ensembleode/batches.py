@@ -51,7 +51,7 @@ def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
     device: Any = chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
     if device.platform == "cpu":
         most = max(1, _HOST // all_bytes)
-        if executor.vectorised:
+        if executor.vectorised and not job.plan.engine.chunked:
             most = min(most, max(_LEAST, _CACHE // step_bytes))
     else:
         limit = (device.memory_stats() or {}).get("bytes_limit", 4 * _HOST)

@@ -1,20 +1,36 @@
 """Where the trajectories of an ensemble run: plain descriptions, no machinery."""
 
+from typing import Any
+
 import equinox as eqx
+
+from .options import check_count
 
 
 class EnsembleAlgorithm(eqx.Module):
     """Base class of the ensemble algorithms."""
 
 
+def _as_devices(devices: Any) -> Any:
+    if devices is None:
+        return None
+    if isinstance(devices, list | tuple):
+        if not devices:
+            raise ValueError("devices must be a count, or a list of JAX devices; it is empty.")
+        return tuple(devices)
+    return check_count("devices", devices)
+
+
 class EnsembleSerial(EnsembleAlgorithm):
-    """One trajectory after the other.
+    """One after the other, on one core.
 
-    The reference for everything else: each trajectory is solved by the program that `solve`
-    runs on its problem alone, and gives the same bits.
+    The reference for everything else. With the lanes engine it runs chunk after chunk of
+    trajectories, each of which has its own steps; with diffrax one trajectory after the other, by
+    the program that `solve` runs on its problem alone.
 
-    **Cost:** one solve a trajectory, and about 0.5 ms of Python each when called eagerly; the
-    memory of one trajectory. Under `jit` it is a loop inside the program.
+    **Cost:** with the lanes engine that of `EnsembleThreads(1)`. With diffrax one solve a
+    trajectory, and about 0.5 ms of Python each when called eagerly; the memory of one trajectory.
+    Under `jit` it is a loop inside the program.
 
     **Limitations:** none.
     """
@@ -41,14 +57,49 @@ class EnsembleColumns(EnsembleAlgorithm):
     """
 
 
-class EnsembleGPUArray(EnsembleAlgorithm):
-    """All trajectories of a batch at once, as arrays on JAX's default device.
+class EnsembleThreads(EnsembleAlgorithm):
+    """Chunk after chunk of trajectories on every core: the default.
 
-    Each has its own steps, its own end and its own return code. The device is the
-    accelerator where there is one, and the CPU otherwise (in one thread).
+    Runs on JAX's CPU devices, of which there is one a core when ensembleode is imported before JAX
+    starts its backend (see `ensembleode.cpu_devices`; `ENSEMBLEODE_NUM_THREADS` overrides the
+    number, 0 leaves JAX's configuration alone). Each trajectory has its own steps, its own end and
+    its own return code, and the same bits as with any other ensemble algorithm.
 
-    **Cost:** one program; the loop runs until the slowest trajectory of the batch is done.
-    Memory is that of a batch (`batch_size`).
+    - `n`: how many cores, by default all. `EnsembleThreads(1)` is one core, vectorised.
 
-    **Limitations:** one device.
+    **Cost:** the chunks are dealt out to the cores in turn; no core waits for another within the
+    time loop. An ensemble of one chunk (up to 128 small trajectories) runs on one core.
+
+    **Limitations:** the CPU only. Inside `jit`, none of the arguments may be committed to one device
+    (by `jax.device_put(x, device)`); inside `shard_map` it runs where its shard is.
+
+    **Throws:** `ValueError` when an accelerator is JAX's default backend, or there are fewer than
+    `n` CPU devices. **Warns** once when there is one CPU device although there are more cores.
     """
+
+    n: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        if self.n is not None:
+            check_count("n", self.n)
+
+
+class EnsembleGPUArray(EnsembleAlgorithm):
+    """All trajectories of a batch at once, as arrays on one device or several.
+
+    Each has its own steps, its own end and its own return code.
+
+    - `devices`: how many, or a list of JAX devices; by default JAX's default device (the
+        accelerator where there is one, and the CPU otherwise, in one thread).
+
+    **Cost:** one program a device; on an accelerator its loop runs until the slowest trajectory of
+    the batch is done. Memory is that of a batch (`batch_size`). Devices don't wait for each other
+    within the time loop.
+
+    **Limitations:** inside `jit`, with several devices, none of the arguments may be committed to
+    one of them.
+
+    **Throws:** `ValueError` when there are fewer devices.
+    """
+
+    devices: int | tuple | None = eqx.field(default=None, static=True, converter=_as_devices)

@@ -2,6 +2,7 @@
 
 import functools
 import logging
+import warnings
 
 
 logger = logging.getLogger("ensembleode")
@@ -11,3 +12,9 @@ logger = logging.getLogger("ensembleode")
 def log_once(message: str) -> None:
     """Log a warning the first time it is due in this process."""
     logger.warning(message)
+
+
+@functools.cache
+def warn_once(message: str) -> None:
+    """Warn the first time it is due in this process."""
+    warnings.warn(message, RuntimeWarning, stacklevel=2)

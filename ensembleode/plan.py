@@ -4,6 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
+
 from .program import Program, Static
 from .saving import Saving
 from .trajectories import Lane
@@ -59,3 +61,10 @@ class Result(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+
+
+def shared_times(plan: Plan, lanes: Lane) -> Any:
+    """The saved times of `lanes`, where all trajectories share them: `[time]`."""
+    if plan.saving.mode == "times":
+        return jnp.asarray(lanes.saveat)
+    return jnp.stack([jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)][-plan.saving.rows :])

@@ -16,8 +16,18 @@ class SensitivityAlgorithm(eqx.Module):
     """Base class of the `sensealg` choices."""
 
 
+class ReplayAdjoint(SensitivityAlgorithm):
+    """Reverse mode by recording the steps and replaying them. The lanes engine's default.
+
+    Exact derivatives of the numerical solution with its steps held constant; those with respect to
+    times are the field's, exact to the tolerances. Memory grows with the square root of `maxiters`,
+    the cost with the steps taken. Reverse mode only.
+    """
+
+
 class RecursiveCheckpointAdjoint(SensitivityAlgorithm):
-    """Reverse mode through the steps taken, with recursive checkpointing. The default.
+    """Reverse mode through the steps taken, with recursive checkpointing. The diffrax engine's
+    default.
 
     Exact derivatives of the numerical solution. Reverse mode only.
 

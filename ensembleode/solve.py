@@ -11,11 +11,11 @@ import numpy as np
 import tqdm
 
 from . import batches, engines, sensitivity
-from .ensemble import EnsembleAlgorithm, EnsembleGPUArray
+from .ensemble import EnsembleAlgorithm, EnsembleThreads
 from .executors import executor_for, serial
 from .executors.job import integers, Job, solution_of, with_output
 from .options import check_count
-from .plan import Plan, Result
+from .plan import Plan, Result, shared_times
 from .problem import EnsembleProblem, ODEProblem
 from .program import being_staged, is_tracer
 from .solution import (
@@ -68,7 +68,7 @@ def solve(
     - `prob`: an [`ODEProblem`][ensembleode.ODEProblem] or
         [`EnsembleProblem`][ensembleode.EnsembleProblem].
     - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver.
-    - `ensemblealg`: where the trajectories run, by default `EnsembleGPUArray()`.
+    - `ensemblealg`: where the trajectories run, by default `EnsembleThreads()`.
     - `trajectories`: how many; required for an ensemble.
     - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
         or an array `[trajectory, time]`. By default the start and the end are saved.
@@ -89,7 +89,7 @@ def solve(
         its cache.
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
-    - `engine`: `"auto"` or `"diffrax"`.
+    - `engine`: `"auto"`, `"lanes"` or `"diffrax"`.
     - `progress`: show a progress bar over the trajectories, batch by batch.
     - `throw`: raise when a trajectory fails.
 
@@ -111,11 +111,10 @@ def solve(
         raise TypeError(
             f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
         )
-    executor = serial if alone else executor_for(ensemblealg or EnsembleGPUArray())
+    executor = serial if alone else executor_for(ensemblealg or EnsembleThreads())
     if batch_size is not None:
         batch_size = min(check_count("batch_size", batch_size), n)
     max_repeats = check_count("max_repeats", max_repeats)
-    engine_module, choice = engines.choose(engine, alg)
     key = _as_key(seed, key)
     options = {
         "saveat": saveat,
@@ -131,6 +130,7 @@ def solve(
     }
 
     every = describe(ens, options, key, None if alone else n)
+    engine_module, choice = engines.choose(engine, alg, every.options)
     job = _job(ens, every, engine_module, alg, key)
     executor.check(job.plan)
 
@@ -335,6 +335,4 @@ def _shared_times(job: Job) -> Any:
     wanted = ("saveat",) if job.plan.saving.mode == "times" else ("t0", "t1")
     if any(getattr(lane, name) is None for name in wanted):
         lane = job.trajectories.lane(0, 1)
-    if job.plan.saving.mode == "times":
-        return lane.saveat
-    return jnp.stack([jnp.asarray(lane.t0), jnp.asarray(lane.t1)][-job.plan.saving.rows :])
+    return shared_times(job.plan, lane)

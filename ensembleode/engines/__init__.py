@@ -5,8 +5,11 @@ An engine is a module with
 - `name`;
 - `refusal(alg) -> str | None`: why it can't run a solver;
 - `method(alg, options, has_dt=...) -> Static`: the solver as a hashable thing, options checked;
-- `integrate(plan, lane) -> Result`: the solution of one trajectory, a pure function that is
-  traced once and mapped over trajectories.
+- `integrate(plan, lane) -> Result`: the solution of one trajectory, a pure function;
+- `solve_trajectories(plan, lanes, n, mask) -> Result`: that of several, whose axis comes first (`t`
+  has it where the trajectories have their own times); those that the mask leaves out needn't be;
+- `width(plan)`: how many trajectories belong together, on whichever device;
+- `chunked`: whether it takes a large ensemble apart into chunks itself.
 
 A new engine is a module here and a line in `ENGINES`, in order of preference.
 """
@@ -14,14 +17,14 @@ A new engine is a module here and a line in `ENGINES`, in order of preference.
 from typing import Any
 
 from ..solution import EngineChoice
-from . import diffrax as _diffrax
+from . import diffrax as _diffrax, lanes as _lanes
 
 
-ENGINES = (_diffrax,)
+ENGINES = (_lanes, _diffrax)
 
 
-def choose(engine: str, alg: Any) -> tuple[Any, EngineChoice]:
-    """The engine that runs `alg`.
+def choose(engine: str, alg: Any, options: dict) -> tuple[Any, EngineChoice]:
+    """The engine that runs `alg` with these (resolved) options.
 
     **Raises:** `ValueError` for an unknown engine, or one that can't run `alg`.
     """
@@ -29,17 +32,16 @@ def choose(engine: str, alg: Any) -> tuple[Any, EngineChoice]:
     if engine != "auto":
         if engine not in named:
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
-        if reason := named[engine].refusal(alg):
+        if reason := named[engine].refusal(alg, options):
             raise ValueError(f"engine={engine!r} can't run {_name(alg)}: {reason}")
         return named[engine], EngineChoice(engine, "asked for")
     reasons = []
     for candidate in ENGINES:
-        reason = candidate.refusal(alg)
+        reason = candidate.refusal(alg, options)
         if reason is None:
-            return candidate, EngineChoice(
-                candidate.name, f"auto: the first that runs {_name(alg)}"
-            )
-        reasons.append(f"{candidate.name}: {reason}")
+            why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
+            return candidate, EngineChoice(candidate.name, why)
+        reasons.append(f"not {candidate.name}: {reason}")
     raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)})")
 
 

@@ -26,6 +26,7 @@ from ..trajectories import Lane
 
 
 name = "diffrax"
+chunked = False
 
 _NONFINITE: Any = diffrax.RESULTS.nonfinite_input
 _IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
@@ -48,8 +49,10 @@ class _Method(eqx.Module):
 #
 
 
-def refusal(alg: Any) -> str | None:
-    """Why this engine can't run `alg`; None when it can."""
+def refusal(alg: Any, options: dict) -> str | None:
+    """Why this engine can't run `alg` with these options; None when it can."""
+    if isinstance(options["sensealg"], sensitivity.ReplayAdjoint):
+        return "sensealg=ReplayAdjoint() is one of the lanes engine."
     if isinstance(alg, ODESolver):
         if name in alg.engines:
             return None
@@ -118,6 +121,23 @@ def integrate(plan: Plan, lane: Lane) -> Result:
         return _isolated(sensitivity.reverse_only(lane, label), plan)
     result = _integrate(plan, lane)
     return sensitivity.forward_only(result) if method.direction == "forward" else result
+
+
+def width(plan: Plan) -> int:
+    """Trajectories are solved one by one, as far as results go."""
+    del plan
+    return 1
+
+
+def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    """Solve trajectories, all at once."""
+    del n, mask
+    in_axes = jax.tree.map(lambda b: 0 if b else None, plan.batched)
+    t = 0 if plan.own_times else None
+    out_axes = Result(*[0] * len(Result._fields))._replace(t=t)
+    return jax.vmap(lambda lane: integrate(plan, lane), in_axes=(in_axes,), out_axes=out_axes)(
+        lanes
+    )
 
 
 #

@@ -63,6 +63,16 @@ def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Out
     return finish(plan, result, index, repeat, key, output_consts)
 
 
+def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts) -> Outcome:
+    """Apply `output_func` to several trajectories, whose axis comes first."""
+
+    def one(result, index):
+        return finish(plan, result, index, repeat, key, output_consts)
+
+    in_axes = Result(*[0] * len(result))._replace(t=0 if plan.own_times else None)
+    return jax.vmap(one, in_axes=(in_axes, 0))(result, indices)
+
+
 def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Outcome:
     """Apply `output_func` to the integrated trajectory."""
     out, du, rerun = result.u, result.du, None

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..plan import Plan
 from .job import Job, Outcome, solve_lane
+from .sharded import Devices
 
 
 vectorised = False
@@ -19,6 +20,8 @@ def check(plan: Plan) -> None:
 
 
 def run(job: Job, indices: Any, repeat: Any) -> Outcome:
+    if job.plan.engine.chunked:
+        return Devices().run(job, indices, repeat)
     if job.traced:
         lanes = job.trajectories.lanes(indices, repeat)
         return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)

@@ -1,16 +1,11 @@
 """Solvers, under SciML's names."""
 
-from .base import ODESolver as ODESolver
-from .explicit import (
-    Bosh3 as Bosh3,
-    Dopri5 as Dopri5,
-    Dopri8 as Dopri8,
-    Euler as Euler,
-    Heun as Heun,
-    Midpoint as Midpoint,
-    Ralston as Ralston,
-    Tsit5 as Tsit5,
-)
+from .base import ExplicitRungeKutta as ExplicitRungeKutta, ODESolver as ODESolver
+from .bosh3 import Bosh3 as Bosh3
+from .dopri5 import Dopri5 as Dopri5
+from .dopri8 import Dopri8 as Dopri8
+from .euler import Euler as Euler
+from .heun import Heun as Heun
 from .implicit import (
     ImplicitEuler as ImplicitEuler,
     KenCarp3 as KenCarp3,
@@ -20,3 +15,9 @@ from .implicit import (
     Kvaerno4 as Kvaerno4,
     Kvaerno5 as Kvaerno5,
 )
+from .midpoint import Midpoint as Midpoint
+from .ralston import Ralston as Ralston
+from .rk4 import RK4 as RK4
+from .tsit5 import Tsit5 as Tsit5
+from .vern7 import Vern7 as Vern7
+from .vern9 import Vern9 as Vern9

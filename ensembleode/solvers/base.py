@@ -4,6 +4,8 @@ from typing import ClassVar
 
 import equinox as eqx
 
+from .tableau import Tableau
+
 
 class ODESolver(eqx.Module):
     """A method for ordinary differential equations, named as in SciML.
@@ -12,7 +14,7 @@ class ODESolver(eqx.Module):
     - `adaptive`: whether it has an error estimate, and so can choose its steps.
     - `implicit`: whether each step solves equations (for stiff problems).
     - `stages`: evaluations of `f` in a step, `fsal` (first same as last) one less after the
-        first; None where the count depends on the solution.
+      first; None where the count depends on the solution.
     - `engines`: the engines that can run it.
     """
 
@@ -22,3 +24,20 @@ class ODESolver(eqx.Module):
     stages: ClassVar[int | None] = None
     fsal: ClassVar[bool] = False
     engines: ClassVar[tuple[str, ...]] = ("diffrax",)
+
+
+class ExplicitRungeKutta(ODESolver):
+    """An explicit Runge-Kutta method: a subclass gives its tableau, and all else follows.
+
+    - `tableau`: its coefficients, which every engine reads.
+    """
+
+    tableau: ClassVar[Tableau]
+    engines: ClassVar[tuple[str, ...]] = ("lanes", "diffrax")
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.order = cls.tableau.order
+        cls.adaptive = cls.tableau.error is not None
+        cls.stages = cls.tableau.stages
+        cls.fsal = cls.tableau.fsal

@@ -1,0 +1,80 @@
+"""The CPU as several JAX devices, one a core: what `EnsembleThreads` runs on.
+
+JAX fixes their number when it starts its backend, so it is set when ensembleode is imported, unless
+it was set already (`jax_num_cpu_devices`, or `--xla_force_host_platform_device_count` in
+`XLA_FLAGS`). The environment variable `ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves JAX's
+configuration alone. This is the one thing that ensembleode configures globally.
+"""
+
+import os
+
+import jax
+
+from .logs import warn_once
+
+
+VARIABLE = "ENSEMBLEODE_NUM_THREADS"
+
+
+def cores() -> int:
+    """The cores that this process may use (fewer than the machine has, under a CPU affinity)."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
+def wanted() -> int:
+    """How many CPU devices to have; 0 to leave that alone.
+
+    **Raises:** `ValueError` for an `ENSEMBLEODE_NUM_THREADS` that is not a count.
+    """
+    text = os.environ.get(VARIABLE, "").strip()
+    if not text:
+        return cores()
+    if not text.isdecimal():
+        raise ValueError(f"{VARIABLE} must be a whole number, 0 or more, got {text!r}.")
+    return int(text)
+
+
+def configure() -> None:
+    """Ask JAX for the devices, where it has not been asked yet."""
+    count = wanted()
+    chosen = getattr(jax.config, "jax_num_cpu_devices", -1)
+    flags = os.environ.get("XLA_FLAGS", "")
+    if count == 0 or chosen != -1 or "xla_force_host_platform_device_count" in flags:
+        return
+    try:
+        jax.config.update("jax_num_cpu_devices", count)
+    except RuntimeError:
+        # JAX has started already. `devices` says so when it matters.
+        return
+
+
+def devices(n: int | None) -> list[jax.Device]:
+    """The first `n` CPU devices; all, if None.
+
+    Warns once where there is only one although there are more cores.
+
+    **Raises:** `ValueError` when there are fewer than `n`, or an accelerator is the default backend.
+    """
+    if jax.default_backend() != "cpu":
+        raise ValueError(
+            f"EnsembleThreads runs on the CPU, and JAX's default backend is "
+            f"{jax.default_backend()}: use EnsembleGPUArray(), or set JAX_PLATFORMS=cpu in the "
+            "environment."
+        )
+    every = jax.local_devices(backend="cpu")
+    if n is not None and n > len(every):
+        raise ValueError(
+            f"EnsembleThreads(n={n}) wants {n} CPU devices, and JAX has {len(every)}. Set "
+            f"{VARIABLE}={n} in the environment, and import ensembleode before JAX computes "
+            "anything."
+        )
+    if n is None and len(every) == 1 and wanted() > 1:
+        warn_once(
+            f"EnsembleThreads runs on one core of {cores()}, as JAX has one CPU device: it had "
+            "started before ensembleode was imported, or is told so. Import ensembleode first, or "
+            f"call jax.config.update('jax_num_cpu_devices', {cores()}) right after importing jax. "
+            "EnsembleThreads(1) asks for one core."
+        )
+    return every[:n]

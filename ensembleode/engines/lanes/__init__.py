@@ -1,0 +1,140 @@
+"""The lanes engine: our own integrator for chunks of trajectories.
+
+The state of a chunk is `[*state, lane]`, the trajectories last: one contiguous vector a component
+where the field is small, matrix products `W @ X` where it is a network. Every lane has its own step
+size, its own acceptance, its own end and its own return code.
+
+- `field.py`: the vector field over lanes, from its jaxpr.
+- `step.py`: a Runge-Kutta step from the method's tableau, and its dense output.
+- `controller.py`: step-size control.
+- `integrate.py`: the time loop of a chunk, and what it saves.
+- `adjoint.py`: its reverse mode.
+- `chunks.py`: trajectories to chunks and back.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ... import sensitivity
+from ...plan import Plan, Result
+from ...program import Program, Static, trace
+from ...solvers import ODESolver
+from ...trajectories import Lane
+from . import chunks as _chunks
+from .controller import PIController
+
+
+name = "lanes"
+chunked = True
+
+
+class _Method(NamedTuple):
+    """A solver and how it is differentiated."""
+
+    tableau: Any
+    controller: PIController | None
+    direction: str
+
+    @property
+    def stages(self) -> int:
+        return self.tableau.stages
+
+    @property
+    def label(self) -> str:
+        return "ReplayAdjoint()"
+
+
+_SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
+
+
+def refusal(alg: Any, options: dict) -> str | None:
+    """Why this engine can't run `alg` with these options; None when it can."""
+    if not isinstance(alg, ODESolver):
+        return "it runs ensembleode's own solvers."
+    if name not in alg.engines:
+        return f"it runs on {', '.join(alg.engines)}."
+    if options["stepsize_controller"] is not None:
+        return "stepsize_controller is one of diffrax."
+    sensealg = options["sensealg"]
+    if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
+        return f"sensealg={type(sensealg).__name__}() is one of diffrax."
+    return None
+
+
+def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
+    """The solver with its options.
+
+    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
+    estimate.
+    """
+    label = type(alg).__name__
+    adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
+    if adaptive and not alg.adaptive:
+        raise ValueError(
+            f"{label} has no error estimate, so adaptive must be False: pass adaptive=False and dt."
+        )
+    if not adaptive and not has_dt:
+        reason = f"{label} has a fixed step" if not alg.adaptive else "adaptive=False"
+        raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+    forward = isinstance(options["sensealg"], sensitivity.ForwardDiffSensitivity)
+    controller = PIController(alg.order) if adaptive else None
+    return Static(_Method(alg.tableau, controller, "forward" if forward else "reverse"))
+
+
+def integrate(plan: Plan, lane: Lane) -> Result:
+    """Solve one trajectory: a chunk on its own, as narrow as goes."""
+    if not isinstance(plan.field, Program):
+        plan, lane = _traced(plan, lane)
+    batched = jax.tree.map(lambda _: False, plan.batched)
+    plan = dataclasses.replace(plan, batched=batched)
+    result = _with_derivatives(plan, lane, _chunks.solve_trajectories(plan, lane, 1, alone=True))
+    t = result.t[0] if plan.own_times else result.t
+    return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
+
+
+def width(plan: Plan) -> int:
+    """How many lanes a chunk has."""
+    return _chunks.width_of(plan.state)
+
+
+def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    """Solve `n` trajectories, chunk by chunk."""
+    return _with_derivatives(plan, lanes, _chunks.solve_trajectories(plan, lanes, n, mask))
+
+
+def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
+    """The plan with a field of matrices, say, traced again."""
+
+    def field(u, p, t):
+        return plan.field(lane.consts, u, p, t)
+
+    t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
+    program, consts = trace(field, lane.u0, lane.p, t, rules=True)
+    batched = plan.batched._replace(consts=(False,) * len(consts))
+    plan = dataclasses.replace(plan, field=program, batched=batched)
+    return plan, lane._replace(consts=tuple(consts))
+
+
+def _with_derivatives(plan: Plan, lanes: Lane, result: Result) -> Result:
+    """`f` at the states, where every step is saved."""
+    if plan.saving.mode != "steps":
+        return result
+    batched = jax.tree.map(lambda b: 0 if b else None, plan.batched)
+    reached = jnp.isfinite(result.t)
+
+    def rates(consts, p, u, t):
+        return jax.vmap(lambda u, t: plan.field(consts, u, p, t))(u, t)
+
+    # Where nothing was saved, at some state that was: a NaN in f would spread to the gradient.
+    rows = reached.reshape(*reached.shape, *(1,) * (result.u.ndim - 2))
+    u0 = jnp.asarray(lanes.u0)
+    safe_u = jnp.where(rows, result.u, u0[:, None] if plan.batched.u0 else u0)
+    t0 = jnp.asarray(lanes.t0)
+    safe_t = jnp.where(reached, result.t, t0[:, None] if plan.batched.t0 else t0)
+    du = jax.vmap(rates, in_axes=(batched.consts, batched.p, 0, 0))(
+        lanes.consts, lanes.p, safe_u, safe_t
+    )
+    return result._replace(du=jnp.where(rows, du, jnp.nan))

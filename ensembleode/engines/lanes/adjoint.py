@@ -1,0 +1,296 @@
+"""Reverse mode by record and replay: the exact adjoint of the steps that were taken.
+
+The backward pass runs a chunk again, recording its steps, and replays them backwards with the step
+sizes held constant (the discrete adjoint; Hager, "Runge-Kutta methods in optimal control and the
+transformed adjoint system", Numer. Math. 87, 2000). A chunk's record holds one segment of its steps:
+of those before it checkpoints are kept, a segment apart, from which they are recorded anew. So
+memory grows with the square root of `maxiters`, the cost with the steps that were taken, and nothing
+is kept from one chunk to the next.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ...saving import Saving
+from .integrate import advance, Chunk, Method, running, start, State
+from .leaves import add_scaled, Leaves, map_leaves, over, select
+from .step import dense_stages, polynomial, step
+
+
+# Bytes of a record: longer segments need fewer runs, until they leave the cache.
+_RECORD = 2**21
+
+
+class Record(NamedTuple):
+    """Steps of a segment: `[step, ...]` each; `h` is zero in the lanes that did not take the step."""
+
+    t: Any
+    h: Any
+    y: Leaves
+
+
+class Buffers(NamedTuple):
+    """Room for the record of a segment and for the checkpoints, reused by chunk after chunk."""
+
+    record: Record
+    checkpoints: State
+
+
+class Cotangent(NamedTuple):
+    """What is pulled back through a chunk.
+
+    - `end`: the cotangent of the state at `t1`; `rows`: those of the saved states,
+        `[lane, row, *state]`, or None.
+    """
+
+    end: Leaves
+    rows: Any
+
+
+def buffers(method: Method, like: Chunk) -> Buffers:
+    """Room for chunks like this one (an abstract one will do)."""
+    state = jax.eval_shape(lambda c: start(method, _still, c), like)
+    lanes = like.u0[0].shape[-1]
+    each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
+    each += 2 * lanes * like.u0[0].dtype.itemsize
+    length = min(method.maxiters, max(math.isqrt(method.maxiters - 1) + 1, _RECORD // each))
+    segments = -(-method.maxiters // length)
+
+    def room(n, x):
+        return jnp.zeros((n, *x.shape), x.dtype)
+
+    record = Record(state.t, jax.ShapeDtypeStruct((lanes,), state.h.dtype), state.y)
+    return Buffers(
+        jax.tree.map(lambda x: room(length, x), record),
+        jax.tree.map(lambda x: room(segments, x), state),
+    )
+
+
+def pull_back(
+    method: Method,
+    field: Callable,
+    saving: Saving,
+    chunk: Chunk,
+    cotangent: Cotangent,
+    room: Buffers,
+    split: Callable,
+) -> tuple[Leaves, Leaves, Any, Buffers]:
+    """Pull back through a chunk in which every lane succeeds.
+
+    `field(args)` is the vector field of `(y, t)`; `split` takes a state `[*state, lane]` apart.
+
+    **Returns:** the cotangents of the state just after `t0`, of `u0` (which may be saved, too) and
+    of `args`; and the room.
+    """
+    state = start(method, field(chunk.args), chunk)
+    last, state, room, length = _record_all(method, field(chunk.args), chunk, state, room)
+    rows = _rows_saved(saving, chunk, state)
+    args, rest = eqx.partition(chunk.args, eqx.is_inexact_array)
+    grad = jax.tree.map(jnp.zeros_like, args)
+
+    def going(carry):
+        return carry[0] >= 0
+
+    def segment(carry):
+        number, length, record, *pulled = carry
+        replay = _Replay(method, field, saving, chunk, cotangent.rows, split, args, rest)
+        pulled = _replay_all(replay, record, length, tuple(pulled))
+        # The segment before, if there is one.
+        before = number - 1
+        state = _read(room.checkpoints, jnp.maximum(before, 0))
+        _, record, length = _record_segment(
+            method, field(chunk.args), chunk, state, record, before >= 0
+        )
+        return (before, length, record, *pulled)
+
+    carry = (last, length, room.record, cotangent.end, grad, rows)
+    _, _, record, adjoint, grad, rows = jax.lax.while_loop(going, segment, carry)
+    at_u0 = adjoint
+    if cotangent.rows is not None:
+        at_u0 = _add_start(cotangent.rows, adjoint, rows, split)
+    return adjoint, at_u0, grad, Buffers(record, room.checkpoints)
+
+
+#
+# Recording
+#
+
+
+def _record_all(method, field, chunk, state, room) -> tuple:
+    """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
+
+    def going(carry):
+        return running(method, carry[1])
+
+    def segment(carry):
+        number, state, record, checkpoints, _ = carry
+        number = number + 1
+        checkpoints = _write(checkpoints, number, state)
+        state, record, length = _record_segment(method, field, chunk, state, record, True)
+        return number, state, record, checkpoints, length
+
+    none = jnp.zeros((), jnp.int32)
+    carry = (none - 1, state, *room, none)
+    number, state, record, checkpoints, length = jax.lax.while_loop(going, segment, carry)
+    return number, state, Buffers(record, checkpoints), length
+
+
+def _record_segment(method, field, chunk, state, record, wanted) -> tuple:
+    """Run until the record is full, or all lanes are done."""
+    room = record.t.shape[0]
+
+    def going(carry):
+        state, _, length = carry
+        return wanted & (length < room) & running(method, state)
+
+    def one(carry):
+        state, record, length = carry
+        state, tried = advance(method, field, chunk, state)
+        h = jnp.where(tried.accepted, tried.h, jnp.zeros_like(tried.h))
+        return state, _write(record, length, Record(tried.t, h, tried.y)), length + 1
+
+    return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
+
+
+def _write(arrays: Any, i: Any, values: Any) -> Any:
+    return jax.tree.map(
+        lambda a, x: jax.lax.dynamic_update_index_in_dim(a, x, i, 0), arrays, values
+    )
+
+
+def _read(arrays: Any, i: Any) -> Any:
+    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, i, 0, keepdims=False), arrays)
+
+
+#
+# Replaying
+#
+
+
+class _Replay(NamedTuple):
+    method: Method
+    field: Callable
+    saving: Saving
+    chunk: Chunk
+    rows: Any
+    split: Callable
+    args: Any
+    rest: Any
+
+
+def _replay_all(replay: _Replay, record: Record, length: Any, pulled: tuple) -> tuple:
+    def one(carry):
+        i, pulled = carry
+        i = i - 1
+        return i, _replay_one(replay, _read(record, i), pulled)
+
+    return jax.lax.while_loop(lambda carry: carry[0] > 0, one, (length, pulled))[1]
+
+
+def _replay_one(replay: _Replay, taken: Record, pulled: tuple) -> tuple:
+    """Pull the cotangents back through one step."""
+    adjoint, grad, rows = pulled
+    t, h, y = taken
+    tableau = replay.method.tableau
+    dense = replay.saving.mode == "times"
+
+    def forward(y, args):
+        field = replay.field(eqx.combine(args, replay.rest))
+        y2, ks = step(tableau, field, y, field(y, t), t, h)
+        return y2, dense_stages(tableau.interpolant, field, y, ks, t, h) if dense else ()
+
+    (_, ks), pullback = jax.vjp(forward, y, replay.args)
+    direct = tuple(map(jnp.zeros_like, y))
+    adjoint_ks = jax.tree.map(jnp.zeros_like, ks)
+    if replay.saving.mode == "steps":
+        taken_here = h != 0
+        row = jnp.where(taken_here, rows - 1, 0)
+        at_end = _cotangents_of(replay, row)
+        adjoint = select(taken_here, map_leaves(jnp.add, adjoint, at_end), adjoint)
+        rows = rows - taken_here.astype(rows.dtype)
+    if dense:
+        direct, adjoint_ks, rows = _rows_within(replay, taken, (direct, adjoint_ks, rows))
+    adjoint_y, grad_args = pullback((adjoint, adjoint_ks))
+    grad = jax.tree.map(jnp.add, grad, grad_args)
+    return map_leaves(jnp.add, adjoint_y, direct), grad, rows
+
+
+def _rows_within(replay: _Replay, taken: Record, carry: tuple) -> tuple:
+    """Add the cotangents of the states that were saved within the step."""
+    times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
+    t, h, _ = taken
+    weights = replay.method.tableau.interpolant.weights
+
+    def time_of(rows):
+        row = jnp.maximum(rows - 1, 0)
+        if times.ndim == 1:
+            return times[row]
+        return jnp.take_along_axis(times, row[:, None], axis=1)[:, 0]
+
+    def within(rows):
+        return (rows > 0) & (h != 0) & (direction * (time_of(rows) - t) > 0)
+
+    def one(carry):
+        direct, adjoint_ks, rows = carry
+        here = within(rows)
+        theta = jnp.where(here, (time_of(rows) - t) / jnp.where(here, h, 1), 0)
+        ct = _cotangents_of(replay, jnp.maximum(rows - 1, 0))
+        ct = map_leaves(lambda x: jnp.where(over(here, x), x, 0), ct)
+        adjoint_ks = tuple(
+            add_scaled(a, h * polynomial(w, theta), [1.0], [ct]) if any(w) else a
+            for a, w in zip(adjoint_ks, weights, strict=True)
+        )
+        return map_leaves(jnp.add, direct, ct), adjoint_ks, rows - here.astype(rows.dtype)
+
+    return jax.lax.while_loop(lambda carry: jnp.any(within(carry[2])), one, carry)
+
+
+def _cotangents_of(replay: _Replay, row: Any) -> Leaves:
+    """The cotangents of row `row` of each lane."""
+    return _row(replay.rows, row, replay.split)
+
+
+def _row(rows: Any, row: Any, split: Callable) -> Leaves:
+    lane = jnp.arange(len(rows), dtype=row.dtype)
+    return split(jnp.moveaxis(rows[lane, row], 0, -1))
+
+
+def _rows_saved(saving: Saving, chunk: Chunk, state: State) -> Any:
+    """How many rows were written, in a lane that succeeded."""
+    if saving.mode == "steps":
+        return state.naccept + int(saving.start)
+    lanes = chunk.u0[0].shape[-1]
+    if saving.mode == "ends":
+        return jnp.zeros(lanes, jnp.int32)
+    count = jnp.sum(jnp.isfinite(chunk.times), axis=-1, dtype=jnp.int32)
+    return jnp.broadcast_to(count, (lanes,))
+
+
+def _add_start(rows_ct: Any, adjoint: Leaves, rows: Any, split: Callable) -> Leaves:
+    """Add the cotangents of the rows saved at the start."""
+
+    def one(carry):
+        adjoint, rows = carry
+        left = rows > 0
+        ct = _row(rows_ct, jnp.maximum(rows - 1, 0), split)
+        return select(left, map_leaves(jnp.add, adjoint, ct), adjoint), rows - left.astype(
+            rows.dtype
+        )
+
+    return jax.lax.while_loop(lambda c: jnp.any(c[1] > 0), one, (adjoint, rows))[0]
+
+
+#
+# Pieces
+#
+
+
+def _still(y: Leaves, t: Any) -> Leaves:
+    """A field for tracing shapes."""
+    del t
+    return y

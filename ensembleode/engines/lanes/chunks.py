@@ -1,0 +1,354 @@
+"""From trajectories to chunks of lanes and back, forwards and in reverse."""
+
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ... import sensitivity
+from ...plan import Plan, Result, shared_times
+from ...program import Program
+from ...solution import ReturnCode
+from ...trajectories import Lane
+from .adjoint import Buffers, buffers, Cotangent, pull_back
+from .controller import Tolerances
+from .field import LaneField
+from .integrate import Chunk, Method, Output, retcodes, solve_chunk, State
+from .leaves import Leaves, map_leaves, sum_of
+
+
+# Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
+_CHUNK = 2**14
+_WIDEST, _NARROWEST = 128, 8
+
+
+def width_of(state: Any) -> int:
+    """How many lanes a chunk has, from the size of the state.
+
+    The same for every ensemble algorithm, as the bits of matrix products depend on it.
+    """
+    each = max(1, math.prod(state.shape)) * np.dtype(state.dtype).itemsize
+    fitting = 2 ** int(math.log2(max(1, _CHUNK // each)))
+    return max(_NARROWEST, min(_WIDEST, fitting))
+
+
+class Setup(NamedTuple):
+    """What is needed to solve chunks of a plan, besides their numbers."""
+
+    plan: Plan
+    field: LaneField
+    width: int
+
+    @property
+    def method(self) -> Method:
+        tableau, controller, _ = self.plan.method.value
+        return Method(tableau, controller, self.plan.maxiters)
+
+    def field_of(self, args: Any) -> Callable:
+        return lambda y, t: self.field(args, y, t)
+
+    def widened(self, x: Any) -> Any:
+        """A number that all lanes share as one a lane."""
+        return jnp.broadcast_to(x, (self.width,)) if x.ndim == 0 else x
+
+
+def solve_trajectories(
+    plan: Plan, lanes: Lane, n: int, mask: Any = None, *, alone: bool = False
+) -> Result:
+    """Solve `n` trajectories, chunk by chunk; the leaves of the result have their axis first.
+
+    (But `t`, which has it where the trajectories have their own times.)
+
+    **Arguments:**
+
+    - `lanes`: the numbers, a leading axis on the leaves that `plan.batched` marks.
+    - `mask`: false for those that only fill a place, and are not solved: [n].
+    - `alone`: whether the chunk may be narrower than that of an ensemble.
+    """
+    setup = _setup(plan, lanes, alone)
+    every, shared = eqx.partition(lanes, plan.batched)
+    chunks = -(-n // setup.width)
+    every = jax.tree.map(lambda x: _in_chunks(x, chunks, setup.width), every)
+    wanted = np.arange(chunks * setup.width).reshape(chunks, setup.width) < n
+    if mask is not None:
+        wanted = wanted & _in_chunks(mask, chunks, setup.width)
+    result = _solved(setup, every, shared, jnp.asarray(wanted))
+    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], result._replace(t=None))
+    t = (
+        shared_times(plan, lanes)
+        if result.t is None
+        else result.t.reshape(-1, plan.saving.rows)[:n]
+    )
+    return merged._replace(t=t)
+
+
+def _setup(plan: Plan, lanes: Lane, alone: bool) -> Setup:
+    u0 = lanes.u0
+    shape = u0.shape[1:] if plan.batched.u0 else u0.shape
+    state = jax.ShapeDtypeStruct(shape, u0.dtype)
+    assert isinstance(plan.field, Program)
+    field = LaneField(plan.field, state, plan.batched.consts, plan.batched.p)
+    width = width_of(state)
+    if alone:
+        width = _NARROWEST if field.scalarised else 1
+    return Setup(plan, field, width)
+
+
+def _in_chunks(x: Any, chunks: int, width: int) -> Any:
+    missing = chunks * width - x.shape[0]
+    if missing:
+        # Copies of the last, which are masked.
+        x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
+    return x.reshape(chunks, width, *x.shape[1:])
+
+
+#
+# Forwards
+#
+
+
+def _solved(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
+    """All chunks, differentiable: `every` leaf `[chunk, lane, ...]`."""
+    direction = setup.plan.method.value.direction
+    if direction == "forward":
+        return sensitivity.forward_only(_all_chunks(setup, every, shared, mask))
+    label = setup.plan.method.value.label
+    every, shared = sensitivity.reverse_only((every, shared), label)
+    return _with_adjoint((every, shared), mask, setup)
+
+
+def _all_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
+    if mask.shape[0] == 1:
+        one = _solve_one(setup, _first(every), shared, mask[0])
+        return jax.tree.map(lambda x: x[None], one)
+
+    def one(numbers):
+        lane, mask = numbers
+        return _solve_one(setup, lane, shared, mask)
+
+    return jax.lax.map(one, (every, mask))
+
+
+def _solve_one(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
+    """The solution of a chunk, `[lane, ...]` each."""
+    chunk = _chunk(setup, every, shared, mask)
+    if setup.plan.method.value.direction == "reverse":
+        # The same bits, whatever the program does with these numbers before.
+        chunk = jax.lax.optimization_barrier(chunk)
+    method, field = setup.method, setup.field_of(chunk.args)
+    state, out = solve_chunk(method, field, setup.plan.saving, chunk, setup.field.join)
+    codes = retcodes(method, field, chunk, state)
+    return _result(setup, chunk, state, out, codes)
+
+
+def _chunk(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
+    """The numbers of a chunk, lanes last."""
+    field, batched = setup.field, setup.plan.batched
+    lane = eqx.combine(every, shared)
+    width = setup.width
+
+    def last(x, is_batched):
+        return jnp.moveaxis(x, 0, -1) if is_batched else jnp.asarray(x)
+
+    u0 = last(lane.u0, batched.u0)
+    if not batched.u0:
+        u0 = jnp.broadcast_to(u0[..., None], (*u0.shape, width))
+    consts = [last(x, b) for x, b in zip(lane.consts, batched.consts, strict=True)]
+    p = [last(x, b) for x, b in zip(lane.p, batched.p, strict=True)]
+    tol = None
+    if lane.abstol is not None:
+        pair = ((lane.abstol, batched.abstol), (lane.reltol, batched.reltol))
+        tol = Tolerances(*(_tolerance(field, last(x, b), b) for x, b in pair))
+    t0, t1 = last(lane.t0, batched.t0), last(lane.t1, batched.t1)
+    dt = None if lane.dt is None else last(lane.dt, batched.dt)
+    times = lane.saveat
+    if times is not None and lane.count is not None:
+        rows = jnp.arange(times.shape[-1], dtype=lane.count.dtype)
+        if batched.count:
+            wanted = rows[None] < lane.count[:, None]
+            times = jnp.where(wanted, times, jnp.inf)
+        else:
+            times = jnp.where(rows < lane.count, times, jnp.inf)
+    return Chunk(field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, times, mask)
+
+
+def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
+    """A number, a number a lane, or leaves."""
+    if x.ndim == batched:
+        return x
+    return field.split(x if batched else x[..., None])
+
+
+def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes: Any) -> Result:
+    saving, field, plan = setup.plan.saving, setup.field, setup.plan
+    success = codes == ReturnCode.Success.value
+    lanes = setup.width
+    u0, end = (jnp.moveaxis(field.join(x), -1, 0) for x in (chunk.u0, state.y))
+    if out is None:
+        u = jnp.stack([u0, end][-saving.rows :], axis=1)
+        # The last state of a failed trajectory is not its state at t1.
+        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success)
+    else:
+        u = out.u
+        row = out.row if out.row.ndim == 0 else out.row[:, None]
+        reached = jnp.arange(saving.rows, dtype=out.row.dtype)[None] < row
+    finite = jnp.all(jnp.isfinite(u), axis=tuple(range(2, u.ndim)))
+    overflow = jnp.any(reached & ~finite, axis=1)
+    codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)
+    reached = reached & finite
+    u = jnp.where(reached.reshape(lanes, -1, *(1,) * (u.ndim - 2)), u, jnp.nan)
+    t = None
+    if plan.own_times:
+        if out is None:
+            ends = [jnp.broadcast_to(x, (lanes,)) for x in (chunk.t0, chunk.t1)]
+            t = jnp.stack(ends[-saving.rows :], axis=1)
+        else:
+            t = chunk.times if out.t is None else out.t
+        t = jnp.where(reached, t, jnp.nan)
+    tableau = setup.method.tableau
+    nf = state.ntried * tableau.stages
+    if tableau.fsal:
+        nf = state.ntried * (tableau.stages - 1) + 1
+    if setup.method.adaptive and chunk.dt is None:
+        nf = nf + 2  # the automatic first step
+    length = jnp.sum(reached, axis=1, dtype=jnp.int32)
+    return Result(u, t, None, length, codes, state.naccept, state.ntried - state.naccept, nf)
+
+
+def _first(tree: Any) -> Any:
+    return jax.tree.map(lambda x: x[0], tree)
+
+
+#
+# In reverse
+#
+
+
+@eqx.filter_custom_vjp
+def _with_adjoint(numbers, mask, setup):
+    return _all_chunks(setup, *numbers, mask)
+
+
+@_with_adjoint.def_fwd
+def _(perturbed, numbers, mask, setup):
+    del perturbed
+    result = _all_chunks(setup, *numbers, mask)
+    return result, (result.retcode, result.u)
+
+
+@_with_adjoint.def_bwd
+def _(residuals, cotangents, perturbed, numbers, mask, setup):
+    codes, u = residuals
+    cotangent = cotangents[0]
+    if cotangent is None:
+        return jax.tree.map(lambda _: None, numbers)
+    moving = jtu.tree_leaves([[x.t0, x.t1, x.saveat] for x in perturbed])
+    u = u if any(moving) else None
+    (every, shared), fixed = eqx.partition(numbers, eqx.is_inexact_array)
+    fixed_every, fixed_shared = fixed
+    succeeded = codes == ReturnCode.Success.value
+
+    def one(carry, numbers):
+        room, grad_shared = carry
+        every, fixed, mask, ok, cotangent, u = numbers
+        # A failed lane is replaced by one that succeeded, with no cotangent: what it would add is
+        # zero times the infinities on its way.
+        good = jnp.where(ok, jnp.arange(setup.width), jnp.argmax(ok))
+        every, fixed, u = jax.tree.map(lambda x: x[good], (every, fixed, u))
+        weight = ok.reshape(-1, *(1,) * (cotangent.ndim - 1))
+        cotangent = jnp.where(weight, cotangent, jnp.zeros_like(cotangent))
+        mask = mask & jnp.any(ok)
+
+        def chunk_of(every, shared):
+            lane, rest = eqx.combine(every, fixed), eqx.combine(shared, fixed_shared)
+            chunk = _chunk(setup, lane, rest, mask)
+            return _real_parts(chunk), chunk
+
+        _, pullback, chunk = jax.vjp(chunk_of, every, shared, has_aux=True)
+        grads, room = _pull_back(setup, chunk, cotangent, u, room)
+        grad_every, more_shared = pullback(grads)
+        return (room, jax.tree.map(jnp.add, grad_shared, more_shared)), grad_every
+
+    like = jax.eval_shape(lambda e, s, m: _chunk(setup, e, s, m), *_firsts(numbers), mask[0])
+    zero = jax.tree.map(jnp.zeros_like, shared)
+    chunks = (every, fixed_every, mask, succeeded, cotangent, u)
+    carry = (buffers(setup.method, like), zero)
+    (_, grad_shared), grad_every = jax.lax.scan(one, carry, chunks)
+    return grad_every, grad_shared
+
+
+def _firsts(numbers: tuple) -> tuple:
+    every, shared = numbers
+    return _first(every), shared
+
+
+def _real_parts(chunk: Chunk) -> tuple:
+    """What of a chunk has cotangents."""
+    args = eqx.filter(chunk.args, eqx.is_inexact_array)
+    return chunk.u0, args, chunk.t0, chunk.t1, chunk.times
+
+
+def _pull_back(setup: Setup, chunk: Chunk, cotangent: Any, u: Any, room: Buffers) -> tuple:
+    """The cotangents of `_real_parts(chunk)`, from that of the saved states.
+
+    `u`, the saved states, is given where times have cotangents.
+    """
+    saving, field = setup.plan.saving, setup.field
+    at_start = at_end = tuple(map(jnp.zeros_like, chunk.u0))
+    rows = cotangent
+    if saving.mode == "ends":
+        at_end, rows = field.split(_lane_last(cotangent[:, -1])), None
+        if saving.start:
+            at_start = field.split(_lane_last(cotangent[:, 0]))
+    # Numbers that all lanes share have a cotangent in each, summed up at the end.
+    args, fixed = eqx.partition(chunk.args, eqx.is_inexact_array)
+    args, narrow = jax.vjp(lambda args: jax.tree.map(setup.widened, args), args)
+    chunk = chunk._replace(args=eqx.combine(args, fixed))
+    adjoint, at_u0, grad_args, room = pull_back(
+        setup.method, setup.field_of, saving, chunk, Cotangent(at_end, rows), room, field.split
+    )
+    (grad_args,) = narrow(grad_args)
+    grad_u0 = map_leaves(jnp.add, at_u0, at_start)
+    times = (chunk.t0, chunk.t1, chunk.times)
+    if u is None:
+        grad_times = jax.tree.map(jnp.zeros_like, times)
+    else:
+        grad_times = _pull_back_times(setup, chunk, cotangent, u, adjoint)
+    return (grad_u0, grad_args, *grad_times), room
+
+
+def _pull_back_times(setup: Setup, chunk: Chunk, cotangent: Any, u: Any, adjoint: Leaves) -> tuple:
+    """The cotangents of `t0`, `t1` and the saved times: those of the states along the field.
+
+    Exact for the solution of the ODE, and so to the tolerances for the one computed.
+    """
+    field, split = setup.field_of(chunk.args), setup.field.split
+
+    def along(adjoint, y, t):
+        return sum_of(jnp.multiply, adjoint, field(y, t))
+
+    def at_row(i, t):
+        return along(*(split(_lane_last(x[:, i])) for x in (cotangent, u)), t)
+
+    def like(x, value):
+        return value if x.ndim else jnp.sum(value)
+
+    t0, t1, times = chunk.t0, chunk.t1, chunk.times
+    grad_t0 = like(t0, -along(adjoint, chunk.u0, t0))
+    grad_t1 = jnp.zeros_like(t1)
+    if setup.plan.saving.mode == "ends":
+        grad_t1 = like(t1, at_row(-1, t1))
+    if times is None:
+        return grad_t0, grad_t1, None
+    by_row = [at_row(i, times[..., i]) for i in range(times.shape[-1])]
+    grad_times = jnp.stack(by_row, axis=-1)
+    return grad_t0, grad_t1, grad_times if times.ndim == 2 else jnp.sum(grad_times, axis=0)
+
+
+def _lane_last(x: Any) -> Any:
+    return jnp.moveaxis(x, 0, -1)

@@ -1,0 +1,254 @@
+"""Calls and control flow: functions with derivative rules, branches and loops."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jax import lax
+from jax.custom_derivatives import SymbolicZero
+
+from .interpreter import bind, Interpreter, LARGEST_MOVED, mapped, rule
+from .values import fill, is_constant, Scalars, spread, Stacked, tail_of, unpack, Value
+
+
+# A loop of at most this many operations, as far as one can see, is unrolled.
+LARGEST_UNROLLED = 128
+
+
+@rule("jit remat2")
+def _call(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+    return run.evaluate_closed(eqn.params["jaxpr"], ins)
+
+
+#
+# Derivative rules
+#
+
+
+@rule("custom_jvp_call")
+def _custom_jvp_call(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+    """A function with a forward rule: both it and its rule are evaluated for all lanes at once.
+
+    `custom_vjp_call` is mapped, which keeps its rule.
+    """
+    leaves = [x for value in ins for x in _leaves(value)]
+    if not leaves:
+        return run.evaluate_closed(eqn.params["call_jaxpr"], ins)
+    tail = tail_of(*ins)
+    avals = [v.aval for v in eqn.outvars]
+
+    @jax.custom_jvp
+    def call(*leaves):
+        outs = run.evaluate_closed(eqn.params["call_jaxpr"], _with_leaves(ins, leaves))
+        return _flat_outputs(run, outs, tail)
+
+    def forward(primals, tangents):
+        tangent_values = _with_leaves(ins, tangents, tangent=True)
+        ins_and_tangents = [*_with_leaves(ins, primals)]
+        ins_and_tangents += [t for t in tangent_values if _is_inexact(t)]
+        outs = run.evaluate_closed(_jvp_jaxpr(eqn), ins_and_tangents)
+        outs, d_outs = outs[: len(avals)], iter(outs[len(avals) :])
+        d_outs = [next(d_outs) if _is_inexact(a) else None for a in avals]
+        flat = _flat_outputs(run, outs, tail)
+        d_flat = []
+        for out, d in zip(outs, d_outs, strict=True):
+            if d is None:
+                like = _flat_outputs(run, [out], tail)
+                d_flat += [np.zeros(x.shape, jax.dtypes.float0) for x in like]
+            else:
+                d_flat += _flat_outputs(run, [d], tail)
+        return flat, d_flat
+
+    call.defjvp(forward, symbolic_zeros=True)
+    flat = iter(call(*leaves))
+    results = []
+    for aval in avals:
+        if run.is_apart(aval.shape):
+            entries = [next(flat) for _ in range(math.prod(aval.shape))]
+            results.append(Scalars(aval.shape, aval.dtype, entries))
+        else:
+            results.append(Stacked(next(flat), bool(tail)))
+    return results
+
+
+def _leaves(value: Value) -> list:
+    if isinstance(value, Stacked):
+        return [value.array]
+    return [x for x in value.entries if not is_constant(x)]
+
+
+def _with_leaves(values: Sequence[Value], leaves: Sequence, tangent: bool = False) -> list[Value]:
+    """The values with other leaves; `tangent`: constants have none, so they become zero."""
+    remaining = iter(leaves)
+
+    def entry(x, dtype):
+        if is_constant(x):
+            return np.zeros_like(x)[()] if tangent else x
+        new = next(remaining)
+        return np.dtype(dtype).type(0) if isinstance(new, SymbolicZero) else new
+
+    def replaced(value):
+        if isinstance(value, Scalars):
+            entries = [entry(x, value.dtype) for x in value.entries]
+            return Scalars(value.shape, value.dtype, entries)
+        new = next(remaining)
+        if isinstance(new, SymbolicZero):
+            new = jnp.zeros_like(value.array)
+        return Stacked(new, value.batched)
+
+    return [replaced(v) for v in values]
+
+
+def _flat_outputs(run: Interpreter, outs: Sequence[Value], tail: tuple) -> list:
+    """The outputs as arrays, that all have lanes where `tail` does."""
+    flat: list = []
+    for out in outs:
+        if run.is_apart(out.shape):
+            flat += [fill(x, tail, out.dtype) for x in unpack(out).entries]
+        else:
+            flat.append(spread(out, tail))
+    return flat
+
+
+def _jvp_jaxpr(eqn: Any) -> Any:
+    """The derivative of one equation, from its inputs and the tangents of those that have one."""
+
+    def jvp(primals, tangents):
+        def call(*diff):
+            remaining = iter(diff)
+            args = [next(remaining) if _is_inexact(x) else x for x in primals]
+            return bind(eqn, args)
+
+        diff = [x for x in primals if _is_inexact(x)]
+        outs, d_outs = jax.jvp(call, diff, tangents)
+        return outs, [d for d, out in zip(d_outs, outs, strict=True) if _is_inexact(out)]
+
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    return jax.make_jaxpr(jvp)(structs, [s for s in structs if _is_inexact(s)])
+
+
+def _is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
+
+
+#
+# Branches
+#
+
+
+@rule("cond")
+def _cond(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+    which, *operands = ins
+    branches = eqn.params["branches"]
+    (index,) = unpack(which).entries
+    if is_constant(index):
+        return run.evaluate_closed(branches[max(0, min(int(index), len(branches) - 1))], operands)
+    if not which.batched:
+        # One branch is taken by all lanes; the other is not even differentiated.
+        return mapped(run, eqn, ins)
+    if len(branches) == 2:
+        index = lax.ne(index, np.zeros((), index.dtype)[()])
+    outs = [run.evaluate_closed(branch, operands) for branch in branches]
+    return [_select(run, index, cases) for cases in zip(*outs, strict=True)]
+
+
+def _select(run: Interpreter, index: Any, cases: Sequence[Value]) -> Value:
+    """The case of each lane."""
+    shape, dtype = cases[0].shape, cases[0].dtype
+    components = run.as_scalars(cases, math.prod(shape))
+    if components is not None:
+        columns = zip(*(c.entries for c in components), strict=True)
+        entries = [run.scalar("select_n", lax.select_n, (index, *c), dtype) for c in columns]
+        return Scalars(shape, dtype, entries)
+    run.count(1)
+    arrays = [spread(c, index.shape) for c in cases]
+    which = lax.broadcast_in_dim(index, arrays[0].shape, (len(shape),))
+    return run.results([lax.select_n(which, *arrays)], True)[0]
+
+
+#
+# Loops
+#
+
+
+@rule("scan")
+def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+    """Unrolled where it is short and small."""
+    params = eqn.params
+    length, closed = params["length"], params["jaxpr"]
+    sizes = [math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]
+    if max(sizes) > LARGEST_MOVED or length * _cost(closed) > LARGEST_UNROLLED:
+        return mapped(run, eqn, ins)
+    body = closed.jaxpr
+    # What is scanned over, or stacked, has one more axis outside than inside.
+    n_xs = _n_scanned(eqn.invars, body.invars)
+    n_carry = len(eqn.outvars) - _n_scanned(eqn.outvars, body.outvars)
+    split = len(ins) - n_xs
+    consts, carry, xs = ins[: split - n_carry], list(ins[split - n_carry : split]), ins[split:]
+    steps = range(length - 1, -1, -1) if params["reverse"] else range(length)
+    ys: list = [None] * length
+    for i in steps:
+        outs = run.evaluate_closed(closed, [*consts, *carry, *(_row(run, x, i) for x in xs)])
+        carry, ys[i] = outs[:n_carry], outs[n_carry:]
+    stacked = [_stack_rows(run, rows) for rows in zip(*ys, strict=True)]
+    if not length:
+        stacked = [_empty(v.aval) for v in eqn.outvars[n_carry:]]
+    return [*carry, *stacked]
+
+
+def _n_scanned(outside: Sequence, inside: Sequence) -> int:
+    pairs = zip(outside, inside, strict=True)
+    return sum(len(o.aval.shape) > len(i.aval.shape) for o, i in pairs)
+
+
+def _row(run: Interpreter, x: Value, i: int) -> Value:
+    if isinstance(x, Stacked):
+        return run.results([lax.index_in_dim(x.array, i, keepdims=False)], x.batched)[0]
+    size = math.prod(x.shape[1:])
+    return Scalars(x.shape[1:], x.dtype, x.entries[i * size : (i + 1) * size])
+
+
+def _stack_rows(run: Interpreter, rows: Sequence[Value]) -> Value:
+    shape, dtype = (len(rows), *rows[0].shape), rows[0].dtype
+    scalars = [x for x in rows if isinstance(x, Scalars)]
+    if len(scalars) == len(rows):
+        return Scalars(shape, dtype, [e for x in scalars for e in x.entries])
+    tail = tail_of(*rows)
+    return run.results([jnp.stack([spread(x, tail) for x in rows])], bool(tail))[0]
+
+
+def _empty(aval: Any) -> Scalars:
+    return Scalars(aval.shape, aval.dtype, [])
+
+
+# What only moves data costs nothing.
+_FREE = (
+    *("broadcast_in_dim", "concatenate", "iota", "reshape", "rev", "slice", "split", "squeeze"),
+    *("stack", "tile", "transpose", "unstack"),
+)
+
+
+def _cost(closed: Any) -> float:
+    """About how many operations a jaxpr takes, component by component."""
+    total = 0.0
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        name = eqn.primitive.name
+        params = jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
+        inner = [x for x in params if _is_jaxpr(x)]
+        if name == "while":
+            return math.inf
+        if inner and not name.startswith("scatter"):
+            total += eqn.params.get("length", 1) * sum(map(_cost, inner))
+        elif name not in _FREE:
+            total += max(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
+    return total
+
+
+def _is_jaxpr(x: Any) -> bool:
+    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)

@@ -1,0 +1,375 @@
+"""The time loop of a chunk: every lane with its own step size, acceptance, end and return code."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...saving import Saving
+from ...solution import ReturnCode
+from ...solvers.tableau import Tableau
+from .controller import initial_step, PIController, Tolerances
+from .leaves import is_finite, Leaves, mean_square, over, select, sum_of
+from .step import dense_stages, error_estimate, interpolate, step
+
+
+class Method(NamedTuple):
+    """What is fixed about the steps: static."""
+
+    tableau: Tableau
+    controller: PIController | None  # None: a fixed step
+    maxiters: int
+
+    @property
+    def adaptive(self) -> bool:
+        return self.controller is not None
+
+
+class Chunk(NamedTuple):
+    """The numbers of the lanes of a chunk.
+
+    - `u0`: leaves of the state.
+    - `args`: what the field wants besides `(u, t)`.
+    - `t0`, `t1`: `[]` or `[lane]`.
+    - `tol`: tolerances; None with a fixed step.
+    - `dt`: the size of the (first) step, `[]` or `[lane]`; None for an automatic one.
+    - `times`: the times to save, `[time]` or `[lane, time]`; None where there are none. Those past
+        the count of a lane are infinite.
+    - `mask`: false in the lanes that only fill up the chunk. [lane]
+    """
+
+    u0: Leaves
+    args: Any
+    t0: Any
+    t1: Any
+    tol: Tolerances | None
+    dt: Any
+    times: Any
+    mask: Any
+
+
+class State(NamedTuple):
+    """Where the lanes are.
+
+    `[lane]` each; but where all lanes share a fixed step, `t` and `h` are `[]`.
+
+    - `t`, `y`: the time and the state; `k`: the field there, where the last step has computed it.
+    - `h`: the size of the next step, positive.
+    - `memory`: the controller's; None with a fixed step.
+    - `active`: whether the lane goes on.
+    - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk, `[]`.
+    """
+
+    tries: Any
+    t: Any
+    h: Any
+    y: Leaves
+    k: Leaves | None
+    memory: Any
+    active: Any
+    naccept: Any
+    ntried: Any
+
+
+class Step(NamedTuple):
+    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`, with the
+    derivatives `ks` at its stages; `accepted` is true in the lanes that took it."""
+
+    t: Any
+    t2: Any
+    h: Any
+    y: Leaves
+    y2: Leaves
+    ks: tuple
+    accepted: Any
+
+
+class Output(NamedTuple):
+    """What is saved on the way.
+
+    - `u`: the saved states, `[lane, row, *state]`, NaN where not reached; `t`: the times,
+        `[lane, row]`, where every step is saved.
+    - `row`: the next row to write, `[lane]`; `time`: the next time to save, where times are given.
+        Both are `[]` where all lanes share them.
+    """
+
+    u: Any
+    t: Any
+    row: Any
+    time: Any
+
+
+def lanes_of(chunk: Chunk) -> int:
+    return chunk.u0[0].shape[-1]
+
+
+def start(method: Method, field: Callable, chunk: Chunk) -> State:
+    """The state of the loop at `t0`."""
+    lanes = lanes_of(chunk)
+    dtype = chunk.u0[0].dtype
+    y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
+    active = chunk.mask & is_finite(y)
+    k = memory = None
+    h = chunk.dt
+    if method.tableau.fsal or h is None:
+        k = field(y, t0)
+    if h is None:
+        at = jax.lax.stop_gradient((t0, y, k, t1 - t0))
+        h = initial_step(field, *at, chunk.tol, method.controller.order)
+        h = jax.lax.stop_gradient(h)
+    h = jnp.abs(h)
+    if method.adaptive:
+        memory = method.controller.initial_memory(lanes)
+        h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
+        active = active & jnp.isfinite(h)
+    elif h.ndim or t0.ndim or t1.ndim:
+        h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
+    none = jnp.zeros(lanes, jnp.int32)
+    return State(
+        tries=jnp.zeros((), jnp.int32),
+        t=t0,
+        h=h.astype(dtype),
+        y=y,
+        k=k if method.tableau.fsal else None,
+        memory=memory,
+        active=active & (t0 != t1),
+        naccept=none,
+        ntried=none,
+    )
+
+
+def running(method: Method, state: State) -> Any:
+    """Whether any lane goes on."""
+    return jnp.any(state.active) & (state.tries < method.maxiters)
+
+
+def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tuple[State, Step]:
+    """Try one step in every lane that is active."""
+    tableau = method.tableau
+    t, y, active = state.t, state.y, state.active
+    t1 = chunk.t1 + jnp.zeros_like(t)
+    direction = jnp.sign(chunk.t1 - chunk.t0)
+    size = jnp.minimum(state.h, jnp.abs(t1 - t))
+    h = direction * size
+    k1 = field(y, t) if state.k is None else state.k
+    y2, ks = step(tableau, field, y, k1, t, h)
+    t2 = _landed(t + h, t1)
+    memory, next_h = state.memory, state.h
+    lost = None
+    if method.controller is not None:
+        # The steps are constants to whoever differentiates the solution.
+        at = jax.lax.stop_gradient((ks, h, y, y2))
+        scaled = chunk.tol.scaled(error_estimate(tableau, *at[:2]), *at[2:])
+        error = jnp.sqrt(mean_square(scaled))
+        accepted = (error <= 1) & active
+        first = state.naccept == 0
+        size = jax.lax.stop_gradient(size)
+        next_h, memory = method.controller.next_step(size, error, memory, accepted, first)
+        # A step that time can't feel: the lane is lost (`retcodes` says how).
+        lost = next_h <= _least(jnp.where(accepted, t2, t), chunk)
+        next_h = jnp.where(active, next_h, state.h)
+        t2 = jnp.where(accepted, t2, t)
+    else:
+        accepted = is_finite(y2) & active
+    ends = t2 == t1
+    going = accepted & ~ends
+    if lost is not None:
+        going = active & ~(ends | lost)
+    own_steps = t.ndim > 0
+    if own_steps:
+        state = state._replace(
+            t=jnp.where(accepted, t2, t), y=select(accepted, y2, y), k=_next_k(state, ks, accepted)
+        )
+    else:
+        # All lanes end together, and what is NaN stays NaN.
+        state = state._replace(t=t2, y=y2, k=_next_k(state, ks, None))
+    state = state._replace(
+        tries=state.tries + 1,
+        h=next_h,
+        memory=memory,
+        active=going,
+        naccept=_count(state.naccept, accepted),
+        ntried=_count(state.ntried, active),
+    )
+    return state, Step(t, t2, h, y, y2, ks, accepted)
+
+
+def _next_k(state: State, ks: tuple, accepted: Any) -> Leaves | None:
+    if state.k is None:
+        return None
+    return ks[-1] if accepted is None else select(accepted, ks[-1], state.k)
+
+
+def _count(count: Any, here: Any) -> Any:
+    return count + here.astype(count.dtype)
+
+
+def _landed(t: Any, t1: Any) -> Any:
+    """Time after a step; `t1` itself where rounding alone keeps it from that."""
+    close = 100 * jnp.finfo(t.dtype).eps * jnp.maximum(jnp.abs(t), jnp.abs(t1))
+    return jnp.where(jnp.abs(t - t1) < close, t1, t)
+
+
+def _least(t: Any, chunk: Chunk) -> Any:
+    """The step size that time hardly feels: the spacing of floating-point numbers at `t`."""
+    info = jnp.finfo(t.dtype)
+    integer = jnp.dtype(f"int{info.bits}")
+    exponent = ((1 << info.nexp) - 1) << info.nmant
+    bits = jax.lax.bitcast_convert_type(t, integer) & np.array(exponent, integer)
+    spacing = jax.lax.bitcast_convert_type(bits, t.dtype) * info.eps
+    # At zero they are dense beyond use.
+    return jnp.maximum(spacing, info.eps**2 * jnp.abs(chunk.t1 - chunk.t0))
+
+
+#
+# Output
+#
+
+
+def first_output(saving: Saving, chunk: Chunk, state: State, join: Callable) -> Output | None:
+    """Room for what is saved, with what is saved at the start; `join` puts leaves together."""
+    if saving.mode == "ends":
+        return None
+    u0 = _lane_first(join(chunk.u0))
+    lanes, rows = len(u0), saving.rows
+    u = jnp.full((lanes, rows, *u0.shape[1:]), jnp.nan, u0.dtype)
+    if saving.mode == "steps":
+        t = jnp.full((lanes, rows), jnp.nan, state.t.dtype)
+        if saving.start:
+            u, t = u.at[:, 0].set(u0), t.at[:, 0].set(chunk.t0)
+        return Output(u, t, jnp.full(lanes, saving.start, jnp.int32), None)
+    times = chunk.times
+    at_start = times == (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])
+    row = jnp.sum(at_start, axis=-1, dtype=jnp.int32)
+    at_start = at_start.reshape(-1, rows, *(1,) * (u0.ndim - 1))
+    u = jnp.where(at_start, u0[:, None], u)
+    if state.t.ndim and row.ndim == 0:
+        row = jnp.broadcast_to(row, (lanes,))
+    return Output(u, None, row, _next_time(chunk, row))
+
+
+def save(
+    method: Method,
+    field: Callable,
+    saving: Saving,
+    chunk: Chunk,
+    step: Step,
+    out: Output,
+    join: Callable,
+) -> Output:
+    """Save what lies in the step just taken."""
+    if saving.mode == "steps":
+        row = jnp.where(step.accepted, out.row, saving.rows)
+        u = _write(out.u, row, _lane_first(join(step.y2)))
+        t = _write(out.t, row, step.t2 + jnp.zeros_like(out.t[:, 0]))
+        return Output(u, t, _count(out.row, step.accepted), None)
+    interpolant = method.tableau.interpolant
+    direction = jnp.sign(chunk.t1 - chunk.t0)
+
+    def due(out):
+        reached = direction * (step.t2 - out.time) >= 0
+        return reached if out.row.ndim == 0 else reached & step.accepted
+
+    ks = step.ks
+    if interpolant.extra_c:
+        # Only where something is saved.
+        count = len(ks)
+        extra = jax.lax.cond(
+            jnp.any(due(out)),
+            lambda: dense_stages(interpolant, field, step.y, step.ks, step.t, step.h)[count:],
+            lambda: (tuple(map(jnp.zeros_like, step.y)),) * len(interpolant.extra_c),
+        )
+        ks = (*ks, *extra)
+
+    def save_one(out):
+        now = due(out)
+        theta = (out.time - step.t) / step.h
+        u = _lane_first(join(interpolate(interpolant, step.y, ks, step.h, theta)))
+        row = out.row if out.row.ndim == 0 else jnp.where(now, out.row, saving.rows)
+        next_row = _count(out.row, now)
+        return Output(_write(out.u, row, u), None, next_row, _next_time(chunk, next_row))
+
+    return jax.lax.while_loop(lambda out: jnp.any(due(out)), save_one, out)
+
+
+def _next_time(chunk: Chunk, row: Any) -> Any:
+    """The time of the row, infinitely far where there are no more."""
+    times, rows = chunk.times, chunk.times.shape[-1]
+    if times.ndim == 1:
+        time = times.at[row].get(mode="clip")
+    else:
+        time = jnp.take_along_axis(times, jnp.minimum(row, rows - 1)[:, None], axis=1)[:, 0]
+    return jnp.where(row < rows, time, jnp.sign(chunk.t1 - chunk.t0) * jnp.inf)
+
+
+def _write(array: Any, row: Any, value: Any) -> Any:
+    """Set row `row` of each lane; a row past the end is left alone."""
+    if row.ndim == 0:
+        return jax.lax.dynamic_update_index_in_dim(array, value, row, 1)
+    lane = jnp.arange(len(array), dtype=row.dtype)
+    return array.at[lane, row].set(value, mode="drop", unique_indices=True)
+
+
+def _lane_first(u: Any) -> Any:
+    return jnp.moveaxis(u, -1, 0)
+
+
+#
+# From start to end
+#
+
+
+def solve_chunk(
+    method: Method, field: Callable, saving: Saving, chunk: Chunk, join: Callable
+) -> tuple[State, Output | None]:
+    """Integrate all lanes of the chunk to their ends."""
+    state = start(method, field, chunk)
+    out = first_output(saving, chunk, state, join)
+
+    def body(carry):
+        state, out = carry
+        state, step = advance(method, field, chunk, state)
+        return state, out if out is None else save(method, field, saving, chunk, step, out, join)
+
+    return jax.lax.while_loop(lambda carry: running(method, carry[0]), body, (state, out))
+
+
+def retcodes(method: Method, field: Callable, chunk: Chunk, state: State) -> Any:
+    """The return codes: [lane]."""
+    arrived = (state.t == chunk.t1) & is_finite(state.y)
+
+    def code(value):
+        return jnp.asarray(value.value, jnp.int8)
+
+    failed = code(ReturnCode.Unstable)
+    if method.adaptive:
+        lost = ~(arrived | state.active)
+        calm = jax.lax.cond(
+            jnp.any(lost),
+            lambda: _is_calm(method, field, chunk, state),
+            lambda: jnp.zeros_like(lost),
+        )
+        failed = jnp.where(calm, code(ReturnCode.DtLessThanMin), failed)
+    failed = jnp.where(state.active, code(ReturnCode.MaxIters), failed)
+    return jnp.where(arrived, code(ReturnCode.Success), failed)
+
+
+def _is_calm(method: Method, field: Callable, chunk: Chunk, state: State) -> Any:
+    """Whether a step too short for time to feel it leaves the state as good as unchanged.
+
+    If so, the tolerances can't be met; if not, the solution diverges.
+    """
+    _, tried = advance(method, field, chunk, state._replace(active=jnp.ones_like(state.active)))
+    abstol = chunk.tol.abstol
+
+    def moved(i, a, b):
+        at = abstol[i] if isinstance(abstol, tuple) else abstol
+        return ~(jnp.abs(b - a) <= 1e-4 * jnp.abs(a) + over(at, a))
+
+    moves = tuple(
+        moved(i, a, b).astype(a.dtype)
+        for i, (a, b) in enumerate(zip(state.y, tried.y2, strict=True))
+    )
+    return (sum_of(lambda x: x, moves) == 0) & jnp.isfinite(state.h)

@@ -1,0 +1,160 @@
+"""Arithmetic on single components: constants are folded, and zeros and ones pruned.
+
+`0 * x` is 0 where the 0 is a constant of the program, so a NaN or an infinity in `x` does not show
+there. Nothing here depends on the number of lanes.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+from jax import lax
+
+from .values import fill, is_batched, is_constant
+
+
+# What NumPy computes as XLA does, for numbers and for integers that stay in range.
+_FOLD: dict[str, Callable] = {
+    "abs": np.abs,
+    "add": np.add,
+    "and": np.bitwise_and,
+    "ceil": np.ceil,
+    "convert_element_type": lambda x: x,
+    "copy": lambda x: x,
+    "eq": np.equal,
+    "floor": np.floor,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.bitwise_not,
+    "or": np.bitwise_or,
+    "sign": np.sign,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "stop_gradient": lambda x: x,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+# Whose operands must all have the same shape, or nearly so.
+SAME_SHAPE = ("clamp", "select_n")
+
+
+def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
+    """One component of an elementwise primitive, if that takes no operation; else None."""
+    if all(map(is_constant, args)):
+        folded = _fold(name, params, args, dtype)
+        if folded is not None:
+            return folded
+    return _SIMPLIFY[name](*args) if name in _SIMPLIFY else None
+
+
+def level(args: Sequence) -> Sequence:
+    """The entries with lanes, if one has them."""
+    lanes = next((x.shape for x in args if is_batched(x)), None)
+    if lanes is None:
+        return args
+    return [fill(x, lanes, x.dtype) for x in args]
+
+
+def power(x: Any, y: int, dtype: Any) -> Any:
+    """An integer power, by multiplication."""
+    if y < 0:
+        return lax.div(np.dtype(dtype).type(1), power(x, -y, dtype))
+    result = None
+    while y:
+        if y & 1:
+            result = x if result is None else lax.mul(result, x)
+        y >>= 1
+        x = lax.mul(x, x) if y else x
+    return np.dtype(dtype).type(1) if result is None else result
+
+
+def _fold(name: str, params: dict, args: Sequence, dtype: Any) -> Any:
+    dtype = np.dtype(dtype)
+    with np.errstate(all="ignore"):
+        if name == "select_n":
+            return args[1 + int(args[0])]
+        if name == "div":
+            return _quotient(*args)
+        if (
+            name == "convert_element_type"
+            and dtype.kind in "iu"
+            and args[0].dtype.kind not in "iub"
+        ):
+            return None  # out of range, it is up to the platform
+        if name == "integer_pow" and dtype.kind not in "iu":
+            return dtype.type(np.power(args[0], dtype.type(params["y"])))
+        if name in _FOLD:
+            return np.asarray(_FOLD[name](*args)).astype(dtype)[()]
+    return None
+
+
+def _quotient(x: Any, y: Any) -> Any:
+    if x.dtype.kind not in "iu":
+        return np.divide(x, y)
+    if y == 0:
+        return None
+    return x.dtype.type(int(abs(int(x)) // abs(int(y))) * (1 if (x < 0) == (y < 0) else -1))
+
+
+def _is(x: Any, number: int) -> bool:
+    return is_constant(x) and bool(x == number)
+
+
+def _add(x, y):
+    return y if _is(x, 0) else x if _is(y, 0) else None
+
+
+def _sub(x, y):
+    return x if _is(y, 0) else lax.neg(y) if _is(x, 0) else None
+
+
+def _mul(x, y):
+    for a, b in ((x, y), (y, x)):
+        if _is(a, 0):
+            return a
+        if _is(a, 1):
+            return b
+    return None
+
+
+def _div(x, y):
+    return x if _is(y, 1) else None
+
+
+def _and(x, y):
+    for a, b in ((x, y), (y, x)):
+        if is_constant(a) and a.dtype == np.bool_:
+            return b if a else a
+    return None
+
+
+def _or(x, y):
+    for a, b in ((x, y), (y, x)):
+        if is_constant(a) and a.dtype == np.bool_:
+            return a if a else b
+    return None
+
+
+def _select_n(which, *cases):
+    if is_constant(which):
+        return cases[int(which)]
+    return cases[0] if all(c is cases[0] for c in cases) else None
+
+
+_SIMPLIFY: dict[str, Callable] = {
+    "add": _add,
+    "and": _and,
+    "div": _div,
+    "mul": _mul,
+    "or": _or,
+    "select_n": _select_n,
+    "sub": _sub,
+}

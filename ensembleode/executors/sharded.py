@@ -1,0 +1,148 @@
+"""EnsembleThreads and EnsembleGPUArray: the trajectories of a batch on one device or several.
+
+Every device runs a loop over time of its own: they share nothing until the results are gathered.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .. import cpu_devices
+from ..ensemble import EnsembleGPUArray, EnsembleThreads
+from ..plan import Plan, Result, shared_times
+from ..trajectories import Lane
+from .job import finish_lanes, Job, Outcome
+from .shards import AXIS, on_each_device
+
+
+@dataclasses.dataclass(frozen=True)
+class Devices:
+    """The executor on these devices; none stands for wherever JAX computes."""
+
+    devices: tuple[jax.Device, ...] = ()
+    vectorised = True
+
+    def check(self, plan: Plan) -> None:
+        """No option is refused."""
+
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+        lanes = job.trajectories.lanes(indices, repeat)
+        numbers = (lanes, indices, repeat, job.key, job.output_consts)
+        mesh = _mesh(self.devices, job.plan, indices.shape[0])
+        if mesh is None:
+            return _solve(job.plan, *numbers)
+        if job.traced:
+            return _solve_sharded(job.plan, mesh, *numbers)
+        # Wherever they are: committed to one device, they could not go with the others.
+        home = _device_of(numbers)
+        numbers = jax.device_put(numbers, NamedSharding(mesh, PartitionSpec()))
+        outcome = _solve_sharded(job.plan, mesh, *numbers)
+        return jax.device_put(outcome, home)
+
+
+def threads(ensemblealg: EnsembleThreads) -> Devices:
+    if ensemblealg.n == 1:
+        return Devices()
+    return Devices(tuple(cpu_devices.devices(ensemblealg.n)))
+
+
+def arrays(ensemblealg: EnsembleGPUArray) -> Devices:
+    """
+    **Raises:** `ValueError` when there are fewer devices.
+    """
+    wanted = ensemblealg.devices
+    if not isinstance(wanted, int):
+        return Devices(wanted or ())
+    there = jax.local_devices()
+    if wanted > len(there):
+        raise ValueError(
+            f"EnsembleGPUArray(devices={wanted}) wants {wanted} devices, and JAX has {len(there)}: "
+            f"{there}."
+        )
+    return Devices(tuple(there[:wanted]))
+
+
+def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
+    """The devices that have something to do; None for the one where JAX computes anyway."""
+    if _is_mapped_over_devices():
+        return None
+    parts = -(-n // plan.engine.width(plan))
+    used = devices[: max(1, parts)]
+    if not used or (len(used) == 1 and len(devices) > 1):
+        return None
+    return Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def _is_mapped_over_devices() -> bool:
+    """Whether this is inside a `shard_map`, where a device is given."""
+    return bool(jax.sharding.get_abstract_mesh().manual_axes)
+
+
+def _device_of(numbers: Any) -> Any:
+    """The device of a committed array among them; else the default device."""
+    for x in jax.tree.leaves(numbers):
+        if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
+            return next(iter(x.devices()))
+    return jax.config.jax_default_device or jax.local_devices()[0]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _solve(plan, lanes, indices, repeat, key, output_consts):
+    result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0])
+    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1))
+def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
+    result = _sharded(plan, mesh, lanes, indices.shape[0])
+    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+
+
+def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
+    """Solve on each device of the mesh what it is dealt."""
+    deal = _Deal(n, plan.engine.width(plan), mesh.size)
+    every, shared = eqx.partition(lanes, plan.batched)
+    numbers = (jax.tree.map(deal.out, every), shared)
+    result = on_each_device(plan, mesh, numbers, deal.out(jnp.arange(deal.rows) < n))
+    t = deal.back(result.t) if plan.own_times else shared_times(plan, lanes)
+    return jax.tree.map(deal.back, result._replace(t=None))._replace(t=t)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Deal:
+    """Deals `n` trajectories out to `parts` devices, `width` at a time in turn.
+
+    (In turn, as neighbours often cost alike.) Places that are left over hold copies of the last.
+    """
+
+    n: int
+    width: int
+    parts: int
+
+    @property
+    def rounds(self) -> int:
+        return -(-self.n // (self.width * self.parts))
+
+    @property
+    def rows(self) -> int:
+        return self.rounds * self.parts * self.width
+
+    def out(self, x: Any) -> Any:
+        missing = self.rows - x.shape[0]
+        if missing:
+            x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
+        return self._swapped(x, self.rounds, self.parts)
+
+    def back(self, x: Any) -> Any:
+        return self._swapped(x, self.parts, self.rounds)[: self.n]
+
+    def _swapped(self, x: Any, first: int, second: int) -> Any:
+        rest = x.shape[1:]
+        x = x.reshape(first, second, self.width, *rest).swapaxes(0, 1)
+        return x.reshape(self.rows, *rest)

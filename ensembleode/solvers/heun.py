@@ -1,0 +1,27 @@
+"""Heun's method."""
+
+from typing import ClassVar
+
+from .base import ExplicitRungeKutta
+from .tableau import cubic_hermite, Tableau
+
+
+_b = (1 / 2, 1 / 2)
+_tableau = Tableau(
+    c=(0, 1),
+    a=((1,),),
+    b=_b,
+    order=2,
+    error=(-1 / 2, 1 / 2),
+    embedded_order=1,
+    interpolant=cubic_hermite(_b, order=2, fsal=False),
+)
+
+
+class Heun(ExplicitRungeKutta):
+    """Heun's method (the trapezoidal rule made explicit), order 2, embedded Euler error estimate.
+
+    Source: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.1.
+    """
+
+    tableau: ClassVar[Tableau] = _tableau

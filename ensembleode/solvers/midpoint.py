@@ -1,0 +1,28 @@
+"""The explicit midpoint method."""
+
+from typing import ClassVar
+
+from .base import ExplicitRungeKutta
+from .tableau import cubic_hermite, Tableau
+
+
+_b = (0, 1)
+_tableau = Tableau(
+    c=(0, 1 / 2),
+    a=((1 / 2,),),
+    b=_b,
+    order=2,
+    error=(-1, 1),
+    embedded_order=1,
+    interpolant=cubic_hermite(_b, order=2, fsal=False),
+)
+
+
+class Midpoint(ExplicitRungeKutta):
+    """The explicit midpoint method, order 2, embedded Euler error estimate.
+
+    Source: Runge, "Ueber die numerische Aufloesung von Differentialgleichungen", Math. Ann. 46
+    (1895).
+    """
+
+    tableau: ClassVar[Tableau] = _tableau

@@ -1,0 +1,27 @@
+"""Ralston's method of order 2."""
+
+from typing import ClassVar
+
+from .base import ExplicitRungeKutta
+from .tableau import cubic_hermite, Tableau
+
+
+_b = (1 / 4, 3 / 4)
+_tableau = Tableau(
+    c=(0, 2 / 3),
+    a=((2 / 3,),),
+    b=_b,
+    order=2,
+    error=(-3 / 4, 3 / 4),
+    embedded_order=1,
+    interpolant=cubic_hermite(_b, order=2, fsal=False),
+)
+
+
+class Ralston(ExplicitRungeKutta):
+    """Ralston's method, order 2, embedded Euler error estimate.
+
+    Source: Ralston, "Runge-Kutta methods with minimum error bounds", Math. Comp. 16 (1962).
+    """
+
+    tableau: ClassVar[Tableau] = _tableau

@@ -1,0 +1,35 @@
+"""The classical Runge-Kutta method."""
+
+from typing import ClassVar
+
+from .base import ExplicitRungeKutta
+from .tableau import cubic_hermite, Tableau
+
+
+# fmt: off
+_b = (1/6, 1/3, 1/3, 1/6)
+_tableau = Tableau(
+    c=(0, 1/2, 1/2, 1),
+    a=(
+        (1/2,),
+        (0,   1/2),
+        (0,   0,   1),
+    ),
+    b=_b,
+    order=4,
+    interpolant=cubic_hermite(_b, order=4, fsal=False),
+)
+# fmt: on
+
+
+class RK4(ExplicitRungeKutta):
+    """The classical Runge-Kutta method, order 4, fixed step (give `dt`).
+
+    Between the steps it is of order 3. (SciML's `RK4` can also adapt its step, by the residual.)
+
+    Source: Kutta, "Beitrag zur naeherungsweisen Integration totaler Differentialgleichungen",
+    Z. Math. Phys. 46 (1901).
+    """
+
+    tableau: ClassVar[Tableau] = _tableau
+    engines: ClassVar[tuple[str, ...]] = ("lanes",)

@@ -1,0 +1,397 @@
+"""The explicit Runge-Kutta methods, against the theory: nothing here trusts a printed table.
+
+A method is of order p if and only if its weights satisfy one equation for each rooted tree of at
+most p nodes (Butcher; see Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I",
+II.2); an interpolant's weights have to for every theta.
+"""
+
+import functools
+import importlib
+import math
+import pkgutil
+from typing import NamedTuple
+
+import diffrax
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode import solvers
+from ensembleode.solvers.base import ExplicitRungeKutta
+from ensembleode.solvers.tableau import Interpolant, is_end_of_step, Tableau
+
+
+FILES = sorted(
+    {name for _, name, _ in pkgutil.iter_modules(solvers.__path__)}
+    - {"base", "implicit", "tableau"}
+)
+METHODS = sorted(
+    (cls for cls in vars(solvers).values() if isinstance(cls, type) and hasattr(cls, "tableau")),
+    key=lambda cls: (cls.order, cls.__name__),
+)
+ADAPTIVE = [cls for cls in METHODS if cls.adaptive]
+SMOOTH = [cls for cls in METHODS if cls is not eo.Euler]
+methods = functools.partial(pytest.mark.parametrize, "cls", ids=lambda cls: cls.__name__)
+THETA = np.linspace(0.05, 1.0, 12)
+EPS = np.finfo(float).eps
+ROUNDING = 5e-14  # of coefficients of up to fifty
+
+
+#
+# Rooted trees: a tree is the tuple of the trees that grow from its root, sorted
+#
+
+
+def grown(tree):
+    """The trees with one leaf more."""
+    yield tuple(sorted((*tree, ())))
+    for i, branch in enumerate(tree):
+        for longer in grown(branch):
+            yield tuple(sorted((*tree[:i], longer, *tree[i + 1 :])))
+
+
+@functools.cache
+def trees(nodes):
+    if nodes == 1:
+        return ((),)
+    return tuple(sorted({tree for smaller in trees(nodes - 1) for tree in grown(smaller)}))
+
+
+def size(tree):
+    return 1 + sum(map(size, tree))
+
+
+@functools.cache
+def density(tree):
+    return size(tree) * math.prod(map(density, tree))
+
+
+class Arrays(NamedTuple):
+    """A tableau with the interpolant's extra stages: all [stages], [stages, powers] or square."""
+
+    a: np.ndarray
+    b: np.ndarray
+    c: np.ndarray
+    embedded: np.ndarray | None
+    weights: np.ndarray
+
+
+def arrays(tableau):
+    within = tableau.interpolant
+    weights = np.array(within.weights)
+    n = len(weights)
+    a = np.zeros((n, n))
+    for i, row in enumerate((*tableau.a, *within.extra_a), start=1):
+        a[i, : len(row)] = row
+    b = np.pad(tableau.b, (0, n - tableau.stages))
+    embedded = None
+    if tableau.error is not None:
+        embedded = b - np.pad(tableau.error, (0, n - tableau.stages))
+    return Arrays(a, b, np.array((*tableau.c, *within.extra_c)), embedded, weights)
+
+
+def stage_weights(a, nodes):
+    """What each stage adds to the condition of each tree of so many nodes: [tree, stage]."""
+
+    @functools.cache
+    def of(tree):
+        return math.prod((a @ of(branch) for branch in tree), start=np.ones(len(a)))
+
+    return np.stack([of(tree) for tree in trees(nodes)])
+
+
+def residual(a, b, nodes, theta=1.0):
+    """By how much the weights `b` of the state at `theta` miss the conditions of so many nodes."""
+    exact = np.array([theta**nodes / density(tree) for tree in trees(nodes)])
+    return np.max(np.abs(stage_weights(a, nodes) @ b - exact))
+
+
+def interpolant_residual(x, nodes):
+    powers = THETA ** np.arange(1, x.weights.shape[1] + 1)[:, None]
+    exact = np.array([THETA**nodes / density(tree) for tree in trees(nodes)])
+    return np.max(np.abs(stage_weights(x.a, nodes) @ (x.weights @ powers) - exact))
+
+
+def test_there_are_so_many_trees():
+    """OEIS A000081."""
+    assert [len(trees(n)) for n in range(1, 11)] == [1, 1, 2, 4, 9, 20, 48, 115, 286, 719]
+    assert density((((),), ())) == 8
+
+
+#
+# The equations
+#
+
+
+@methods(METHODS)
+def test_order(cls):
+    x = arrays(cls.tableau)
+    for nodes in range(1, cls.order + 1):
+        assert residual(x.a, x.b, nodes) < ROUNDING
+    assert residual(x.a, x.b, cls.order + 1) > 1e-6
+
+
+@methods(ADAPTIVE)
+def test_order_of_the_embedded_method(cls):
+    x, order = arrays(cls.tableau), cls.tableau.embedded_order
+    for nodes in range(1, order + 1):
+        assert residual(x.a, x.embedded, nodes) < ROUNDING
+    assert residual(x.a, x.embedded, order + 1) > 1e-6
+
+
+@methods(METHODS)
+def test_order_of_the_interpolant(cls):
+    x, order = arrays(cls.tableau), cls.tableau.interpolant.order
+    # Large weights of either sign cancel, and leave what they were rounded by.
+    rounding = 16 * EPS * np.max(np.abs(x.weights))
+    assert rounding < 1e-10
+    for nodes in range(1, order + 1):
+        assert interpolant_residual(x, nodes) < rounding
+    assert interpolant_residual(x, order + 1) > 1e-8
+
+
+@methods(METHODS)
+def test_interpolant_ends_where_the_step_does(cls):
+    x = arrays(cls.tableau)
+    np.testing.assert_allclose(
+        x.weights.sum(axis=1), x.b, rtol=0, atol=16 * EPS * np.max(np.abs(x.weights))
+    )
+
+
+@methods(SMOOTH)
+def test_interpolant_has_the_slopes_of_the_ends(cls):
+    """So that the interpolants of two steps meet in a once differentiable function."""
+    x = arrays(cls.tableau)
+    first, last = np.zeros((2, len(x.a)))
+    first[0] = 1
+    (end,) = (i for i in range(len(x.a)) if x.c[i] == 1 and np.array_equal(x.a[i], x.b))
+    last[end] = 1
+    np.testing.assert_array_equal(x.weights[:, 0], first)
+    powers = np.arange(1, x.weights.shape[1] + 1)
+    atol = 64 * EPS * np.max(np.abs(x.weights))
+    np.testing.assert_allclose(x.weights @ powers, last, rtol=0, atol=atol)
+
+
+@methods(METHODS)
+def test_rows_add_up_to_the_nodes(cls):
+    x = arrays(cls.tableau)
+    scale = 1 + np.max(np.abs(x.a), axis=1)
+    assert np.all(np.abs(x.a.sum(axis=1) - x.c) < 16 * EPS * scale)
+    assert np.all(np.triu(x.a) == 0)
+
+
+def test_a_misprint_shows():
+    """These tests can fail: the conditions miss no digit of a coefficient but the last few."""
+    x = arrays(eo.Tsit5.tableau)
+    last = eo.Tsit5.tableau.stages - 1  # checked by test_fsal
+    for i, j in zip(*np.nonzero(x.a[:last]), strict=True):
+        a = x.a.copy()
+        a[i, j] *= 1 + 1e-9
+        assert max(residual(a, x.b, nodes) for nodes in range(1, 6)) > ROUNDING
+    for i, j in zip(*np.nonzero(x.weights), strict=True):
+        weights = x.weights.copy()
+        weights[i, j] *= 1 + 1e-9
+        assert max(interpolant_residual(x._replace(weights=weights), n) for n in (1, 2)) > 1e-10
+
+
+#
+# The integration
+#
+
+
+class Manufactured(NamedTuple):
+    """A nonlinear system, not autonomous, and its solution; `t` may be many times."""
+
+    frequency: float
+
+    def solution(self, t):
+        w = self.frequency
+        return np.array([np.sin(w * t), np.exp(-t), np.cos(1.5 * w * t)])
+
+    def field(self, u, t):
+        w = self.frequency
+        slope = np.array([w * np.cos(w * t), -np.exp(-t), -1.5 * w * np.sin(1.5 * w * t)])
+        return self._coupling(u) - self._coupling(self.solution(t)) + slope
+
+    @staticmethod
+    def _coupling(v):
+        return np.array([v[0] * v[1], np.sin(v[0]) - v[1] ** 2, v[0] * v[2] - v[1]])
+
+
+def one_step(x, problem, u, t, h):
+    """The state after a step, and those within it, at nine values of theta."""
+    k = np.zeros((len(x.a), *u.shape))
+    for i, row in enumerate(x.a):
+        k[i] = problem.field(u + h * np.tensordot(row, k, 1), t + x.c[i] * h)
+    theta = np.linspace(0, 1, 9)
+    b = x.weights @ theta ** np.arange(1, x.weights.shape[1] + 1)[:, None]
+    within = [u + h * np.tensordot(w, k, 1) for w in b.T]
+    exact = [problem.solution(t + x * h) for x in theta]
+    return u + h * np.tensordot(x.b, k, 1), np.array(within) - exact
+
+
+def errors_of_one_step(x, h):
+    """Of the state after it, and the largest within it: the mean over many starts."""
+    problem, starts = Manufactured(1.0), np.linspace(0, 6, 40)
+    u, within = one_step(x, problem, problem.solution(starts), starts, h)
+    end = u - problem.solution(starts + h)
+    return np.sqrt([np.mean(end**2), np.mean(within**2, axis=(1, 2)).max()])
+
+
+def errors_of_many_steps(x, steps):
+    """The largest of the states after the steps, and of those within them."""
+    problem, h = Manufactured(2.0), 4 / steps
+    u, at_ends, inside = problem.solution(0.0), [], []
+    for n in range(steps):
+        u, within = one_step(x, problem, u, n * h, h)
+        at_ends.append(np.abs(u - problem.solution((n + 1) * h)).max())
+        inside.append(np.abs(within).max())
+    return np.array([max(at_ends), max(inside)])
+
+
+# Fine enough to be asymptotic, coarse enough for rounding not to show.
+STEP = {1: 0.02, 2: 0.02, 3: 0.05, 4: 0.05, 5: 0.07, 7: 0.14, 8: 0.28, 9: 0.35}
+STEPS = {1: 128, 2: 128, 3: 64, 4: 32, 5: 32, 7: 12, 8: 12, 9: 8}
+
+
+@methods(METHODS)
+def test_error_of_a_step(cls):
+    """O(h^(p + 1)) for a method of order p, as for an interpolant."""
+    x, h = arrays(cls.tableau), STEP[cls.order]
+    coarse, fine = errors_of_one_step(x, h), errors_of_one_step(x, h / 1.4)
+    assert np.all(fine > 2e-14)
+    step, within = np.log(coarse / fine) / np.log(1.4) - 1
+    order = cls.tableau.interpolant.order
+    assert abs(step - cls.order) < 0.5
+    assert abs(within - order) < 0.5 or cls is eo.Vern7
+    assert within > order - 0.5
+
+
+@methods(METHODS)
+def test_convergence(cls):
+    """Of order p, and so are the states within, by an interpolant of order p or p - 1."""
+    x, steps = arrays(cls.tableau), STEPS[cls.order]
+    coarse, fine = errors_of_many_steps(x, steps), errors_of_many_steps(x, 2 * steps)
+    assert cls.tableau.interpolant.order >= cls.order - 1
+    assert np.all(fine > 1e-14)
+    assert np.all(np.log2(coarse / fine) > cls.order - 0.2)
+
+
+def test_the_interpolant_of_vern7_is_all_but_of_order_7():
+    """As published, to all its 40 digits, but with an error that does not show."""
+    x = arrays(eo.Vern7.tableau)
+    assert 1e-7 < interpolant_residual(x, 7) < 1e-6 < interpolant_residual(x, 8)
+    coarse, fine = errors_of_one_step(x, 0.14)[1], errors_of_one_step(x, 0.1)[1]
+    assert 7.5 < np.log(coarse / fine) / np.log(1.4) < 8.5
+
+
+#
+# What is said of the methods
+#
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_adding_a_method_takes_one_file(name):
+    """A file a method, with its tableau; the class says nothing that the tableau says."""
+    module = importlib.import_module(f"ensembleode.solvers.{name}")
+    (cls,) = (
+        x for x in vars(module).values() if isinstance(x, type) and x.__module__ == module.__name__
+    )
+    assert cls.__name__.lower() == name
+    assert issubclass(cls, ExplicitRungeKutta)
+    assert set(cls.__annotations__) <= {"tableau", "engines"}
+    assert getattr(solvers, cls.__name__) is getattr(eo, cls.__name__) is cls
+    assert cls in METHODS
+
+
+@methods(METHODS)
+def test_attributes_follow_from_the_tableau(cls):
+    tableau = cls.tableau
+    for alg in (cls, cls()):
+        assert alg.order == tableau.order
+        assert alg.adaptive == (tableau.error is not None)
+        assert alg.stages == len(tableau.b)
+        assert alg.fsal == tableau.fsal
+        assert not alg.implicit
+        assert alg.engines[0] == "lanes"
+        assert ("diffrax" in alg.engines) == hasattr(diffrax, cls.__name__)
+    assert type(tableau.b[0]) is type(tableau.interpolant.weights[0][0]) is float
+
+
+@methods(METHODS)
+def test_fsal(cls):
+    """The last stage is the next step's first if and only if it is f at the end of the step."""
+    x, last = arrays(cls.tableau), cls.stages - 1
+    same = x.c[last] == 1 and np.array_equal(x.a[last], x.b)
+    assert cls.fsal == same == (cls in {eo.Bosh3, eo.Tsit5, eo.Dopri5, eo.Dopri8})
+
+
+@methods([cls for cls in METHODS if "diffrax" in cls.engines and cls is not eo.Euler])
+def test_diffrax_has_the_same(cls):
+    """But for the sign of the error, of which only the size is used.
+
+    (Its Dopri5 has Shampine's embedded method: two thirds of Dormand and Prince's error.)
+    """
+    ours, theirs = cls.tableau, getattr(diffrax, cls.__name__).tableau
+    same = functools.partial(np.testing.assert_allclose, rtol=1e-14, atol=1e-16)
+    same(ours.c[1:], theirs.c)
+    for row, other in zip(ours.a, theirs.a_lower, strict=True):
+        same(row, other)
+    same(ours.b, theirs.b_sol)
+    size = 2 / 3 if cls is eo.Dopri5 else 1
+    differences = [size * np.array(ours.error) - sign * theirs.b_error for sign in (1, -1)]
+    assert min(np.abs(difference).max() for difference in differences) < 1e-15
+    assert ours.fsal == theirs.fsal
+
+
+@methods(METHODS)
+def test_tableaux_are_values(cls):
+    """Programs are keyed by them."""
+    tableau = cls.tableau
+    copy = Tableau(**{name: getattr(tableau, name) for name in tableau.__dataclass_fields__})
+    assert copy == tableau
+    assert hash(copy) == hash(tableau)
+    assert [other for other in METHODS if other.tableau == tableau] == [cls]
+
+
+LINEAR = Interpolant(((0, 0), (1, 0)), order=1)
+MIDPOINT = {"c": (0, 1 / 2), "a": ((1 / 2,),), "b": (0, 1), "order": 2, "interpolant": LINEAR}
+
+
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"c": (0, 1 / 3)}, "stage 2 does not add up"),
+        ({"a": ((1 / 2, 0),)}, "stage 2 has 2 entries"),
+        ({"b": (1,)}, "number of stages"),
+        ({"c": (1 / 2, 1 / 2)}, r"c\[0\] is not 0"),
+        ({"error": (-1, 1)}, "come together"),
+        ({"embedded_order": 1}, "come together"),
+        ({"error": (1,), "embedded_order": 1}, "as many stages"),
+        ({"interpolant": Interpolant(((1,),), order=1)}, "as many stages"),
+    ],
+)
+def test_a_tableau_of_wrong_shape_is_refused(wrong, message):
+    Tableau(**MIDPOINT)
+    with pytest.raises(ValueError, match=message):
+        Tableau(**(MIDPOINT | wrong))
+
+
+@pytest.mark.parametrize(
+    ("extra", "message"),
+    [
+        ({"weights": ((1, 0), (0,))}, "differ in length"),
+        ({"weights": ((1,), (0,)), "extra_c": (1,)}, "1 nodes for 0 rows"),
+        ({"weights": ((1,), (0,)), "extra_c": (1,), "extra_a": ((1 / 2,),)}, "does not add up"),
+    ],
+)
+def test_an_interpolant_of_wrong_shape_is_refused(extra, message):
+    with pytest.raises(ValueError, match=message):
+        Interpolant(**extra, order=1)
+
+
+def test_end_of_step():
+    assert is_end_of_step((0.5, 0.5), (0.5, 0.5))
+    assert is_end_of_step((0.5, 0.5), (0.5, 0.5, 0.0))
+    assert not is_end_of_step((0.5,), (0.5, 0.5))
+    assert not is_end_of_step((0.25, 0.75), (0.5, 0.5))
