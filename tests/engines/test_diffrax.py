@@ -1,5 +1,7 @@
 """The diffrax engine: orders of convergence, any diffrax object, agreement with diffrax itself."""
 
+import functools
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -12,6 +14,7 @@ import ensembleode as eo
 from ..problems import lorenz, lotka_volterra
 
 
+solve = functools.partial(eo.solve, engine="diffrax")
 EXPLICIT = [
     (eo.Euler(), 1),
     (eo.Heun(), 2),
@@ -72,7 +75,7 @@ def test_order(alg, order):
     length = prob.tspan[1] - prob.tspan[0]
     errors = []
     for steps in numbers:
-        sol = eo.solve(prob, alg, dt=length / steps, adaptive=False, abstol=1e-13, reltol=1e-13)
+        sol = solve(prob, alg, dt=length / steps, adaptive=False, abstol=1e-13, reltol=1e-13)
         assert sol.retcode == eo.ReturnCode.Success
         assert sol.stats.naccept == steps
         errors.append(np.linalg.norm(np.asarray(sol.u[-1]) - expected))
@@ -84,7 +87,7 @@ def test_order(alg, order):
 def test_tolerance_is_met(alg, order):
     prob = eo.ODEProblem(lambda u, p, t: jnp.cos(t) * u, jnp.array([1.0]), (0.0, 2.0))
     tol = 1e-4 if order < 3 else 1e-7
-    sol = eo.solve(prob, alg, abstol=tol, reltol=tol)
+    sol = solve(prob, alg, abstol=tol, reltol=tol)
     assert sol.retcode == eo.ReturnCode.Success
     assert abs(float(sol.u[-1, 0]) - np.exp(np.sin(2.0))) < 300 * tol
 
@@ -99,7 +102,7 @@ def test_stiff(alg):
 
     p = jnp.array([0.04, 3e7, 1e4])
     prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 40.0), p)
-    sol = eo.solve(prob, alg, abstol=1e-10, reltol=1e-6, maxiters=5000)
+    sol = solve(prob, alg, abstol=1e-10, reltol=1e-6, maxiters=5000)
     assert sol.retcode == eo.ReturnCode.Success
     reference = [0.7158270688, 9.185534765e-6, 0.2841637457]
     np.testing.assert_allclose(sol.u[-1], reference, rtol=2e-4)
@@ -116,9 +119,9 @@ def test_counts_of_work():
         (eo.Tsit5(), 6, 1),
         (eo.Dopri8(), 13, 1),
     ):
-        fixed = eo.solve(prob, alg, dt=0.1, adaptive=False).stats
+        fixed = solve(prob, alg, dt=0.1, adaptive=False).stats
         assert (fixed.naccept, fixed.nreject, fixed.nf) == (10, 0, 10 * per_step + once)
-    stats = eo.solve(prob, eo.Tsit5()).stats
+    stats = solve(prob, eo.Tsit5()).stats
     assert stats.nf == 6 * (stats.naccept + stats.nreject) + 1 + 2
 
 
@@ -142,7 +145,7 @@ def test_agrees_with_diffrax(alg, options, theirs):
     """The same steps and the same values as diffeqsolve itself."""
     p = jnp.array([1.5, 1.0, 3.0, 1.0])
     prob = eo.ODEProblem(lotka_volterra, jnp.array([1.0, 1.0]), (0.0, 2.0), p)
-    sol = eo.solve(prob, alg, abstol=1e-8, reltol=1e-6, **options)
+    sol = solve(prob, alg, abstol=1e-8, reltol=1e-6, **options)
     expected = diffrax.diffeqsolve(
         diffrax.ODETerm(lambda t, u, p: lotka_volterra(u, p, t)),
         theirs_of(alg),
@@ -163,24 +166,24 @@ def test_diffrax_objects_as_they_are():
     prob = eo.ODEProblem(
         lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.array([10.0, 28.0, 8 / 3])
     )
-    ours = eo.solve(prob, eo.Tsit5(), abstol=1e-9, reltol=1e-9)
-    theirs = eo.solve(prob, diffrax.Tsit5(), abstol=1e-9, reltol=1e-9)
+    ours = solve(prob, eo.Tsit5(), abstol=1e-9, reltol=1e-9)
+    theirs = solve(prob, diffrax.Tsit5(), abstol=1e-9, reltol=1e-9)
     np.testing.assert_array_equal(ours.u, theirs.u)
     controller = diffrax.PIDController(rtol=1e-9, atol=1e-9)
-    np.testing.assert_array_equal(eo.solve(prob, stepsize_controller=controller).u, ours.u)
+    np.testing.assert_array_equal(solve(prob, stepsize_controller=controller).u, ours.u)
     pi = diffrax.PIDController(rtol=1e-9, atol=1e-9, pcoeff=0.3, icoeff=0.4)
-    other = eo.solve(prob, stepsize_controller=pi)
+    other = solve(prob, stepsize_controller=pi)
     assert other.stats.naccept != ours.stats.naccept
     np.testing.assert_allclose(other.u, ours.u, rtol=1e-7)
-    stepped = eo.solve(prob, stepsize_controller=diffrax.StepTo(ts=jnp.linspace(0.0, 1.0, 201)))
+    stepped = solve(prob, stepsize_controller=diffrax.StepTo(ts=jnp.linspace(0.0, 1.0, 201)))
     assert stepped.stats.naccept == 200
     np.testing.assert_allclose(stepped.u, ours.u, rtol=1e-6)
-    exact = eo.solve(prob, diffrax.HalfSolver(diffrax.Heun()), abstol=1e-6, reltol=1e-6)
+    exact = solve(prob, diffrax.HalfSolver(diffrax.Heun()), abstol=1e-6, reltol=1e-6)
     np.testing.assert_allclose(exact.u, ours.u, rtol=1e-3)
     grads = [
-        jax.grad(
-            lambda u0, s=s: eo.solve(eo.remake(prob, u0=u0), sensealg=s, maxiters=256).u.sum()
-        )(prob.u0)
+        jax.grad(lambda u0, s=s: solve(eo.remake(prob, u0=u0), sensealg=s, maxiters=256).u.sum())(
+            prob.u0
+        )
         for s in (None, diffrax.RecursiveCheckpointAdjoint())
     ]
     np.testing.assert_array_equal(*grads)
@@ -189,13 +192,13 @@ def test_diffrax_objects_as_they_are():
 def test_dtmin_of_a_controller_is_a_return_code():
     controller = diffrax.PIDController(rtol=1e-9, atol=1e-9, dtmin=1e-2, force_dtmin=False)
     prob = eo.ODEProblem(lambda u, p, t: -1e4 * u, jnp.array([1.0]), (0.0, 1.0))
-    assert eo.solve(prob, stepsize_controller=controller).retcode == eo.ReturnCode.DtLessThanMin
+    assert solve(prob, stepsize_controller=controller).retcode == eo.ReturnCode.DtLessThanMin
 
 
 def test_step_underflow_without_divergence():
     """No step satisfies a tolerance below rounding; that is not a diverging solution."""
     prob = eo.ODEProblem(lambda u, p, t: jnp.cos(1e3 * t) + u, jnp.array([1.0]), (1.0, 2.0))
-    sol = eo.solve(prob, abstol=0.0, reltol=1e-100, maxiters=5000)
+    sol = solve(prob, abstol=0.0, reltol=1e-100, maxiters=5000)
     assert sol.retcode == eo.ReturnCode.DtLessThanMin
     assert np.isnan(sol.u[-1]).all()
 
@@ -204,26 +207,26 @@ def test_step_underflow_without_divergence():
 def test_vector_field_with_a_hole(options):
     """A trial step into the undefined is rejected; a trajectory that must go there is unstable."""
     prob = eo.ODEProblem(lambda u, p, t: -jnp.sqrt(u), jnp.array([1.0]), (0.0, 1.9))
-    sol = eo.solve(prob, **options)
+    sol = solve(prob, **options)
     assert sol.retcode == eo.ReturnCode.Success
     np.testing.assert_allclose(sol.u[-1], (1 - 1.9 / 2) ** 2, rtol=0.05)
     hole = eo.ODEProblem(
         lambda u, p, t: jnp.where(t < 0.5, 1.0, jnp.nan) * u, jnp.array([1.0]), (0.0, 1.0)
     )
-    assert eo.solve(hole, **options).retcode == eo.ReturnCode.Unstable
+    assert solve(hole, **options).retcode == eo.ReturnCode.Unstable
 
 
 def test_implicit_failure_is_a_return_code():
     """A fixed step that Newton's method can't solve."""
     prob = eo.ODEProblem(lambda u, p, t: jnp.exp(u), jnp.array([2.0]), (0.0, 1.0))
-    sol = eo.solve(prob, eo.ImplicitEuler(), dt=0.5, adaptive=False)
+    sol = solve(prob, eo.ImplicitEuler(), dt=0.5, adaptive=False)
     assert sol.retcode in (eo.ReturnCode.Failure, eo.ReturnCode.Unstable)
     assert np.isnan(sol.u[-1]).all()
 
 
 def test_float32():
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0], jnp.float32), (0.0, 1.0))
-    sol = eo.solve(prob, saveat=0.1)
+    sol = solve(prob, saveat=0.1)
     assert sol.u.dtype == sol.t.dtype == jnp.float32
     assert len(sol) == 11
     np.testing.assert_allclose(sol.u[-1], np.exp(-1), rtol=1e-3)
@@ -231,8 +234,8 @@ def test_float32():
 
 def test_tolerance_by_component():
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0, 1e6]), (0.0, 1.0))
-    loose = eo.solve(prob, abstol=jnp.array([1e-3, 1e3]), reltol=0.0)
-    tight = eo.solve(prob, abstol=jnp.array([1e-9, 1e3]), reltol=0.0)
+    loose = solve(prob, abstol=jnp.array([1e-3, 1e3]), reltol=0.0)
+    tight = solve(prob, abstol=jnp.array([1e-9, 1e3]), reltol=0.0)
     assert abs(loose.u[-1, 0] - np.exp(-1)) > 1e-6
     assert abs(tight.u[-1, 0] - np.exp(-1)) < 1e-8
 
@@ -242,4 +245,4 @@ def test_stages_are_those_of_the_tableau(alg):
     tableau = getattr(diffrax, type(alg).__name__).tableau
     assert (alg.stages, alg.fsal) == (tableau.num_stages, tableau.fsal)
     assert alg.adaptive
-    assert alg.engines == ("diffrax",)
+    assert "diffrax" in alg.engines

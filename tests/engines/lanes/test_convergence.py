@@ -1,0 +1,116 @@
+"""Orders of convergence, of the steps and of what is interpolated within them."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+
+METHODS = [
+    eo.Euler,
+    eo.Heun,
+    eo.Midpoint,
+    eo.Ralston,
+    eo.RK4,
+    eo.Bosh3,
+    eo.Tsit5,
+    eo.Dopri5,
+    eo.Dopri8,
+    eo.Vern7,
+    eo.Vern9,
+]
+methods = functools.partial(pytest.mark.parametrize, "cls", ids=lambda cls: cls.__name__)
+# Steps of the coarser of two solves, in [0, 3]: asymptotic, and far from rounding.
+STEPS = {1: 768, 2: 192, 3: 96, 4: 48, 5: 24, 7: 12, 8: 16, 9: 6}
+# Of a single step.
+STEP = {1: 0.01, 2: 0.02, 3: 0.02, 4: 0.03, 5: 0.07, 6: 0.1, 7: 0.15, 8: 0.25, 9: 0.3}
+SPANS = np.array([[0.0, 3.0], [3.0, 0.0]])
+# Within steps, and at no special place of one.
+INSIDE = np.array([0.03, 0.31, 0.77, 1.13, 1.73, 2.93])
+
+
+def field(u, p, t):
+    """Nonlinear, coupled and not autonomous, with the solution below."""
+    x, y = u
+    return jnp.array(
+        [
+            p[0] * jnp.cos(p[0] * t) + x * y - jnp.sin(p[0] * t) * jnp.exp(-t),
+            -y + jnp.sin(x) ** 2 - jnp.sin(jnp.sin(p[0] * t)) ** 2,
+        ]
+    )
+
+
+def solution(t, rate):
+    return np.stack([np.sin(rate * t), np.exp(-t)], axis=-1)
+
+
+RATES = np.array([1.0, 1.5, 2.0])
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def solve(cls, dt, span, times):
+    """Three trajectories at a step size."""
+    t0, t1 = span
+    prob = eo.ODEProblem(field, jnp.zeros(2), (t0, t1), jnp.zeros(1))
+
+    def prob_func(prob, ctx):
+        p = jnp.asarray(RATES)[ctx.index][None]
+        u0 = jnp.stack([jnp.sin(p[0] * t0), jnp.exp(-t0)])
+        return eo.remake(prob, u0=u0, p=p)
+
+    sim = eo.solve(
+        eo.EnsembleProblem(prob, prob_func),
+        cls(),
+        trajectories=len(RATES),
+        dt=dt,
+        adaptive=False,
+        saveat=times,
+        engine="lanes",
+    )
+    return sim.u, sim.stats.naccept
+
+
+def errors(cls, steps, span, inside):
+    """At the end, and within the steps."""
+    times = np.sort(np.append(inside, span[1]))
+    times = times if span[1] > span[0] else times[::-1]
+    u, naccept = solve(cls, abs(span[1] - span[0]) / steps, span, times)
+    assert (np.asarray(naccept) == steps).all()
+    exact = np.stack([solution(times, rate) for rate in RATES])
+    error = np.abs(np.asarray(u) - exact)
+    return np.sqrt([np.mean(error[:, -1] ** 2), np.mean(error[:, :-1] ** 2)])
+
+
+@pytest.mark.parametrize("span", SPANS, ids=["forwards", "backwards"])
+@methods(METHODS)
+def test_order(cls, span):
+    """Of the states at the end, and within the steps."""
+    steps = STEPS[cls.order]
+    coarse, fine = (errors(cls, n, span, INSIDE) for n in (steps, 2 * steps))
+    assert np.all(fine > 1e-14)
+    orders = np.log2(coarse / fine)
+    # Tsit5 is all but of order 6 here, and Dopri8 not yet of its own.
+    short = 1 if cls is eo.Dopri8 else 0.2
+    assert np.all(orders > cls.order - short)
+    assert np.all(orders < cls.order + 1.2)
+
+
+@methods(METHODS)
+def test_order_within_one_step(cls):
+    """O(h^(q + 1)) for an interpolant of order q, whatever the order of the method."""
+    theta = np.array([0.1, 0.25, 0.4, 0.6, 0.75, 0.9])
+    starts = np.linspace(0, 2, 8)
+
+    def error(h):
+        each = [errors(cls, 1, np.array([t, t + h]), t + h * theta)[1] for t in starts]
+        return np.sqrt(np.mean(np.square(each)))
+
+    h = STEP[cls.tableau.interpolant.order]
+    coarse, fine = error(h), error(h / 1.5)
+    assert fine > 1e-14
+    order = np.log(coarse / fine) / np.log(1.5) - 1
+    assert abs(order - cls.tableau.interpolant.order) < 0.2

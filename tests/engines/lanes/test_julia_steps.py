@@ -1,0 +1,222 @@
+"""Step for step what OrdinaryDiffEq does: sequences recorded from Julia.
+
+Its counts of steps come out exactly. The times agree to the single precision of the controller's
+powers, except where the first error estimate is nothing but rounding: the step after it, and all
+that follow, then depend on the order of a sum (here as from one build of Julia to another), and the
+states with them by about the tolerance of the solve.
+"""
+
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ensembleode as eo
+
+from ...problems import lorenz, lotka_volterra
+from ...test_tutorial import loss, PUBLISHED
+
+
+DATA = pathlib.Path(__file__).parents[2] / "data"
+
+
+def recorded(name):
+    return json.loads((DATA / f"julia_{name}.json").read_text())
+
+
+STEPS = recorded("steps")
+CASES = {case["name"]: case for case in STEPS["cases"]}
+MLP = {name: jnp.array(value) for name, value in STEPS["mlp"].items()}
+
+
+def network(u, p, t):
+    b1, b2 = (MLP[b].reshape(-1, *(1,) * (u.ndim - 1)) for b in ("b1", "b2"))
+    return MLP["W2"] @ jnp.tanh(MLP["W1"] @ u + b1) + b2
+
+
+def robertson(u, p, t):
+    slow, back, fast = p[0] * u[0], p[2] * u[1] * u[2], p[1] * u[1] ** 2
+    return jnp.array([back - slow, slow - fast - back, fast])
+
+
+FIELDS = {
+    "linear": lambda u, p, t: 1.01 * u * p[0],
+    "lorenz": lorenz,
+    "lotka_volterra": lotka_volterra,
+    "pendulum": lambda u, p, t: jnp.array([u[1], -p[0] * jnp.sin(u[0])]),
+    "blowup": lambda u, p, t: u**2,
+    "robertson": robertson,
+    "mlp": network,
+}
+# Where the first error estimate is rounding: how far times are off, of the time gone by.
+NOISE = {
+    "Tsit5_lorenz_0.001": 0.5,
+    "Tsit5_pendulum_0.001": 0.05,
+    "Tsit5_linear_f32": 0.3,
+    "Vern7_linear_1.0e-9": 5e-3,
+    "Vern7_lorenz_0.001": 0.5,
+    "Vern7_pendulum_0.001": 0.5,
+    "Vern7_mlp_1.0e-9": 1e-3,
+    "Vern9_linear_1.0e-9": 0.2,
+    "Vern9_lorenz_0.001": 0.5,
+    "Vern9_lotka_volterra_1.0e-9": 3e-3,
+    "Vern9_pendulum_0.001": 0.2,
+    "Vern9_pendulum_1.0e-9": 1e-3,
+    "Vern9_mlp_1.0e-9": 3e-3,
+}
+# What it does to the end, of its size: only loose tolerances let it show. (All of Lorenz' attractor
+# lies between two ends 1e-3 apart at the start.)
+NOISY_END = {
+    "Tsit5_lorenz_0.001": 2e-2,
+    "Tsit5_pendulum_0.001": 2e-2,
+    "Vern7_lorenz_0.001": 1e-3,
+    "Vern7_pendulum_0.001": 1e-3,
+    "Vern9_lorenz_0.001": 1e-4,
+    "Vern9_pendulum_0.001": 1e-3,
+    "Tsit5_linear_f32": 1e-6,
+    # Of 5.6e15, a step or two from infinity.
+    "Tsit5_blowup": 1e-5,
+}
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2))
+def solve(field, alg, how, u0, tspan, p, numbers):
+    prob = eo.ODEProblem(FIELDS[field], u0, (tspan[0], tspan[1]), p)
+    return eo.solve(prob, getattr(eo, alg)(), engine="lanes", **dict(how), **numbers)
+
+
+def solved(case):
+    """By one program for cases that differ in numbers alone."""
+    dtype = np.dtype(case["dtype"].lower())
+    options = {"abstol": 1e-6, "reltol": 1e-3, **case["options"]}
+    if "saveat" in options:
+        how = {}
+    else:
+        # Room for the steps; too little would show.
+        how = {"save_everystep": True, "maxiters": options.pop("maxiters", 1500)}
+    if "adaptive" in options:
+        how["adaptive"] = options.pop("adaptive")
+        del options["abstol"], options["reltol"]
+    numbers = {name: np.asarray(value, dtype) for name, value in options.items()}
+    sol = solve(
+        case["field"],
+        case["alg"],
+        tuple(how.items()),
+        np.asarray(case["u0"], dtype),
+        np.asarray(case["tspan"], dtype),
+        np.asarray(case["p"], dtype),
+        numbers,
+    )
+    return jax.tree.map(np.asarray, sol)
+
+
+def check_counts(sol, case):
+    counts = (sol.stats.naccept, sol.stats.nreject, sol.stats.nf)
+    assert eo.ReturnCode(int(sol.retcode)).name == case["retcode"]
+    assert counts == (case["naccept"], case["nreject"], case["nf"])
+    assert sol.u.dtype == case["dtype"].lower()
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_steps(name):
+    case = CASES[name]
+    sol = solved(case)
+    check_counts(sol, case)
+    tight = case["options"].get("reltol") == 1e-9
+    rtol = NOISY_END.get(name, 1e-11 if tight else 5e-8)
+    if "u" in case:
+        np.testing.assert_array_equal(sol.t, case["t"])
+        np.testing.assert_allclose(sol.u, case["u"], rtol=0, atol=2e-9)
+    elif "t" in case:
+        t = np.array(case["t"])
+        assert np.isnan(sol.t[len(t) :]).all()
+        off = np.abs(sol.t[: len(t)] - t)
+        assert np.all(off <= NOISE.get(name, 2e-5) * np.abs(t - t[0]))
+    end, expected = sol.u[int(sol.length) - 1], np.array(case["u_end"])
+    np.testing.assert_allclose(end, expected, rtol=0, atol=rtol * np.abs(expected).max())
+
+
+def test_most_times_agree_to_single_precision():
+    """What is said of noise is said of few cases, and of no case more than it needs."""
+    with_times = [name for name, case in CASES.items() if "t" in case and "u" not in case]
+    assert len(with_times) - len(NOISE) == 24
+    assert set(NOISE) | set(NOISY_END) <= set(with_times)
+
+
+@pytest.mark.parametrize("name", ["Tsit5_lotka_volterra_0.001", "Vern9_lotka_volterra_1.0e-9"])
+def test_an_ensemble_takes_the_same_steps(name):
+    """In a chunk with others, and far from the first in it."""
+    case = CASES[name]
+    prob = eo.ODEProblem(lotka_volterra, jnp.array(case["u0"]), tuple(case["tspan"]), jnp.array(case["p"]))
+    ens = eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + jnp.abs(ctx.index - 3) / 10))
+    )
+    sim = eo.solve(ens, getattr(eo, case["alg"])(), trajectories=5, **case["options"])
+    assert sim.engine.name == "lanes"
+    check_counts(sim[3], {**case, "dtype": "Float64"})
+
+
+def test_tutorial():
+    """SciML's training, at its default tolerances: the published parameters, loss by loss."""
+    published = recorded("tutorial")
+    theta = jnp.array(published["theta0"])
+    np.testing.assert_allclose(published["theta_after_99_default"], PUBLISHED, rtol=0, atol=2e-7)
+    optimizer = optax.adam(0.1)
+    state = optimizer.init(theta)
+
+    @jax.jit
+    def update(theta, state):
+        value, gradient = jax.value_and_grad(loss)(theta, eo.EnsembleGPUArray())
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(theta, updates), state, value
+
+    losses = []
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+        for _ in range(99):
+            theta, state, value = update(theta, state)
+            losses.append(value)
+    np.testing.assert_allclose(theta, PUBLISHED, rtol=0, atol=2e-6)
+    np.testing.assert_allclose(losses, published["loss_trace"], rtol=1e-6)
+
+
+def test_tutorial_ensemble():
+    """All 100 x 11 values at [3, 1], and at default tolerances."""
+    prob = eo.ODEProblem(FIELDS["linear"], jnp.array([3.0]), (0.0, 1.0), jnp.array([1.0]))
+    ens = eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=0.5 + ctx.sim_id / 100 * prob.u0)
+    )
+    sim = eo.solve(ens, eo.Tsit5(), trajectories=100, saveat=0.1)
+    assert sim.engine.name == "lanes"
+    np.testing.assert_allclose(sim.u[:, :, 0], recorded("tutorial")["sim_theta0"], rtol=1e-7)
+
+
+def test_lorenz64():
+    """The steps of 64 trajectories, their ends and their summary statistics by time."""
+    expected = recorded("lorenz64")
+    prob = eo.ODEProblem(
+        lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 10.0), jnp.array([10.0, 0.0, 8 / 3])
+    )
+    ens = eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, p=prob.p.at[1].set(21 * ctx.index / 63))
+    )
+    sim = eo.solve(ens, eo.Tsit5(), trajectories=64, saveat=0.5, abstol=1e-9, reltol=1e-9)
+    assert sim.engine.name == "lanes"
+    np.testing.assert_array_equal(sim.stats.naccept, expected["naccept"])
+    np.testing.assert_array_equal(sim.stats.nf, expected["nf"])
+    u = np.asarray(sim.u)
+    low, median, high = np.quantile(u, [0.05, 0.5, 0.95], axis=0)
+    summary = {
+        "mean": u.mean(axis=0),
+        "var": u.var(axis=0, ddof=1),
+        "med": median,
+        "qlow": low,
+        "qhigh": high,
+        "u_end": u[:, -1],
+    }
+    for name, got in summary.items():
+        np.testing.assert_allclose(got, expected[name], rtol=1e-9, atol=1e-9, err_msg=name)

@@ -1,0 +1,241 @@
+"""Several devices: the same bits as on one, no collective in the time loop, and where they can't be."""
+
+import os
+import re
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.lanes.chunks import width_of
+
+
+# So large a state that a chunk is narrow, and few trajectories make several.
+STATE = 300
+N = 37
+
+
+def test_several_chunks():
+    assert N > 4 * width_of(jax.ShapeDtypeStruct((STATE,), "f8"))
+
+
+def field(u, p, t):
+    return p["rate"] * jnp.sin(u) - 0.1 * jnp.roll(u, 1) * jnp.sum(p["shared"] * p["shared"])
+
+
+def ensemble(rates, shared):
+    u0 = jnp.linspace(0.1, 2.0, STATE)
+    prob = eo.ODEProblem(field, u0, (0.0, 1.0), {"rate": rates[0], "shared": shared})
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p={"rate": rates[ctx.index], "shared": shared})
+
+    return eo.EnsembleProblem(prob, prob_func)
+
+
+RATES, SHARED = jnp.linspace(-2.0, 1.0, N), jnp.array([0.5, 1.0])
+
+
+def solve(alg, rates=RATES, shared=SHARED, **options):
+    return eo.solve(ensemble(rates, shared), alg, trajectories=N, **options)
+
+
+ON_SEVERAL = [eo.EnsembleThreads(), eo.EnsembleThreads(2), eo.EnsembleGPUArray(devices=2)]
+
+
+@pytest.mark.parametrize("alg", ON_SEVERAL, ids=str)
+@pytest.mark.parametrize(
+    "options", [{}, {"saveat": 0.25}, {"dt": 0.01, "adaptive": False}], ids=str
+)
+def test_same_bits_as_on_one(alg, options):
+    one = solve(eo.EnsembleGPUArray(), **options)
+    serial = solve(eo.EnsembleSerial(), **options)
+    several = solve(alg, **options)
+    traced = jax.jit(lambda rates: solve(alg, rates, **options))(RATES)
+    for other in (serial, several, traced):
+        np.testing.assert_array_equal(other.u, one.u)
+        np.testing.assert_array_equal(other.t, one.t)
+        np.testing.assert_array_equal(other.stats.naccept, one.stats.naccept)
+        np.testing.assert_array_equal(other.retcode, one.retcode)
+
+
+@pytest.mark.parametrize("batch_size", [1, 8, 20, 100])
+def test_batches_are_dealt_out_too(batch_size):
+    whole = solve(eo.EnsembleGPUArray())
+    split = solve(eo.EnsembleThreads(), batch_size=batch_size)
+    np.testing.assert_array_equal(split.u, whole.u)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"solver": eo.Tsit5(), "engine": "lanes", "saveat": 0.25},
+        {"solver": eo.Tsit5(), "engine": "diffrax"},
+        {"solver": eo.Tsit5(), "engine": "diffrax", "sensealg": eo.BacksolveAdjoint()},
+        {"solver": eo.Kvaerno5(), "saveat": 0.5},
+    ],
+    ids=["lanes", "diffrax", "backsolve", "implicit"],
+)
+@pytest.mark.parametrize("transform", [jax.jit, lambda f: f], ids=["jit", "eager"])
+def test_gradients(options, transform):
+    """With respect to shared parameters, which all devices add to, and to those of each."""
+    options = dict(options)
+    solver = options.pop("solver")
+    small = 3
+
+    def loss(rates, shared, alg):
+        prob = eo.ODEProblem(
+            lambda u, p, t: p[0] * u - jnp.sum(shared) * u**2,
+            jnp.ones(small),
+            (0.0, 1.0),
+            rates[:1],
+        )
+        ens = eo.EnsembleProblem(prob, lambda prob, i, _: eo.remake(prob, p=rates[i][None]))
+        return jnp.sum(eo.solve(ens, solver, alg, trajectories=len(rates), **options).u ** 2)
+
+    n = 300 if options.get("engine") == "lanes" else 5
+    rates = jnp.linspace(-1.0, 0.5, n)
+    grad = jax.grad(loss, argnums=(0, 1))
+    one = grad(rates, SHARED, eo.EnsembleGPUArray())
+    several = transform(lambda r, s: grad(r, s, eo.EnsembleThreads()))(rates, SHARED)
+    for a, b in zip(one, several, strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-10)
+        assert np.linalg.norm(a) > 0.1
+
+
+def test_forward_mode():
+    def end(shared, alg, engine):
+        sim = solve(
+            alg, shared=shared, engine=engine, sensealg=eo.ForwardDiffSensitivity(), maxiters=64
+        )
+        return sim.u[:, -1, 0]
+
+    for engine in ("lanes", "diffrax"):
+        one, several = (
+            jax.jacfwd(end)(SHARED, alg, engine)
+            for alg in (eo.EnsembleGPUArray(), eo.EnsembleThreads())
+        )
+        np.testing.assert_allclose(several, one, rtol=1e-10)
+
+
+def test_no_collective_in_the_time_loop():
+    """The devices never wait for each other while they step."""
+
+    def loss(rates, shared):
+        return jnp.sum(solve(eo.EnsembleThreads(), rates, shared).u ** 2)
+
+    program = jax.jit(jax.grad(loss, argnums=(0, 1))).lower(RATES, SHARED).compile().as_text()
+    computations = re.split(r"\n(?=%|ENTRY)", program)
+    bodies = set(re.findall(r"(?:body|condition)=%?([\w.\-]+)", program))
+    assert len(bodies) > 4
+    collective = re.compile(r"all-reduce|all-gather|collective-permute|all-to-all")
+    for text in computations:
+        name = re.match(r"%?([\w.\-]+)", text.removeprefix("ENTRY "))[1]
+        if name in bodies:
+            assert not collective.search(text), name
+
+
+def test_results_come_back_to_the_device_of_the_arguments():
+    devices = jax.devices()
+    assert solve(eo.EnsembleThreads()).u.devices() == {devices[0]}
+    rates = jax.device_put(RATES, devices[1])
+    sim = solve(eo.EnsembleThreads(), rates)
+    assert sim.u.devices() == {devices[1]}
+    np.testing.assert_array_equal(sim.u, solve(eo.EnsembleGPUArray()).u)
+    (rates + sim.u[:, 0, 0]).block_until_ready()
+
+
+def test_a_list_of_devices():
+    devices = jax.devices()
+    alg = eo.EnsembleGPUArray(devices=[devices[1]])
+    np.testing.assert_array_equal(solve(alg).u, solve(eo.EnsembleGPUArray()).u)
+
+
+def test_inside_shard_map_each_shard_is_where_it_is():
+    """An ensemble in a map over devices is solved by the device that it is on."""
+    mesh = jax.make_mesh((2,), ("d",), axis_types=(jax.sharding.AxisType.Auto,))
+    spec = jax.sharding.PartitionSpec("d")
+
+    def part(rates):
+        ens = ensemble(rates, SHARED)
+        return eo.solve(ens, eo.EnsembleThreads(), trajectories=len(rates)).u[:, -1]
+
+    mapped = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)
+    u = jax.jit(mapped)(RATES[:-1])
+    np.testing.assert_allclose(u, solve(eo.EnsembleGPUArray()).u[:-1, -1], rtol=1e-12)
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="ENSEMBLEODE_NUM_THREADS=99"):
+        solve(eo.EnsembleThreads(99))
+    with pytest.raises(ValueError, match="wants 99 devices"):
+        solve(eo.EnsembleGPUArray(devices=99))
+    with pytest.raises(ValueError, match="n must be a positive integer"):
+        eo.EnsembleThreads(0)
+    with pytest.raises(ValueError, match="empty"):
+        eo.EnsembleGPUArray(devices=[])
+
+
+def test_an_accelerator_is_not_for_threads(monkeypatch):
+    monkeypatch.setattr(jax, "default_backend", lambda: "gpu")
+    with pytest.raises(ValueError, match=r"use EnsembleGPUArray\(\), or set JAX_PLATFORMS=cpu"):
+        solve(eo.EnsembleThreads())
+
+
+#
+# How many there are is decided when JAX starts
+#
+
+
+def run(code, **variables):
+    env = {k: v for k, v in os.environ.items() if not k.startswith(("XLA_", "JAX_", "ENSEMBLEODE"))}
+    done = subprocess.run(
+        [sys.executable, "-W", "always", "-c", code],
+        capture_output=True,
+        text=True,
+        env={**env, "JAX_PLATFORMS": "cpu", **variables},
+        check=False,
+    )
+    return done.stdout.strip(), done.stderr
+
+
+COUNT = "import ensembleode as eo, jax; print(len(jax.devices()))"
+CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+
+
+def test_one_device_a_core():
+    assert run(COUNT)[0] == str(CORES)
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="no CPU affinity on this system")
+def test_cpu_affinity_is_respected():
+    assert run("import os; os.sched_setaffinity(0, {0}); " + COUNT)[0] == "1"
+
+
+def test_the_number_can_be_chosen():
+    assert run(COUNT, ENSEMBLEODE_NUM_THREADS="3")[0] == "3"
+    assert run(COUNT, ENSEMBLEODE_NUM_THREADS="0")[0] == "1"
+    assert run(COUNT, JAX_NUM_CPU_DEVICES="4")[0] == "4"
+    assert run(COUNT, XLA_FLAGS="--xla_force_host_platform_device_count=5")[0] == "5"
+    _, error = run(COUNT, ENSEMBLEODE_NUM_THREADS="many")
+    assert "ENSEMBLEODE_NUM_THREADS must be a whole number" in error
+
+
+def test_too_late_is_told_once():
+    code = """
+import jax, jax.numpy as jnp
+jnp.zeros(3)
+import ensembleode as eo
+prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
+for _ in range(2):
+    print(eo.solve(eo.EnsembleProblem(prob), trajectories=3).retcode)
+eo.solve(eo.EnsembleProblem(prob), eo.EnsembleThreads(1), trajectories=3)
+"""
+    out, error = run(code, ENSEMBLEODE_NUM_THREADS="2")
+    assert out.count("[1 1 1]") == 2
+    assert error.count("EnsembleThreads runs on one core") == 1
+    assert "Import ensembleode first" in error
