@@ -7,7 +7,7 @@ size, its own acceptance, its own end and its own return code.
 - `field.py`: the vector field over lanes, from its jaxpr.
 - `step.py`: a Runge-Kutta step from the method's tableau, and its dense output.
 - `controller.py`: step-size control.
-- `integrate.py`: the time loop of a chunk, and what it saves.
+- `loop.py`: the time loop of a chunk, and what it saves.
 - `adjoint.py`: its reverse mode.
 - `chunks.py`: trajectories to chunks and back.
 """

@@ -17,9 +17,9 @@ import jax
 import jax.numpy as jnp
 
 from ...saving import Saving
-from .integrate import advance, Chunk, Method, running, start, State
-from .leaves import add_scaled, Leaves, map_leaves, over, select
-from .step import dense_stages, polynomial, step
+from .loop import advance, Chunk, Method, running, start, State
+from .leaves import add_scaled, computed_once, Leaves, map_leaves, over, select
+from .step import dense_stages, step, weights_at
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
@@ -223,31 +223,34 @@ def _replay_one(replay: _Replay, taken: Record, pulled: tuple) -> tuple:
 def _rows_within(replay: _Replay, taken: Record, carry: tuple) -> tuple:
     """Add the cotangents of the states that were saved within the step."""
     times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
+    interpolant = replay.method.tableau.interpolant
     t, h, _ = taken
-    weights = replay.method.tableau.interpolant.weights
+    took = h != 0
 
-    def time_of(rows):
+    def last(rows):
+        """The time of the last row, and whether it lies in the step."""
         row = jnp.maximum(rows - 1, 0)
         if times.ndim == 1:
-            return times[row]
-        return jnp.take_along_axis(times, row[:, None], axis=1)[:, 0]
-
-    def within(rows):
-        return (rows > 0) & (h != 0) & (direction * (time_of(rows) - t) > 0)
+            time = times[row]
+        else:
+            time = jnp.take_along_axis(times, row[:, None], axis=1)[:, 0]
+        return computed_once((time, (rows > 0) & took & (direction * (time - t) > 0)))
 
     def one(carry):
-        direct, adjoint_ks, rows = carry
-        here = within(rows)
-        theta = jnp.where(here, (time_of(rows) - t) / jnp.where(here, h, 1), 0)
+        direct, adjoint_ks, rows, time, here = carry
+        theta = jnp.where(here, (time - t) / jnp.where(here, h, 1), 0)
         ct = _cotangents_of(replay, jnp.maximum(rows - 1, 0))
-        ct = map_leaves(lambda x: jnp.where(over(here, x), x, 0), ct)
+        ct = computed_once(map_leaves(lambda x: jnp.where(over(here, x), x, 0), ct))
+        scaled = computed_once(map_leaves(lambda x: over(h, x) * x, ct))
         adjoint_ks = tuple(
-            add_scaled(a, h * polynomial(w, theta), [1.0], [ct]) if any(w) else a
-            for a, w in zip(adjoint_ks, weights, strict=True)
+            a if isinstance(w, float) else add_scaled(a, w, [1.0], [scaled])
+            for a, w in zip(adjoint_ks, weights_at(interpolant, theta), strict=True)
         )
-        return map_leaves(jnp.add, direct, ct), adjoint_ks, rows - here.astype(rows.dtype)
+        rows = rows - here.astype(rows.dtype)
+        return map_leaves(jnp.add, direct, ct), adjoint_ks, rows, *last(rows)
 
-    return jax.lax.while_loop(lambda carry: jnp.any(within(carry[2])), one, carry)
+    carry = (*carry, *last(carry[2]))
+    return jax.lax.while_loop(lambda carry: jnp.any(carry[4]), one, carry)[:3]
 
 
 def _cotangents_of(replay: _Replay, row: Any) -> Leaves:

@@ -18,7 +18,7 @@ from ...trajectories import Lane
 from .adjoint import Buffers, buffers, Cotangent, pull_back
 from .controller import Tolerances
 from .field import LaneField
-from .integrate import Chunk, Method, Output, retcodes, solve_chunk, State
+from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
 from .leaves import Leaves, map_leaves, sum_of
 
 
@@ -194,7 +194,7 @@ def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes:
         # The last state of a failed trajectory is not its state at t1.
         reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success)
     else:
-        u = out.u
+        u = out.u[:, : saving.rows]
         row = out.row if out.row.ndim == 0 else out.row[:, None]
         reached = jnp.arange(saving.rows, dtype=out.row.dtype)[None] < row
     finite = jnp.all(jnp.isfinite(u), axis=tuple(range(2, u.ndim)))
@@ -208,7 +208,7 @@ def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes:
             ends = [jnp.broadcast_to(x, (lanes,)) for x in (chunk.t0, chunk.t1)]
             t = jnp.stack(ends[-saving.rows :], axis=1)
         else:
-            t = chunk.times if out.t is None else out.t
+            t = chunk.times if out.t is None else out.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
     tableau = setup.method.tableau
     nf = state.ntried * tableau.stages

@@ -11,6 +11,7 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
+import jax
 import jax.numpy as jnp
 
 
@@ -25,6 +26,16 @@ def over(lane: Any, leaf: Any) -> Any:
 
 def map_leaves(fn: Callable, *trees: Leaves) -> Leaves:
     return tuple(fn(*leaves) for leaves in zip(*trees, strict=True))
+
+
+def computed_once(values: Any) -> Any:
+    """The values, in memory: on the CPU, XLA would compute them again for every use."""
+    if jax.default_backend() != "cpu":
+        return values
+    return jax.tree.map(lambda x: x if isinstance(x, float) else _barrier(x), values)
+
+
+_barrier = jax.lax.optimization_barrier
 
 
 def add_scaled(y: Leaves, h: Any, weights: Sequence[Any], ks: Sequence[Leaves]) -> Leaves:

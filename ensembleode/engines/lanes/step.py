@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ...solvers.tableau import Interpolant, Tableau
-from .leaves import add_scaled, Leaves, map_leaves, over, weighted
+from .leaves import add_scaled, computed_once, Leaves, map_leaves, over, weighted
 
 
 def step(tableau: Tableau, field: Callable, y: Leaves, k1: Leaves, t: Any, h: Any) -> tuple:
@@ -15,10 +15,10 @@ def step(tableau: Tableau, field: Callable, y: Leaves, k1: Leaves, t: Any, h: An
     ks = [k1]
     new = y
     for c, row in zip(tableau.c[1:], tableau.a, strict=True):
-        new = add_scaled(y, h, row, ks)
-        ks.append(field(new, t + c * h))
+        new = computed_once(add_scaled(y, h, row, ks))
+        ks.append(computed_once(field(new, t + c * h)))
     if not tableau.fsal:
-        new = add_scaled(y, h, tableau.b, ks)
+        new = computed_once(add_scaled(y, h, tableau.b, ks))
     return new, tuple(ks)
 
 
@@ -35,13 +35,19 @@ def dense_stages(interpolant: Interpolant, field, y: Leaves, ks: tuple, t: Any, 
     """The stages of a step with those that only its dense output needs."""
     ks = list(ks)
     for c, row in zip(interpolant.extra_c, interpolant.extra_a, strict=True):
-        ks.append(field(add_scaled(y, h, row, ks), t + c * h))
+        ks.append(computed_once(field(computed_once(add_scaled(y, h, row, ks)), t + c * h)))
     return tuple(ks)
 
 
 def interpolate(interpolant: Interpolant, y: Leaves, ks: tuple, h: Any, theta: Any) -> Leaves:
     """The state at `t + theta h`, from all `dense_stages`."""
-    return add_scaled(y, h, [polynomial(w, theta) for w in interpolant.weights], ks)
+    return computed_once(add_scaled(y, h, weights_at(interpolant, theta), ks))
+
+
+def weights_at(interpolant: Interpolant, theta: Any) -> list:
+    """The weight of each stage at `theta`; the number zero where it has none."""
+    weights = [polynomial(w, theta) for w in interpolant.weights]
+    return computed_once(weights)
 
 
 def polynomial(weights: tuple, theta: Any) -> Any:

@@ -11,7 +11,7 @@ from ...saving import Saving
 from ...solution import ReturnCode
 from ...solvers.tableau import Tableau
 from .controller import initial_step, PIController, Tolerances
-from .leaves import is_finite, Leaves, mean_square, over, select, sum_of
+from .leaves import computed_once, is_finite, Leaves, mean_square, over, select, sum_of
 from .step import dense_stages, error_estimate, interpolate, step
 
 
@@ -89,8 +89,8 @@ class Step(NamedTuple):
 class Output(NamedTuple):
     """What is saved on the way.
 
-    - `u`: the saved states, `[lane, row, *state]`, NaN where not reached; `t`: the times,
-        `[lane, row]`, where every step is saved.
+    - `u`: the saved states, `[lane, row, *state]`, NaN where not reached, with a row past the end;
+        `t`: the times, `[lane, row]`, where every step is saved.
     - `row`: the next row to write, `[lane]`; `time`: the next time to save, where times are given.
         Both are `[]` where all lanes share them.
     """
@@ -162,11 +162,13 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
         # The steps are constants to whoever differentiates the solution.
         at = jax.lax.stop_gradient((ks, h, y, y2))
         scaled = chunk.tol.scaled(error_estimate(tableau, *at[:2]), *at[2:])
-        error = jnp.sqrt(mean_square(scaled))
+        error = computed_once(jnp.sqrt(mean_square(scaled)))
         accepted = (error <= 1) & active
         first = state.naccept == 0
         size = jax.lax.stop_gradient(size)
-        next_h, memory = method.controller.next_step(size, error, memory, accepted, first)
+        next_h, memory = computed_once(
+            method.controller.next_step(size, error, memory, accepted, first)
+        )
         # A step that time can't feel: the lane is lost (`retcodes` says how).
         lost = next_h <= _least(jnp.where(accepted, t2, t), chunk)
         next_h = jnp.where(active, next_h, state.h)
@@ -234,9 +236,9 @@ def first_output(saving: Saving, chunk: Chunk, state: State, join: Callable) -> 
         return None
     u0 = _lane_first(join(chunk.u0))
     lanes, rows = len(u0), saving.rows
-    u = jnp.full((lanes, rows, *u0.shape[1:]), jnp.nan, u0.dtype)
+    u = jnp.full((lanes, rows + 1, *u0.shape[1:]), jnp.nan, u0.dtype)
     if saving.mode == "steps":
-        t = jnp.full((lanes, rows), jnp.nan, state.t.dtype)
+        t = jnp.full((lanes, rows + 1), jnp.nan, state.t.dtype)
         if saving.start:
             u, t = u.at[:, 0].set(u0), t.at[:, 0].set(chunk.t0)
         return Output(u, t, jnp.full(lanes, saving.start, jnp.int32), None)
@@ -244,7 +246,7 @@ def first_output(saving: Saving, chunk: Chunk, state: State, join: Callable) -> 
     at_start = times == (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])
     row = jnp.sum(at_start, axis=-1, dtype=jnp.int32)
     at_start = at_start.reshape(-1, rows, *(1,) * (u0.ndim - 1))
-    u = jnp.where(at_start, u0[:, None], u)
+    u = u.at[:, :rows].set(jnp.where(at_start, u0[:, None], u[:, :rows]))
     if state.t.ndim and row.ndim == 0:
         row = jnp.broadcast_to(row, (lanes,))
     return Output(u, None, row, _next_time(chunk, row))
@@ -261,7 +263,7 @@ def save(
 ) -> Output:
     """Save what lies in the step just taken."""
     if saving.mode == "steps":
-        row = jnp.where(step.accepted, out.row, saving.rows)
+        row = jnp.where(step.accepted, jnp.minimum(out.row, saving.rows), saving.rows)
         u = _write(out.u, row, _lane_first(join(step.y2)))
         t = _write(out.t, row, step.t2 + jnp.zeros_like(out.t[:, 0]))
         return Output(u, t, _count(out.row, step.accepted), None)
@@ -305,11 +307,23 @@ def _next_time(chunk: Chunk, row: Any) -> Any:
 
 
 def _write(array: Any, row: Any, value: Any) -> Any:
-    """Set row `row` of each lane; a row past the end is left alone."""
+    """Set row `row` of each lane; the row past the end is there for what is not wanted.
+
+    (Lane by lane: XLA's CPU compiler turns a loop over time into one function, many times as fast,
+    unless there is a scatter in it.)
+    """
     if row.ndim == 0:
         return jax.lax.dynamic_update_index_in_dim(array, value, row, 1)
-    lane = jnp.arange(len(array), dtype=row.dtype)
-    return array.at[lane, row].set(value, mode="drop", unique_indices=True)
+    rest = (jnp.zeros((), row.dtype),) * (array.ndim - 2)
+
+    def one(lane, array):
+        here = jax.lax.dynamic_index_in_dim(value, lane, 0)[:, None]
+        at = (lane, jax.lax.dynamic_index_in_dim(row, lane, 0, keepdims=False), *rest)
+        return jax.lax.dynamic_update_slice(array, here, at)
+
+    return jax.lax.fori_loop(
+        jnp.zeros((), row.dtype), jnp.asarray(len(array), row.dtype), one, array
+    )
 
 
 def _lane_first(u: Any) -> Any:
