@@ -155,7 +155,7 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
     h = direction * size
     k1 = field(y, t) if state.k is None else state.k
     y2, ks = step(tableau, field, y, k1, t, h)
-    t2 = _landed(t + h, t1)
+    t2 = _landed(t, t + h, t1)
     memory, next_h = state.memory, state.h
     lost = None
     if method.controller is not None:
@@ -208,10 +208,10 @@ def _count(count: Any, here: Any) -> Any:
     return count + here.astype(count.dtype)
 
 
-def _landed(t: Any, t1: Any) -> Any:
+def _landed(before: Any, t: Any, t1: Any) -> Any:
     """Time after a step; `t1` itself where rounding alone keeps it from that."""
-    close = 100 * jnp.finfo(t.dtype).eps * jnp.maximum(jnp.abs(t), jnp.abs(t1))
-    return jnp.where(jnp.abs(t - t1) < close, t1, t)
+    largest = jnp.maximum(jnp.abs(before), jnp.abs(t1))
+    return jnp.where(jnp.abs(t - t1) < 100 * jnp.finfo(t.dtype).eps * largest, t1, t)
 
 
 def _least(t: Any, chunk: Chunk) -> Any:
@@ -375,7 +375,9 @@ def _is_calm(method: Method, field: Callable, chunk: Chunk, state: State) -> Any
 
     If so, the tolerances can't be met; if not, the solution diverges.
     """
-    _, tried = advance(method, field, chunk, state._replace(active=jnp.ones_like(state.active)))
+    # A step that failed for being infinite or NaN was that much longer.
+    state = state._replace(active=jnp.ones_like(state.active), h=5 * state.h)
+    _, tried = advance(method, field, chunk, state)
     abstol = chunk.tol.abstol
 
     def moved(i, a, b):
