@@ -32,6 +32,7 @@ from .sensitivity import (
     BacksolveAdjoint as BacksolveAdjoint,
     DirectAdjoint as DirectAdjoint,
     ForwardDiffSensitivity as ForwardDiffSensitivity,
+    GaussAdjoint as GaussAdjoint,
     RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
     ReplayAdjoint as ReplayAdjoint,
 )

@@ -25,6 +25,20 @@ class ReplayAdjoint(SensitivityAlgorithm):
     """
 
 
+class GaussAdjoint(SensitivityAlgorithm):
+    """The continuous adjoint along the forward solution, with Gauss-Legendre quadrature for the
+    parameters. Of the lanes engine.
+
+    The steps are recorded as for `ReplayAdjoint`. The adjoint ODE is then integrated back over each
+    of them, on its dense output, with the method of the solve: accurate to the tolerances rather
+    than exact. Parameters cost a few products a step, however many stages the method has. Reverse
+    mode only.
+
+    Source: Norcliffe and Deisenroth, "Faster training of neural ODEs using Gauss-Legendre
+    quadrature", TMLR 2023.
+    """
+
+
 class RecursiveCheckpointAdjoint(SensitivityAlgorithm):
     """Reverse mode through the steps taken, with recursive checkpointing. The diffrax engine's
     default.
@@ -54,6 +68,9 @@ class BacksolveAdjoint(SensitivityAlgorithm):
     Constant memory; the gradient is accurate to the tolerances rather than exact, and the
     backward solve may be unstable for dissipative problems. Reverse mode only, with `saveat` or
     the ends (not `save_everystep`).
+
+    On the lanes engine the state starts anew from each saved one, and the gradient of a trajectory
+    whose backward solve fails is NaN.
 
     Source: Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix B.
     """

@@ -58,7 +58,7 @@ def train(ensemblealg, updates):
 
 def plot(plt, losses, theta):
     figure, (left, before, after) = plt.subplots(1, 3, figsize=(12, 3.6), layout="constrained")
-    for (name, values), width in zip(losses.items(), (9, 4.5, 1.5), strict=True):
+    for (name, values), width in zip(losses.items(), (9, 6, 3.5, 1.5), strict=True):
         left.semilogy(values, lw=width, color=plt.cm.viridis(1 - width / 9), label=name)
     left.set(title="Loss: one curve for all modes", xlabel="update")
     left.legend(frameon=False)
@@ -75,7 +75,13 @@ def plot(plt, losses, theta):
 def main(updates, picture):
     losses, off = {}, []
     print(f"{'mode':<18}{'a':>12}{'p':>13}{'off by':>10}{'compile s':>11}{'ms/update':>11}")
-    for mode in (eo.EnsembleSerial(), eo.EnsembleColumns(), eo.EnsembleGPUArray()):
+    modes = (
+        eo.EnsembleSerial(),
+        eo.EnsembleThreads(),
+        eo.EnsembleColumns(),
+        eo.EnsembleGPUArray(),
+    )
+    for mode in modes:
         name = type(mode).__name__
         theta, losses[name], (first, *rest) = train(mode, updates)
         off.append(abs(theta - PUBLISHED).max())

@@ -31,7 +31,7 @@ def test_a_million_trajectories_in_bounded_memory():
         lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.array([10.0, 28.0, 8 / 3])
     )
     ens = eo.EnsembleProblem(prob, prob_func, reduction=reduction, u_init=np.zeros(3))
-    sim = eo.solve(ens, trajectories=1_000_000, save_start=False)
+    sim = eo.solve(ens, trajectories=1_000_000, batch_size=20_000, save_start=False)
     assert len(calls) == 1
     assert len(sim) == 1_000_000
     assert (sim.retcode == eo.ReturnCode.Success).all()

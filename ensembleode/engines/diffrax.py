@@ -51,8 +51,9 @@ class _Method(eqx.Module):
 
 def refusal(alg: Any, options: dict) -> str | None:
     """Why this engine can't run `alg` with these options; None when it can."""
-    if isinstance(options["sensealg"], sensitivity.ReplayAdjoint):
-        return "sensealg=ReplayAdjoint() is one of the lanes engine."
+    sensealg = options["sensealg"]
+    if isinstance(sensealg, sensitivity.ReplayAdjoint | sensitivity.GaussAdjoint):
+        return f"sensealg={type(sensealg).__name__}() is one of the lanes engine."
     if isinstance(alg, ODESolver):
         if name in alg.engines:
             return None

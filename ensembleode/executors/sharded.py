@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from .. import cpu_devices
 from ..ensemble import EnsembleGPUArray, EnsembleThreads
 from ..plan import Plan, Result, shared_times
+from ..program import being_staged
 from ..trajectories import Lane
 from .job import finish_lanes, Job, Outcome
 from .shards import AXIS, on_each_device
@@ -36,10 +37,9 @@ class Devices:
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
-            solve = _solve if job.traced else _fastest(_solve)
-            return solve(job.plan, *numbers)
+            return _fastest(_solve)(job.plan, *numbers)
         if job.traced:
-            return _solve_sharded(job.plan, mesh, *numbers)
+            return _fastest(_solve_sharded)(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.
         home = _device_of(numbers)
         numbers = jax.device_put(numbers, NamedSharding(mesh, PartitionSpec()))
@@ -93,11 +93,13 @@ def _device_of(numbers: Any) -> Any:
     return jax.config.jax_default_device or jax.local_devices()[0]
 
 
-@functools.cache
 def _fastest(solve: Any) -> Any:
-    """A jitted function with XLA's options for speed, which only an outermost one may have."""
-    if jax.default_backend() != "cpu":
-        return solve
+    """A jitted function with XLA's options for speed, where it is the outermost: only that may."""
+    return solve if being_staged() or jax.default_backend() != "cpu" else _with_wide_vectors(solve)
+
+
+@functools.cache
+def _with_wide_vectors(solve: Any) -> Any:
     # Half of the vector units lie idle otherwise, where there are wide ones.
     options = {"xla_cpu_prefer_vector_width": 512}
     static = (0,) if solve is _solve else (0, 1)

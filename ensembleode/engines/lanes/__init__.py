@@ -8,7 +8,7 @@ size, its own acceptance, its own end and its own return code.
 - `step.py`: a Runge-Kutta step from the method's tableau, and its dense output.
 - `controller.py`: step-size control.
 - `loop.py`: the time loop of a chunk, and what it saves.
-- `adjoint.py`: its reverse mode.
+- `adjoint.py`: its reverse mode; `continuous.py`: the continuous adjoints.
 - `chunks.py`: trajectories to chunks and back.
 """
 
@@ -32,22 +32,24 @@ chunked = True
 
 
 class _Method(NamedTuple):
-    """A solver and how it is differentiated."""
+    """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
 
     tableau: Any
     controller: PIController | None
     direction: str
+    adjoint: str
 
     @property
     def stages(self) -> int:
         return self.tableau.stages
 
-    @property
-    def label(self) -> str:
-        return "ReplayAdjoint()"
 
-
-_SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
+_REVERSE = (
+    sensitivity.ReplayAdjoint,
+    sensitivity.GaussAdjoint,
+    sensitivity.BacksolveAdjoint,
+)
+_SENSEALGS = (*_REVERSE, sensitivity.ForwardDiffSensitivity)
 
 
 def refusal(alg: Any, options: dict) -> str | None:
@@ -68,7 +70,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
     **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
-    estimate.
+    estimate, or an adjoint that can't be used with `save_everystep`.
     """
     label = type(alg).__name__
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
@@ -79,9 +81,16 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     if not adaptive and not has_dt:
         reason = f"{label} has a fixed step" if not alg.adaptive else "adaptive=False"
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
-    forward = isinstance(options["sensealg"], sensitivity.ForwardDiffSensitivity)
+    sensealg = options["sensealg"]
+    if isinstance(sensealg, sensitivity.BacksolveAdjoint) and options["save_everystep"]:
+        raise ValueError(
+            "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
+        )
+    forward = isinstance(sensealg, sensitivity.ForwardDiffSensitivity)
+    adjoint = next((x for x in _REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
     controller = PIController(alg.order) if adaptive else None
-    return Static(_Method(alg.tableau, controller, "forward" if forward else "reverse"))
+    direction = "forward" if forward else "reverse"
+    return Static(_Method(alg.tableau, controller, direction, adjoint.__name__))
 
 
 def integrate(plan: Plan, lane: Lane) -> Result:

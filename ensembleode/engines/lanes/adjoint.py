@@ -46,10 +46,12 @@ class Cotangent(NamedTuple):
 
     - `end`: the cotangent of the state at `t1`; `rows`: those of the saved states,
         `[lane, row, *state]`, or None.
+    - `saved`: the saved states themselves.
     """
 
     end: Leaves
     rows: Any
+    saved: Any
 
 
 def buffers(method: Method, like: Chunk) -> Buffers:
@@ -79,10 +81,12 @@ def pull_back(
     cotangent: Cotangent,
     room: Buffers,
     split: Callable,
+    through: Callable | None = None,
 ) -> tuple[Leaves, Leaves, Any, Buffers]:
     """Pull back through a chunk in which every lane succeeds.
 
-    `field(args)` is the vector field of `(y, t)`; `split` takes a state `[*state, lane]` apart.
+    `field(args)` is the vector field of `(y, t)`; `split` takes a state `[*state, lane]` apart;
+    `through` pulls back through one step, by default the step itself.
 
     **Returns:** the cotangents of the state just after `t0`, of `u0` (which may be saved, too) and
     of `args`; and the room.
@@ -98,8 +102,8 @@ def pull_back(
 
     def segment(carry):
         number, length, record, *pulled = carry
-        replay = _Replay(method, field, saving, chunk, cotangent.rows, split, args, rest)
-        pulled = _replay_all(replay, record, length, tuple(pulled))
+        replay = Replay(method, field, saving, chunk, cotangent.rows, split, args, rest)
+        pulled = _replay_all(replay, through or _replay_one, record, length, tuple(pulled))
         # The segment before, if there is one.
         before = number - 1
         state = _read(room.checkpoints, jnp.maximum(before, 0))
@@ -172,7 +176,7 @@ def _read(arrays: Any, i: Any) -> Any:
 #
 
 
-class _Replay(NamedTuple):
+class Replay(NamedTuple):
     method: Method
     field: Callable
     saving: Saving
@@ -183,16 +187,18 @@ class _Replay(NamedTuple):
     rest: Any
 
 
-def _replay_all(replay: _Replay, record: Record, length: Any, pulled: tuple) -> tuple:
+def _replay_all(
+    replay: Replay, through: Callable, record: Record, length: Any, pulled: tuple
+) -> tuple:
     def one(carry):
         i, pulled = carry
         i = i - 1
-        return i, _replay_one(replay, _read(record, i), pulled)
+        return i, through(replay, _read(record, i), pulled)
 
     return jax.lax.while_loop(lambda carry: carry[0] > 0, one, (length, pulled))[1]
 
 
-def _replay_one(replay: _Replay, taken: Record, pulled: tuple) -> tuple:
+def _replay_one(replay: Replay, taken: Record, pulled: tuple) -> tuple:
     """Pull the cotangents back through one step."""
     adjoint, grad, rows = pulled
     t, h, y = taken
@@ -208,11 +214,7 @@ def _replay_one(replay: _Replay, taken: Record, pulled: tuple) -> tuple:
     direct = tuple(map(jnp.zeros_like, y))
     adjoint_ks = jax.tree.map(jnp.zeros_like, ks)
     if replay.saving.mode == "steps":
-        taken_here = h != 0
-        row = jnp.where(taken_here, rows - 1, 0)
-        at_end = _cotangents_of(replay, row)
-        adjoint = select(taken_here, map_leaves(jnp.add, adjoint, at_end), adjoint)
-        rows = rows - taken_here.astype(rows.dtype)
+        adjoint, rows = add_end(replay, taken, adjoint, rows)
     if dense:
         direct, adjoint_ks, rows = _rows_within(replay, taken, (direct, adjoint_ks, rows))
     adjoint_y, grad_args = pullback((adjoint, adjoint_ks))
@@ -220,7 +222,16 @@ def _replay_one(replay: _Replay, taken: Record, pulled: tuple) -> tuple:
     return map_leaves(jnp.add, adjoint_y, direct), grad, rows
 
 
-def _rows_within(replay: _Replay, taken: Record, carry: tuple) -> tuple:
+def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[Leaves, Any]:
+    """Add the cotangent of the state saved at the end of the step."""
+    taken_here = taken.h != 0
+    row = jnp.where(taken_here, rows - 1, 0)
+    at_end = cotangents_of(replay, row)
+    adjoint = select(taken_here, map_leaves(jnp.add, adjoint, at_end), adjoint)
+    return adjoint, rows - taken_here.astype(rows.dtype)
+
+
+def _rows_within(replay: Replay, taken: Record, carry: tuple) -> tuple:
     """Add the cotangents of the states that were saved within the step."""
     times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
     interpolant = replay.method.tableau.interpolant
@@ -229,17 +240,13 @@ def _rows_within(replay: _Replay, taken: Record, carry: tuple) -> tuple:
 
     def last(rows):
         """The time of the last row, and whether it lies in the step."""
-        row = jnp.maximum(rows - 1, 0)
-        if times.ndim == 1:
-            time = times[row]
-        else:
-            time = jnp.take_along_axis(times, row[:, None], axis=1)[:, 0]
+        time = time_of(times, jnp.maximum(rows - 1, 0))
         return computed_once((time, (rows > 0) & took & (direction * (time - t) > 0)))
 
     def one(carry):
         direct, adjoint_ks, rows, time, here = carry
         theta = jnp.where(here, (time - t) / jnp.where(here, h, 1), 0)
-        ct = _cotangents_of(replay, jnp.maximum(rows - 1, 0))
+        ct = cotangents_of(replay, jnp.maximum(rows - 1, 0))
         ct = computed_once(map_leaves(lambda x: jnp.where(over(here, x), x, 0), ct))
         scaled = computed_once(map_leaves(lambda x: over(h, x) * x, ct))
         adjoint_ks = tuple(
@@ -253,7 +260,14 @@ def _rows_within(replay: _Replay, taken: Record, carry: tuple) -> tuple:
     return jax.lax.while_loop(lambda carry: jnp.any(carry[4]), one, carry)[:3]
 
 
-def _cotangents_of(replay: _Replay, row: Any) -> Leaves:
+def time_of(times: Any, row: Any) -> Any:
+    """The time of row `row` of each lane."""
+    if times.ndim == 1:
+        return times[row]
+    return jnp.take_along_axis(times, row[:, None], axis=1)[:, 0]
+
+
+def cotangents_of(replay: Replay, row: Any) -> Leaves:
     """The cotangents of row `row` of each lane."""
     return _row(replay.rows, row, replay.split)
 

@@ -15,7 +15,8 @@ from ...plan import Plan, Result, shared_times
 from ...program import Program
 from ...solution import ReturnCode
 from ...trajectories import Lane
-from .adjoint import Buffers, buffers, Cotangent, pull_back
+from .adjoint import buffers, Cotangent, pull_back
+from .continuous import backsolve, gauss
 from .controller import Tolerances
 from .field import LaneField
 from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
@@ -25,6 +26,8 @@ from .leaves import Leaves, map_leaves, sum_of
 # Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
 _CHUNK = 2**14
 _WIDEST, _NARROWEST = 128, 8
+# How a chunk is pulled back, by the name of its `sensealg`.
+_ADJOINTS = {"ReplayAdjoint": pull_back, "GaussAdjoint": gauss, "BacksolveAdjoint": backsolve}
 
 
 def width_of(state: Any) -> int:
@@ -46,8 +49,8 @@ class Setup(NamedTuple):
 
     @property
     def method(self) -> Method:
-        tableau, controller, _ = self.plan.method.value
-        return Method(tableau, controller, self.plan.maxiters)
+        solver = self.plan.method.value
+        return Method(solver.tableau, solver.controller, self.plan.maxiters)
 
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
@@ -117,7 +120,7 @@ def _solved(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
     direction = setup.plan.method.value.direction
     if direction == "forward":
         return sensitivity.forward_only(_all_chunks(setup, every, shared, mask))
-    label = setup.plan.method.value.label
+    label = setup.plan.method.value.adjoint + "()"
     every, shared = sensitivity.reverse_only((every, shared), label)
     return _with_adjoint((every, shared), mask, setup)
 
@@ -247,8 +250,9 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
     cotangent = cotangents[0]
     if cotangent is None:
         return jax.tree.map(lambda _: None, numbers)
-    moving = jtu.tree_leaves([[x.t0, x.t1, x.saveat] for x in perturbed])
-    u = u if any(moving) else None
+    adjoint = setup.plan.method.value.adjoint
+    moving = any(jtu.tree_leaves([[x.t0, x.t1, x.saveat] for x in perturbed]))
+    u = u if moving or adjoint == "BacksolveAdjoint" else None
     (every, shared), fixed = eqx.partition(numbers, eqx.is_inexact_array)
     fixed_every, fixed_shared = fixed
     succeeded = codes == ReturnCode.Success.value
@@ -270,14 +274,15 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
             return _real_parts(chunk), chunk
 
         _, pullback, chunk = jax.vjp(chunk_of, every, shared, has_aux=True)
-        grads, room = _pull_back(setup, chunk, cotangent, u, room)
+        grads, room = _pull_back(setup, chunk, cotangent, u, moving, room)
         grad_every, more_shared = pullback(grads)
         return (room, jax.tree.map(jnp.add, grad_shared, more_shared)), grad_every
 
     like = jax.eval_shape(lambda e, s, m: _chunk(setup, e, s, m), *_firsts(numbers), mask[0])
     zero = jax.tree.map(jnp.zeros_like, shared)
     chunks = (every, fixed_every, mask, succeeded, cotangent, u)
-    carry = (buffers(setup.method, like), zero)
+    room = None if adjoint == "BacksolveAdjoint" else buffers(setup.method, like)
+    carry = (room, zero)
     (_, grad_shared), grad_every = jax.lax.scan(one, carry, chunks)
     return grad_every, grad_shared
 
@@ -293,10 +298,12 @@ def _real_parts(chunk: Chunk) -> tuple:
     return chunk.u0, args, chunk.t0, chunk.t1, chunk.times
 
 
-def _pull_back(setup: Setup, chunk: Chunk, cotangent: Any, u: Any, room: Buffers) -> tuple:
+def _pull_back(
+    setup: Setup, chunk: Chunk, cotangent: Any, u: Any, moving: bool, room: Any
+) -> tuple:
     """The cotangents of `_real_parts(chunk)`, from that of the saved states.
 
-    `u`, the saved states, is given where times have cotangents.
+    `u`, the saved states, is given where they are wanted; `moving`: whether times have cotangents.
     """
     saving, field = setup.plan.saving, setup.field
     at_start = at_end = tuple(map(jnp.zeros_like, chunk.u0))
@@ -309,13 +316,14 @@ def _pull_back(setup: Setup, chunk: Chunk, cotangent: Any, u: Any, room: Buffers
     args, fixed = eqx.partition(chunk.args, eqx.is_inexact_array)
     args, narrow = jax.vjp(lambda args: jax.tree.map(setup.widened, args), args)
     chunk = chunk._replace(args=eqx.combine(args, fixed))
-    adjoint, at_u0, grad_args, room = pull_back(
-        setup.method, setup.field_of, saving, chunk, Cotangent(at_end, rows), room, field.split
+    saved = Cotangent(at_end, rows, u)
+    adjoint, at_u0, grad_args, room = _ADJOINTS[setup.plan.method.value.adjoint](
+        setup.method, setup.field_of, saving, chunk, saved, room, field.split
     )
     (grad_args,) = narrow(grad_args)
     grad_u0 = map_leaves(jnp.add, at_u0, at_start)
     times = (chunk.t0, chunk.t1, chunk.times)
-    if u is None:
+    if not moving:
         grad_times = jax.tree.map(jnp.zeros_like, times)
     else:
         grad_times = _pull_back_times(setup, chunk, cotangent, u, adjoint)

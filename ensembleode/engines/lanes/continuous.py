@@ -1,0 +1,284 @@
+"""Continuous adjoints: the adjoint ODE, solved backwards, instead of the steps pulled back.
+
+`lambda' = -(df/du)^T lambda` from the end to the start, where it jumps by the cotangent of each saved
+state, and `(df/dp)^T lambda` integrated is the cotangent of the parameters (Chen et al., "Neural
+ordinary differential equations", NeurIPS 2018, appendix B).
+
+- [`gauss`][] has the state from the dense output of the recorded steps, and integrates over each by
+    Gauss and Legendre's quadrature (Norcliffe and Deisenroth, "Faster training of neural ODEs using
+    Gauss-Legendre quadrature", TMLR 2023).
+- [`backsolve`][] solves for the state, too, backwards from each saved one, and records nothing.
+
+Both are `adjoint.pull_back` in arguments and results.
+"""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...saving import Saving
+from ...solvers.tableau import Tableau
+from .adjoint import add_end, Buffers, Cotangent, cotangents_of, pull_back, Record, Replay, time_of
+from .leaves import add_scaled, computed_once, is_finite, Leaves, map_leaves, over, select
+from .loop import advance, Chunk, Method, running, start, Step
+from .step import dense_stages, interpolate, step
+
+
+#
+# Along the recorded steps
+#
+
+
+def gauss(
+    method: Method,
+    field: Callable,
+    saving: Saving,
+    chunk: Chunk,
+    cotangent: Cotangent,
+    room: Buffers,
+    split: Callable,
+) -> tuple[Leaves, Leaves, Any, Buffers]:
+    """Integrate back over the steps of a chunk in which every lane succeeds."""
+    return pull_back(method, field, saving, chunk, cotangent, room, split, _over_step)
+
+
+class _Dense(NamedTuple):
+    """A step that was taken, and the states within it."""
+
+    replay: Replay
+    taken: Record
+    ks: tuple
+
+    def at(self, theta: Any) -> tuple[Leaves, Any]:
+        """The state and the time at `theta`, from 0 at the start of the step to 1 at its end."""
+        t, h, y = self.taken
+        if isinstance(theta, float) and theta == 0:
+            return y, t
+        interpolant = self.replay.method.tableau.interpolant
+        return interpolate(interpolant, y, self.ks, h, theta), t + theta * h
+
+
+def _over_step(replay: Replay, taken: Record, pulled: tuple) -> tuple:
+    """Integrate back over one step, from its end or a saved time to the one before."""
+    adjoint, grad, rows = pulled
+    t, h, y = taken
+    tableau = replay.method.tableau
+    field = replay.field(eqx.combine(replay.args, replay.rest))
+    _, ks = step(tableau, field, y, field(y, t), t, h)
+    dense = _Dense(replay, taken, dense_stages(tableau.interpolant, field, y, ks, t, h))
+    if replay.saving.mode == "steps":
+        adjoint, rows = add_end(replay, taken, adjoint, rows)
+    if replay.saving.mode != "times":
+        return *_over_part(dense, adjoint, grad, 1.0, 0.0), rows
+
+    def jump(adjoint, rows, here):
+        ct = cotangents_of(replay, jnp.maximum(rows - 1, 0))
+        adjoint = select(here, map_leaves(jnp.add, adjoint, ct), adjoint)
+        return adjoint, rows - here.astype(rows.dtype)
+
+    def one(carry):
+        adjoint, grad, rows, theta, _ = carry
+        stop, here = _last_row(dense, rows)
+        stop = jnp.minimum(stop, theta)
+        adjoint, grad = _over_part(dense, adjoint, grad, theta, stop)
+        return *jump(adjoint, rows, here), grad, stop, here
+
+    def reordered(carry):
+        adjoint, rows, grad, theta, going = one(carry)
+        return adjoint, grad, rows, theta, going
+
+    # A part of no length costs as much as another, and many a grid is that of the steps.
+    theta, here = _last_row(dense, rows)
+    adjoint, rows = jump(adjoint, rows, here & (theta >= 1))
+    took = h != 0
+    carry = (adjoint, grad, rows, took.astype(h.dtype), took)
+    return jax.lax.while_loop(lambda c: jnp.any(c[4]), reordered, carry)[:3]
+
+
+def _last_row(dense: _Dense, rows: Any) -> tuple:
+    """Where in the step the last row left is, zero if before it, and whether it is in the step.
+
+    Times that are the same but for rounding are: a row at the start belongs to the step before.
+    """
+    chunk, (t, h, _) = dense.replay.chunk, dense.taken
+    took = h != 0
+    time = time_of(chunk.times, jnp.maximum(rows - 1, 0))
+    close = 16 * jnp.finfo(h.dtype).eps * jnp.maximum(jnp.abs(chunk.t0), jnp.abs(chunk.t1))
+    after = jnp.sign(h) * (time - t)
+    here = (rows > 0) & took & (after > jnp.where(t == chunk.t0, 0, close))
+    theta = jnp.where(here, after / jnp.where(took, jnp.abs(h), 1), 0)
+    return computed_once((jnp.where(jnp.abs(h) - after <= close, here, theta), here))
+
+
+def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any) -> tuple:
+    """The adjoint at `stop` from that at `begin`, both between 0 and 1, by one step of the method;
+    and the cotangent of the parameters with what the part adds.
+
+    The signs of backwards in time and of the adjoint ODE cancel.
+    """
+    replay, length = dense.replay, begin - stop
+    tableau, h = replay.method.tableau, length * dense.taken.h
+
+    def at(x):
+        return dense.at(begin - x * length)
+
+    def rate(adjoint, x):
+        u, t = at(x)
+        args = eqx.combine(replay.args, replay.rest)
+        _, pullback = jax.vjp(lambda u: replay.field(args)(u, t), u)
+        return computed_once(pullback(adjoint)[0])
+
+    ks = []
+    interpolant = tableau.interpolant
+    nodes = (*tableau.c, *interpolant.extra_c)
+    for c, row in zip(nodes, ((), *tableau.a, *interpolant.extra_a), strict=True):
+        stage = computed_once(add_scaled(adjoint, h, row, ks)) if row else adjoint
+        ks.append(rate(stage, c))
+    ks = tuple(ks)
+    for x, weight in _quadrature(tableau):
+        u, t = at(x)
+        weighed = map_leaves(
+            lambda a, w=weight: over(w * h, a) * a, interpolate(interpolant, adjoint, ks, h, x)
+        )
+        grad = _add_pulled(replay.field, replay.args, replay.rest, u, t, weighed, grad)
+    return add_scaled(adjoint, h, tableau.b, ks[: tableau.stages]), grad
+
+
+def _quadrature(tableau: Tableau) -> list[tuple[float, float]]:
+    """Nodes and weights on [0, 1], of an order above that of the method."""
+    count = min(max(3, (tableau.order + 2) // 2), 5)
+    nodes, weights = np.polynomial.legendre.leggauss(count)
+    return [(float(1 + x) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True)]
+
+
+def _add_pulled(field, args: Any, rest: Any, u: Leaves, t: Any, cotangent: Leaves, grad: Any):
+    """Add the cotangent of the parameters that one of `f(u, p, t)` gives."""
+    _, pullback = jax.vjp(lambda args: field(eqx.combine(args, rest))(u, t), args)
+    return jax.tree.map(jnp.add, grad, pullback(cotangent)[0])
+
+
+#
+# Backwards, with the state
+#
+
+
+def backsolve(
+    method: Method,
+    field: Callable,
+    saving: Saving,
+    chunk: Chunk,
+    cotangent: Cotangent,
+    room: None,
+    split: Callable,
+) -> tuple[Leaves, Leaves, Any, None]:
+    """Solve back through a chunk in which every lane succeeds; NaN where that fails."""
+    args, rest = eqx.partition(chunk.args, eqx.is_inexact_array)
+    back = _Back(method, field, chunk, args, rest)
+    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, args)
+
+    def row_of(array, i):
+        array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
+        return split(jnp.moveaxis(array, 0, -1))
+
+    if saving.mode == "ends":
+        u = row_of(cotangent.saved, saving.rows - 1)
+        adjoint, grad = back.solved(chunk.t1, chunk.t0, u, adjoint, grad)
+        return adjoint, adjoint, back.lost_in(adjoint, grad), room
+
+    def one(i, carry):
+        adjoint, at_u0, grad = carry
+        i = saving.rows - 1 - i
+        times, t0 = chunk.times, chunk.t0
+        t, before = (jnp.take(times, j, axis=-1) for j in (i, jnp.maximum(i - 1, 0)))
+        there = jnp.isfinite(t)
+        ct = row_of(cotangent.rows, i)
+        at_start = t == t0
+        at_u0 = select(at_start, map_leaves(jnp.add, at_u0, ct), at_u0)
+        adjoint = select(there & ~at_start, map_leaves(jnp.add, adjoint, ct), adjoint)
+        u = select(there, row_of(cotangent.saved, i), chunk.u0)
+        # No way to go for a row that is not there.
+        t = jnp.where(there, t, t0)
+        before = jnp.where(there & (i > 0), before, t0)
+        adjoint, grad = back.solved(t, before, u, adjoint, grad)
+        return adjoint, at_u0, grad
+
+    zero = tuple(map(jnp.zeros_like, adjoint))
+    adjoint, at_u0, grad = jax.lax.fori_loop(0, saving.rows, one, (adjoint, zero, grad))
+    return adjoint, map_leaves(jnp.add, adjoint, at_u0), back.lost_in(adjoint, grad), room
+
+
+class _Back(NamedTuple):
+    """The ODE of the state and its adjoint, one after the other in the leaves."""
+
+    method: Method
+    field: Callable
+    chunk: Chunk
+    args: Any
+    rest: Any
+
+    def rates(self, both: Leaves, t: Any) -> Leaves:
+        u, adjoint = _halves(both)
+        du, pullback = jax.vjp(lambda u: self.field(self.chunk.args)(u, t), u)
+        return (*du, *map_leaves(jnp.negative, pullback(adjoint)[0]))
+
+    def solved(self, t: Any, stop: Any, u: Leaves, adjoint: Leaves, grad: Any) -> tuple:
+        """The adjoint at `stop`, and the cotangent of the parameters, from those at `t`."""
+        tol = self.chunk.tol
+        if tol is not None:
+            tol = type(tol)(*(x * 2 if isinstance(x, tuple) else x for x in tol))
+        both = (*u, *adjoint)
+        chunk = self.chunk._replace(u0=both, t0=t, t1=stop, tol=tol, times=None)
+        state = start(self.method, self.rates, chunk)
+
+        def one(carry):
+            state, grad = carry
+            state, tried = advance(self.method, self.rates, chunk, state)
+            return state, self.integrated(tried, grad)
+
+        def going(carry):
+            return running(self.method, carry[0])
+
+        state, grad = jax.lax.while_loop(going, one, (state, grad))
+        arrived = ~chunk.mask | ((state.t == stop) & is_finite(state.y))
+        adjoint = _halves(state.y)[1]
+        return map_leaves(lambda x: jnp.where(over(arrived, x), x, jnp.nan), adjoint), grad
+
+    def integrated(self, tried: Step, grad: Any) -> Any:
+        """Add what the step adds to the cotangent of the parameters: its quadrature is the one of
+        the method, at the stages."""
+        tableau, accepted = self.method.tableau, tried.accepted
+        # What is not finite in a step that was rejected would be so times zero.
+        ks = tuple(
+            map_leaves(lambda x: jnp.where(over(accepted, x), x, 0), k) for k in tried.ks
+        )
+        h = jnp.where(accepted, tried.h, 0)
+        stages = zip(tableau.c, ((), *tableau.a), tableau.b, strict=True)
+        for i, (c, row, weight) in enumerate(stages):
+            if weight == 0:
+                continue
+            both = add_scaled(tried.y, h, row, ks[:i]) if i else tried.y
+            u, adjoint = _halves(both)
+            weighed = map_leaves(lambda a, w=weight: over(-w * h, a) * a, adjoint)
+            t = tried.t + c * h
+            grad = _add_pulled(self.field, self.args, self.rest, u, t, weighed, grad)
+        return grad
+
+    def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
+        """NaN in what depends on a lane whose adjoint is: what it added is not all of it."""
+        lost = self.chunk.mask & ~is_finite(adjoint)
+        u0, t0 = self.chunk.u0, self.chunk.t0
+
+        def marked():
+            mark = map_leaves(lambda x: jnp.where(over(lost, x), jnp.nan, jnp.zeros_like(x)), u0)
+            return _add_pulled(self.field, self.args, self.rest, u0, t0, mark, grad)
+
+        return jax.lax.cond(jnp.any(lost), marked, lambda: grad)
+
+
+def _halves(both: Leaves) -> tuple[Leaves, Leaves]:
+    half = len(both) // 2
+    return both[:half], both[half:]
