@@ -66,7 +66,8 @@ def with_solve(rhos, u0, times):
     prob = eo.ODEProblem(lambda u, p, t: lorenz(u, p, t), u0, (0.0, T1), rhos[0])
     ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
     options = {"save_start": False} if times is None else {"saveat": times}
-    sim = eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUArray(), trajectories=len(rhos), engine="diffrax", **options)
+    options |= {"trajectories": len(rhos), "engine": "diffrax"}
+    sim = eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUArray(), **options)
     return sim.u, sim.retcode, sim.stats.naccept, sim.stats.nreject
 
 

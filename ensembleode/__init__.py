@@ -6,12 +6,7 @@ differentiate through it.
 
 from importlib.metadata import version as _version
 
-# Before anything that starts JAX's backend.
-from . import cpu_devices as cpu_devices
-
-
-cpu_devices.configure()
-
+from . import cpu_devices as _cpu_devices
 from .column_check import (
     check_columns as check_columns,
     ColumnReport as ColumnReport,
@@ -67,3 +62,5 @@ from .solvers import (
 
 
 __version__ = _version("ensembleode")
+
+_cpu_devices.configure()

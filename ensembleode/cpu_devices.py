@@ -2,8 +2,8 @@
 
 JAX fixes their number when it starts its backend, so it is set when ensembleode is imported, unless
 it was set already (`jax_num_cpu_devices`, or `--xla_force_host_platform_device_count` in
-`XLA_FLAGS`). The environment variable `ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves JAX's
-configuration alone. This is the one thing that ensembleode configures globally.
+`XLA_FLAGS`). The environment variable `ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves
+JAX's configuration alone. This is the one thing that ensembleode configures globally.
 """
 
 import os
@@ -55,7 +55,8 @@ def devices(n: int | None) -> list[jax.Device]:
 
     Warns once where there is only one although there are more cores.
 
-    **Raises:** `ValueError` when there are fewer than `n`, or an accelerator is the default backend.
+    **Raises:** `ValueError` when there are fewer than `n`, or when an accelerator is the default
+    backend.
     """
     if jax.default_backend() != "cpu":
         raise ValueError(

@@ -70,8 +70,8 @@ class EnsembleThreads(EnsembleAlgorithm):
     **Cost:** the chunks are dealt out to the cores in turn; no core waits for another within the
     time loop. An ensemble of one chunk (up to 128 small trajectories) runs on one core.
 
-    **Limitations:** the CPU only. Inside `jit`, none of the arguments may be committed to one device
-    (by `jax.device_put(x, device)`); inside `shard_map` it runs where its shard is.
+    **Limitations:** the CPU only. Inside `jit`, none of the arguments may be committed to one
+    device (by `jax.device_put(x, device)`); inside `shard_map` it runs where its shard is.
 
     **Throws:** `ValueError` when an accelerator is JAX's default backend, or there are fewer than
     `n` CPU devices. **Warns** once when there is one CPU device although there are more cores.

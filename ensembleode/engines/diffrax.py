@@ -132,13 +132,12 @@ def width(plan: Plan) -> int:
 
 def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
     """Solve trajectories, all at once."""
-    del n, mask
+    del mask
     in_axes = jax.tree.map(lambda b: 0 if b else None, plan.batched)
     t = 0 if plan.own_times else None
     out_axes = Result(*[0] * len(Result._fields))._replace(t=t)
-    return jax.vmap(lambda lane: integrate(plan, lane), in_axes=(in_axes,), out_axes=out_axes)(
-        lanes
-    )
+    solve = functools.partial(integrate, plan)
+    return jax.vmap(solve, in_axes=(in_axes,), out_axes=out_axes, axis_size=n)(lanes)
 
 
 #

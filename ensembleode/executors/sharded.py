@@ -16,7 +16,6 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from .. import cpu_devices
 from ..ensemble import EnsembleGPUArray, EnsembleThreads
 from ..plan import Plan, Result, shared_times
-from ..program import being_staged
 from ..trajectories import Lane
 from .job import finish_lanes, Job, Outcome
 from .shards import AXIS, on_each_device
@@ -37,9 +36,10 @@ class Devices:
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
-            return _fastest(_solve)(job.plan, *numbers)
+            solve = _solve if job.traced else _fastest(_solve)
+            return solve(job.plan, *numbers)
         if job.traced:
-            return _fastest(_solve_sharded)(job.plan, mesh, *numbers)
+            return _solve_sharded(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.
         home = _device_of(numbers)
         numbers = jax.device_put(numbers, NamedSharding(mesh, PartitionSpec()))
@@ -90,12 +90,13 @@ def _device_of(numbers: Any) -> Any:
     for x in jax.tree.leaves(numbers):
         if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
             return next(iter(x.devices()))
-    return jax.config.jax_default_device or jax.local_devices()[0]
+    chosen: Any = getattr(jax.config, "jax_default_device", None)
+    return chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0]
 
 
 def _fastest(solve: Any) -> Any:
-    """A jitted function with XLA's options for speed, where it is the outermost: only that may."""
-    return solve if being_staged() or jax.default_backend() != "cpu" else _with_wide_vectors(solve)
+    """A jitted function with options for XLA, which only the outermost may have."""
+    return _with_wide_vectors(solve) if jax.default_backend() == "cpu" else solve
 
 
 @functools.cache

@@ -2,10 +2,10 @@
 
 The backward pass runs a chunk again, recording its steps, and replays them backwards with the step
 sizes held constant (the discrete adjoint; Hager, "Runge-Kutta methods in optimal control and the
-transformed adjoint system", Numer. Math. 87, 2000). A chunk's record holds one segment of its steps:
-of those before it checkpoints are kept, a segment apart, from which they are recorded anew. So
-memory grows with the square root of `maxiters`, the cost with the steps that were taken, and nothing
-is kept from one chunk to the next.
+transformed adjoint system", Numer. Math. 87, 2000). A chunk's record holds one segment of its
+steps: of those before it checkpoints are kept, a segment apart, from which they are recorded anew.
+So memory grows with the square root of `maxiters`, the cost with the steps that were taken, and
+nothing is kept from one chunk to the next.
 """
 
 import math
@@ -17,8 +17,8 @@ import jax
 import jax.numpy as jnp
 
 from ...saving import Saving
-from .loop import advance, Chunk, Method, running, start, State
 from .leaves import add_scaled, computed_once, Leaves, map_leaves, over, select
+from .loop import advance, Chunk, Method, running, start, State
 from .step import dense_stages, step, weights_at
 
 
@@ -27,7 +27,7 @@ _RECORD = 2**21
 
 
 class Record(NamedTuple):
-    """Steps of a segment: `[step, ...]` each; `h` is zero in the lanes that did not take the step."""
+    """Steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step."""
 
     t: Any
     h: Any

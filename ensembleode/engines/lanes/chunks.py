@@ -19,8 +19,8 @@ from .adjoint import buffers, Cotangent, pull_back
 from .continuous import backsolve, gauss
 from .controller import Tolerances
 from .field import LaneField
-from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
 from .leaves import Leaves, map_leaves, sum_of
+from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
 
 
 # Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
@@ -81,13 +81,32 @@ def solve_trajectories(
     if mask is not None:
         wanted = wanted & _in_chunks(mask, chunks, setup.width)
     result = _solved(setup, every, shared, jnp.asarray(wanted))
-    merged = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], result._replace(t=None))
-    t = (
-        shared_times(plan, lanes)
-        if result.t is None
-        else result.t.reshape(-1, plan.saving.rows)[:n]
-    )
-    return merged._replace(t=t)
+    result = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], result)
+    t = shared_times(plan, lanes) if result.t is None else _own_times(plan, lanes, result)
+    return result._replace(t=t)
+
+
+def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
+    """The times saved as the functions that they are of the numbers: [trajectory, row].
+
+    (Within a solve that saves every step they are constants, but for the first and the last.)
+    """
+    n, rows = result.t.shape
+
+    def column(x, batched):
+        return jnp.broadcast_to(x[:, None] if batched else x, (n, rows))
+
+    saved = jax.lax.stop_gradient(result.t)
+    row = jnp.arange(rows, dtype=result.length.dtype)
+    t0, t1 = column(lanes.t0, plan.batched.t0), column(lanes.t1, plan.batched.t1)
+    if plan.saving.mode == "times":
+        t = jnp.broadcast_to(lanes.saveat, (n, rows))
+    else:
+        first = (row == 0) & plan.saving.start
+        last = row == result.length[:, None] - 1
+        arrived = result.retcode[:, None] == ReturnCode.Success.value
+        t = jnp.where(first, t0, jnp.where(last & arrived, t1, saved))
+    return jnp.where(jnp.isnan(saved), saved, t)
 
 
 def _setup(plan: Plan, lanes: Lane, alone: bool) -> Setup:
@@ -127,8 +146,8 @@ def _solved(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
 
 def _all_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
     if mask.shape[0] == 1:
-        one = _solve_one(setup, _first(every), shared, mask[0])
-        return jax.tree.map(lambda x: x[None], one)
+        result = _solve_one(setup, _first(every), shared, mask[0])
+        return jax.tree.map(lambda x: x[None], result)
 
     def one(numbers):
         lane, mask = numbers
@@ -241,12 +260,12 @@ def _with_adjoint(numbers, mask, setup):
 def _(perturbed, numbers, mask, setup):
     del perturbed
     result = _all_chunks(setup, *numbers, mask)
-    return result, (result.retcode, result.u)
+    return result, (result.retcode, result.u, result.length)
 
 
 @_with_adjoint.def_bwd
 def _(residuals, cotangents, perturbed, numbers, mask, setup):
-    codes, u = residuals
+    codes, u, length = residuals
     cotangent = cotangents[0]
     if cotangent is None:
         return jax.tree.map(lambda _: None, numbers)
@@ -259,11 +278,11 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
 
     def one(carry, numbers):
         room, grad_shared = carry
-        every, fixed, mask, ok, cotangent, u = numbers
+        every, fixed, mask, ok, cotangent, u, length = numbers
         # A failed lane is replaced by one that succeeded, with no cotangent: what it would add is
         # zero times the infinities on its way.
         good = jnp.where(ok, jnp.arange(setup.width), jnp.argmax(ok))
-        every, fixed, u = jax.tree.map(lambda x: x[good], (every, fixed, u))
+        every, fixed, u, length = jax.tree.map(lambda x: x[good], (every, fixed, u, length))
         weight = ok.reshape(-1, *(1,) * (cotangent.ndim - 1))
         cotangent = jnp.where(weight, cotangent, jnp.zeros_like(cotangent))
         mask = mask & jnp.any(ok)
@@ -274,13 +293,13 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
             return _real_parts(chunk), chunk
 
         _, pullback, chunk = jax.vjp(chunk_of, every, shared, has_aux=True)
-        grads, room = _pull_back(setup, chunk, cotangent, u, moving, room)
+        grads, room = _pull_back(setup, chunk, cotangent, u, length, moving, room)
         grad_every, more_shared = pullback(grads)
         return (room, jax.tree.map(jnp.add, grad_shared, more_shared)), grad_every
 
     like = jax.eval_shape(lambda e, s, m: _chunk(setup, e, s, m), *_firsts(numbers), mask[0])
     zero = jax.tree.map(jnp.zeros_like, shared)
-    chunks = (every, fixed_every, mask, succeeded, cotangent, u)
+    chunks = (every, fixed_every, mask, succeeded, cotangent, u, length)
     room = None if adjoint == "BacksolveAdjoint" else buffers(setup.method, like)
     carry = (room, zero)
     (_, grad_shared), grad_every = jax.lax.scan(one, carry, chunks)
@@ -299,11 +318,11 @@ def _real_parts(chunk: Chunk) -> tuple:
 
 
 def _pull_back(
-    setup: Setup, chunk: Chunk, cotangent: Any, u: Any, moving: bool, room: Any
+    setup: Setup, chunk: Chunk, cotangent: Any, u: Any, length: Any, moving: bool, room: Any
 ) -> tuple:
     """The cotangents of `_real_parts(chunk)`, from that of the saved states.
 
-    `u`, the saved states, is given where they are wanted; `moving`: whether times have cotangents.
+    `u`, the saved states, is given where they are wanted; `length`: how many; `moving`: whether times have cotangents.
     """
     saving, field = setup.plan.saving, setup.field
     at_start = at_end = tuple(map(jnp.zeros_like, chunk.u0))
@@ -326,11 +345,15 @@ def _pull_back(
     if not moving:
         grad_times = jax.tree.map(jnp.zeros_like, times)
     else:
-        grad_times = _pull_back_times(setup, chunk, cotangent, u, adjoint)
+        # A state saved at t0 is u0, whenever that is; but where it is at a time given by saveat.
+        at_t0 = at_u0 if saving.mode == "times" else adjoint
+        grad_times = _pull_back_times(setup, chunk, cotangent, u, length, at_t0)
     return (grad_u0, grad_args, *grad_times), room
 
 
-def _pull_back_times(setup: Setup, chunk: Chunk, cotangent: Any, u: Any, adjoint: Leaves) -> tuple:
+def _pull_back_times(
+    setup: Setup, chunk: Chunk, cotangent: Any, u: Any, length: Any, adjoint: Leaves
+) -> tuple:
     """The cotangents of `t0`, `t1` and the saved times: those of the states along the field.
 
     Exact for the solution of the ODE, and so to the tolerances for the one computed.
@@ -343,14 +366,19 @@ def _pull_back_times(setup: Setup, chunk: Chunk, cotangent: Any, u: Any, adjoint
     def at_row(i, t):
         return along(*(split(_lane_last(x[:, i])) for x in (cotangent, u)), t)
 
+    def at_last(t):
+        last = jnp.maximum(length - 1, 0).reshape(-1, *(1,) * (u.ndim - 1))
+        rows = (jnp.take_along_axis(x, last, 1)[:, 0] for x in (cotangent, u))
+        return along(*(split(_lane_last(x)) for x in rows), t)
+
     def like(x, value):
         return value if x.ndim else jnp.sum(value)
 
     t0, t1, times = chunk.t0, chunk.t1, chunk.times
     grad_t0 = like(t0, -along(adjoint, chunk.u0, t0))
     grad_t1 = jnp.zeros_like(t1)
-    if setup.plan.saving.mode == "ends":
-        grad_t1 = like(t1, at_row(-1, t1))
+    if setup.plan.saving.mode != "times":
+        grad_t1 = like(t1, at_last(t1))
     if times is None:
         return grad_t0, grad_t1, None
     by_row = [at_row(i, times[..., i]) for i in range(times.shape[-1])]

@@ -1,7 +1,7 @@
 """Continuous adjoints: the adjoint ODE, solved backwards, instead of the steps pulled back.
 
-`lambda' = -(df/du)^T lambda` from the end to the start, where it jumps by the cotangent of each saved
-state, and `(df/dp)^T lambda` integrated is the cotangent of the parameters (Chen et al., "Neural
+`lambda' = -(df/du)^T lambda` from the end to the start, where it jumps by the cotangent of each
+saved state, and `(df/dp)^T lambda` integrated is the cotangent of the parameters (Chen et al., "Neural
 ordinary differential equations", NeurIPS 2018, appendix B).
 
 - [`gauss`][] has the state from the dense output of the recorded steps, and integrates over each by
@@ -85,18 +85,15 @@ def _over_step(replay: Replay, taken: Record, pulled: tuple) -> tuple:
         stop, here = _last_row(dense, rows)
         stop = jnp.minimum(stop, theta)
         adjoint, grad = _over_part(dense, adjoint, grad, theta, stop)
-        return *jump(adjoint, rows, here), grad, stop, here
-
-    def reordered(carry):
-        adjoint, rows, grad, theta, going = one(carry)
-        return adjoint, grad, rows, theta, going
+        adjoint, rows = jump(adjoint, rows, here)
+        return adjoint, grad, rows, stop, here
 
     # A part of no length costs as much as another, and many a grid is that of the steps.
     theta, here = _last_row(dense, rows)
     adjoint, rows = jump(adjoint, rows, here & (theta >= 1))
     took = h != 0
     carry = (adjoint, grad, rows, took.astype(h.dtype), took)
-    return jax.lax.while_loop(lambda c: jnp.any(c[4]), reordered, carry)[:3]
+    return jax.lax.while_loop(lambda c: jnp.any(c[4]), one, carry)[:3]
 
 
 def _last_row(dense: _Dense, rows: Any) -> tuple:
@@ -110,8 +107,9 @@ def _last_row(dense: _Dense, rows: Any) -> tuple:
     close = 16 * jnp.finfo(h.dtype).eps * jnp.maximum(jnp.abs(chunk.t0), jnp.abs(chunk.t1))
     after = jnp.sign(h) * (time - t)
     here = (rows > 0) & took & (after > jnp.where(t == chunk.t0, 0, close))
-    theta = jnp.where(here, after / jnp.where(took, jnp.abs(h), 1), 0)
-    return computed_once((jnp.where(jnp.abs(h) - after <= close, here, theta), here))
+    theta = jnp.where(took, after / jnp.where(took, jnp.abs(h), 1), 0)
+    theta = jnp.where(jnp.abs(h) - after <= close, jnp.ones_like(theta), theta)
+    return computed_once((jnp.where(here, theta, 0), here))
 
 
 def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any) -> tuple:
@@ -252,9 +250,7 @@ class _Back(NamedTuple):
         the method, at the stages."""
         tableau, accepted = self.method.tableau, tried.accepted
         # What is not finite in a step that was rejected would be so times zero.
-        ks = tuple(
-            map_leaves(lambda x: jnp.where(over(accepted, x), x, 0), k) for k in tried.ks
-        )
+        ks = tuple(map_leaves(lambda x: jnp.where(over(accepted, x), x, 0), k) for k in tried.ks)
         h = jnp.where(accepted, tried.h, 0)
         stages = zip(tableau.c, ((), *tableau.a), tableau.b, strict=True)
         for i, (c, row, weight) in enumerate(stages):

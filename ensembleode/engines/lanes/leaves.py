@@ -1,8 +1,8 @@
 """Arithmetic on the state of a chunk: a tuple of arrays whose last axis is the lane.
 
 The leaves are one `[lane]` vector a component where the field is scalarised, and a single
-`[*state, lane]` array otherwise. What is one number a lane (a time, a step size, a mask) is `[lane]`,
-or `[]` where all lanes share it.
+`[*state, lane]` array otherwise. What is one number a lane (a time, a step size, a mask) is
+`[lane]`, or `[]` where all lanes share it.
 """
 
 import functools

@@ -10,7 +10,7 @@ import numpy as np
 from ...saving import Saving
 from ...solution import ReturnCode
 from ...solvers.tableau import Tableau
-from .controller import initial_step, PIController, Tolerances
+from .controller import initial_step
 from .leaves import computed_once, is_finite, Leaves, mean_square, over, select, sum_of
 from .step import dense_stages, error_estimate, interpolate, step
 
@@ -19,7 +19,7 @@ class Method(NamedTuple):
     """What is fixed about the steps: static."""
 
     tableau: Tableau
-    controller: PIController | None  # None: a fixed step
+    controller: Any  # a PIController; None with a fixed step
     maxiters: int
 
     @property
@@ -33,7 +33,7 @@ class Chunk(NamedTuple):
     - `u0`: leaves of the state.
     - `args`: what the field wants besides `(u, t)`.
     - `t0`, `t1`: `[]` or `[lane]`.
-    - `tol`: tolerances; None with a fixed step.
+    - `tol`: the `Tolerances`; None with a fixed step.
     - `dt`: the size of the (first) step, `[]` or `[lane]`; None for an automatic one.
     - `times`: the times to save, `[time]` or `[lane, time]`; None where there are none. Those past
         the count of a lane are infinite.
@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
     args: Any
     t0: Any
     t1: Any
-    tol: Tolerances | None
+    tol: Any
     dt: Any
     times: Any
     mask: Any
@@ -111,8 +111,9 @@ def start(method: Method, field: Callable, chunk: Chunk) -> State:
     dtype = chunk.u0[0].dtype
     y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
     active = chunk.mask & is_finite(y)
-    k = memory = None
-    h = chunk.dt
+    k: Any = None
+    memory: Any = None
+    h: Any = chunk.dt
     if method.tableau.fsal or h is None:
         k = field(y, t0)
     if h is None:

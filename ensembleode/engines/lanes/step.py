@@ -33,10 +33,10 @@ def error_estimate(tableau: Tableau, ks: tuple, h: Any) -> Leaves:
 
 def dense_stages(interpolant: Interpolant, field, y: Leaves, ks: tuple, t: Any, h: Any) -> tuple:
     """The stages of a step with those that only its dense output needs."""
-    ks = list(ks)
+    every = list(ks)
     for c, row in zip(interpolant.extra_c, interpolant.extra_a, strict=True):
-        ks.append(computed_once(field(computed_once(add_scaled(y, h, row, ks)), t + c * h)))
-    return tuple(ks)
+        every.append(computed_once(field(computed_once(add_scaled(y, h, row, every)), t + c * h)))
+    return tuple(every)
 
 
 def interpolate(interpolant: Interpolant, y: Leaves, ks: tuple, h: Any, theta: Any) -> Leaves:

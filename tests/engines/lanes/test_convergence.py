@@ -113,4 +113,6 @@ def test_order_within_one_step(cls):
     coarse, fine = error(h), error(h / 1.5)
     assert fine > 1e-14
     order = np.log(coarse / fine) / np.log(1.5) - 1
-    assert abs(order - cls.tableau.interpolant.order) < 0.2
+    # Those of Vern7 and Vern9 are of one order more, but for a remainder that is small here.
+    declared = cls.tableau.interpolant.order
+    assert declared - 0.2 < order < declared + (1.2 if declared > 5 else 0.2)

@@ -491,10 +491,10 @@ def test_the_gradient_of_a_network_is_matrix_products():
 
 @pytest.mark.skipif(jax.default_backend() != "cpu", reason="for XLA's CPU compiler")
 def test_what_is_costly_is_computed_once():
-    p = as_arrays({"g": 9.8, "length": 1.5})
+    rod = as_arrays({"g": 9.8, "length": 1.5})
     for fn, shape, p, costly in (
         # Not the quotient: the lanes share it.
-        (pendulum, (2,), p, ["cos", "sin"]),
+        (pendulum, (2,), rod, ["cos", "sin"]),
         (lorenz96, (40,), jnp.float64(8), ["concatenate"] * 3),
     ):
         field, consts = lane_field(fn, shape, p, False)

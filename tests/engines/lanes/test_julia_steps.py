@@ -152,7 +152,9 @@ def test_most_times_agree_to_single_precision():
 def test_an_ensemble_takes_the_same_steps(name):
     """In a chunk with others, and far from the first in it."""
     case = CASES[name]
-    prob = eo.ODEProblem(lotka_volterra, jnp.array(case["u0"]), tuple(case["tspan"]), jnp.array(case["p"]))
+    prob = eo.ODEProblem(
+        lotka_volterra, jnp.array(case["u0"]), tuple(case["tspan"]), jnp.array(case["p"])
+    )
     ens = eo.EnsembleProblem(
         prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + jnp.abs(ctx.index - 3) / 10))
     )
