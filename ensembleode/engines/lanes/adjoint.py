@@ -8,6 +8,7 @@ So memory grows with the square root of `maxiters`, the cost with the steps that
 nothing is kept from one chunk to the next.
 """
 
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -46,16 +47,21 @@ class Cotangent(NamedTuple):
 
     - `end`: the cotangent of the state at `t1`; `rows`: those of the saved states,
         `[lane, row, *state]`, or None.
-    - `saved`: the saved states themselves.
+    - `saved`: the saved states themselves; `t`: their times, `[lane, row]`; `length`: how many,
+        `[lane]`. None where they are not wanted.
     """
 
     end: Leaves
     rows: Any
     saved: Any
+    t: Any
+    length: Any
 
 
-def buffers(method: Method, like: Chunk) -> Buffers:
-    """Room for chunks like this one (an abstract one will do)."""
+def buffers(method: Method, saving: Saving, like: Chunk) -> Buffers | None:
+    """Room for chunks like this one (an abstract one will do); None where every step is saved."""
+    if saving.mode == "steps":
+        return None
     state = jax.eval_shape(lambda c: start(method, _still, c), like)
     lanes = like.u0[0].shape[-1]
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
@@ -79,10 +85,10 @@ def pull_back(
     saving: Saving,
     chunk: Chunk,
     cotangent: Cotangent,
-    room: Buffers,
+    room: Buffers | None,
     split: Callable,
     through: Callable | None = None,
-) -> tuple[Leaves, Leaves, Any, Buffers]:
+) -> tuple[Leaves, Leaves, Any, Buffers | None]:
     """Pull back through a chunk in which every lane succeeds.
 
     `field(args)` is the vector field of `(y, t)`; `split` takes a state `[*state, lane]` apart;
@@ -91,33 +97,45 @@ def pull_back(
     **Returns:** the cotangents of the state just after `t0`, of `u0` (which may be saved, too) and
     of `args`; and the room.
     """
-    state = start(method, field(chunk.args), chunk)
-    last, state, room, length = _record_all(method, field(chunk.args), chunk, state, room)
-    rows = _rows_saved(saving, chunk, state)
     args, rest = eqx.partition(chunk.args, eqx.is_inexact_array)
+    replay = Replay(method, field, saving, chunk, cotangent.rows, split, args, rest)
     grad = jax.tree.map(jnp.zeros_like, args)
+    replayed = functools.partial(_replay_all, replay, through or _replay_one)
+    if room is None:
+        record, length = _record_saved(saving, chunk, cotangent, split)
+        pulled = (cotangent.end, grad, cotangent.length)
+        adjoint, grad, rows = replayed(record, length, pulled)
+    else:
+        adjoint, grad, rows, room = _replay_segments(replay, replayed, cotangent.end, grad, room)
+    at_u0 = adjoint
+    if cotangent.rows is not None:
+        at_u0 = _add_start(cotangent.rows, adjoint, rows, split)
+    return adjoint, at_u0, grad, room
+
+
+def _replay_segments(replay, replayed, adjoint, grad, room) -> tuple:
+    """Record and replay, the last segment first."""
+    method, chunk = replay.method, replay.chunk
+    field = replay.field(chunk.args)
+    state = start(method, field, chunk)
+    last, state, room, length = _record_all(method, field, chunk, state, room)
+    rows = _rows_saved(replay.saving, chunk)
 
     def going(carry):
         return carry[0] >= 0
 
     def segment(carry):
         number, length, record, *pulled = carry
-        replay = Replay(method, field, saving, chunk, cotangent.rows, split, args, rest)
-        pulled = _replay_all(replay, through or _replay_one, record, length, tuple(pulled))
+        pulled = replayed(record, length, tuple(pulled))
         # The segment before, if there is one.
         before = number - 1
         state = _read(room.checkpoints, jnp.maximum(before, 0))
-        _, record, length = _record_segment(
-            method, field(chunk.args), chunk, state, record, before >= 0
-        )
+        _, record, length = _record_segment(method, field, chunk, state, record, before >= 0)
         return (before, length, record, *pulled)
 
-    carry = (last, length, room.record, cotangent.end, grad, rows)
+    carry = (last, length, room.record, adjoint, grad, rows)
     _, _, record, adjoint, grad, rows = jax.lax.while_loop(going, segment, carry)
-    at_u0 = adjoint
-    if cotangent.rows is not None:
-        at_u0 = _add_start(cotangent.rows, adjoint, rows, split)
-    return adjoint, at_u0, grad, Buffers(record, room.checkpoints)
+    return adjoint, grad, rows, Buffers(record, room.checkpoints)
 
 
 #
@@ -159,6 +177,30 @@ def _record_segment(method, field, chunk, state, record, wanted) -> tuple:
         return state, _write(record, length, Record(tried.t, h, tried.y)), length + 1
 
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
+
+
+def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Callable) -> tuple:
+    """The record of all steps, where every one was saved; and how many they are.
+
+    (Run again, in another program, a solve to the last digits may take others.)
+    """
+    u, t = jnp.moveaxis(cotangent.saved, (0, 1), (-1, 0)), cotangent.t.T
+    y = jax.vmap(split)(u)
+    length = cotangent.length
+    if not saving.start:
+        t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
+        y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
+        length = length + 1
+    steps = jnp.arange(t.shape[0] - 1, dtype=length.dtype)
+    took = steps[:, None] < length[None] - 1
+    h = jnp.where(took, t[1:] - t[:-1], 0)
+    t = jnp.where(took, t[:-1], chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[None])
+
+    def finite(x, u0):
+        wide = took.reshape(len(steps), *(1,) * (x.ndim - 2), -1)
+        return jnp.where(wide, x[:-1], u0[None])
+
+    return Record(t, h, map_leaves(finite, y, chunk.u0)), jnp.max(length) - 1
 
 
 def _write(arrays: Any, i: Any, values: Any) -> Any:
@@ -277,10 +319,8 @@ def _row(rows: Any, row: Any, split: Callable) -> Leaves:
     return split(jnp.moveaxis(rows[lane, row], 0, -1))
 
 
-def _rows_saved(saving: Saving, chunk: Chunk, state: State) -> Any:
+def _rows_saved(saving: Saving, chunk: Chunk) -> Any:
     """How many rows were written, in a lane that succeeded."""
-    if saving.mode == "steps":
-        return state.naccept + int(saving.start)
     lanes = chunk.u0[0].shape[-1]
     if saving.mode == "ends":
         return jnp.zeros(lanes, jnp.int32)

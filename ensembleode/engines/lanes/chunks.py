@@ -97,10 +97,10 @@ def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
         return jnp.broadcast_to(x[:, None] if batched else x, (n, rows))
 
     saved = jax.lax.stop_gradient(result.t)
-    row = jnp.arange(rows, dtype=result.length.dtype)
+    row = jnp.arange(rows, dtype=result.length.dtype)[None]
     t0, t1 = column(lanes.t0, plan.batched.t0), column(lanes.t1, plan.batched.t1)
     if plan.saving.mode == "times":
-        t = jnp.broadcast_to(lanes.saveat, (n, rows))
+        t = jnp.broadcast_to(jnp.asarray(lanes.saveat), (n, rows))
     else:
         first = (row == 0) & plan.saving.start
         last = row == result.length[:, None] - 1
@@ -260,32 +260,34 @@ def _with_adjoint(numbers, mask, setup):
 def _(perturbed, numbers, mask, setup):
     del perturbed
     result = _all_chunks(setup, *numbers, mask)
-    return result, (result.retcode, result.u, result.length)
+    return result, (result.retcode, result.u, result.t, result.length)
 
 
 @_with_adjoint.def_bwd
 def _(residuals, cotangents, perturbed, numbers, mask, setup):
-    codes, u, length = residuals
+    codes, *saved = residuals
     cotangent = cotangents[0]
     if cotangent is None:
         return jax.tree.map(lambda _: None, numbers)
     adjoint = setup.plan.method.value.adjoint
     moving = any(jtu.tree_leaves([[x.t0, x.t1, x.saveat] for x in perturbed]))
-    u = u if moving or adjoint == "BacksolveAdjoint" else None
+    if not (moving or adjoint == "BacksolveAdjoint" or setup.plan.saving.mode == "steps"):
+        saved = None
     (every, shared), fixed = eqx.partition(numbers, eqx.is_inexact_array)
     fixed_every, fixed_shared = fixed
     succeeded = codes == ReturnCode.Success.value
 
     def one(carry, numbers):
         room, grad_shared = carry
-        every, fixed, mask, ok, cotangent, u, length = numbers
+        every, fixed, mask, ok, cotangent, saved = numbers
         # A failed lane is replaced by one that succeeded, with no cotangent: what it would add is
         # zero times the infinities on its way.
         good = jnp.where(ok, jnp.arange(setup.width), jnp.argmax(ok))
-        every, fixed, u, length = jax.tree.map(lambda x: x[good], (every, fixed, u, length))
+        every, fixed, saved = jax.tree.map(lambda x: x[good], (every, fixed, saved))
         weight = ok.reshape(-1, *(1,) * (cotangent.ndim - 1))
         cotangent = jnp.where(weight, cotangent, jnp.zeros_like(cotangent))
-        mask = mask & jnp.any(ok)
+        some = jnp.any(ok)
+        mask = mask & some
 
         def chunk_of(every, shared):
             lane, rest = eqx.combine(every, fixed), eqx.combine(shared, fixed_shared)
@@ -293,14 +295,15 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
             return _real_parts(chunk), chunk
 
         _, pullback, chunk = jax.vjp(chunk_of, every, shared, has_aux=True)
-        grads, room = _pull_back(setup, chunk, cotangent, u, length, moving, room)
+        grads, room = _pull_back(setup, chunk, cotangent, saved, moving, room)
+        grads = jax.tree.map(lambda x: jnp.where(some, x, jnp.zeros_like(x)), grads)
         grad_every, more_shared = pullback(grads)
         return (room, jax.tree.map(jnp.add, grad_shared, more_shared)), grad_every
 
     like = jax.eval_shape(lambda e, s, m: _chunk(setup, e, s, m), *_firsts(numbers), mask[0])
     zero = jax.tree.map(jnp.zeros_like, shared)
-    chunks = (every, fixed_every, mask, succeeded, cotangent, u, length)
-    room = None if adjoint == "BacksolveAdjoint" else buffers(setup.method, like)
+    chunks = (every, fixed_every, mask, succeeded, cotangent, saved)
+    room = None if adjoint == "BacksolveAdjoint" else buffers(setup.method, setup.plan.saving, like)
     carry = (room, zero)
     (_, grad_shared), grad_every = jax.lax.scan(one, carry, chunks)
     return grad_every, grad_shared
@@ -318,11 +321,12 @@ def _real_parts(chunk: Chunk) -> tuple:
 
 
 def _pull_back(
-    setup: Setup, chunk: Chunk, cotangent: Any, u: Any, length: Any, moving: bool, room: Any
+    setup: Setup, chunk: Chunk, cotangent: Any, saved: Any, moving: bool, room: Any
 ) -> tuple:
     """The cotangents of `_real_parts(chunk)`, from that of the saved states.
 
-    `u`, the saved states, is given where they are wanted; `length`: how many; `moving`: whether times have cotangents.
+    `saved`: the saved states, their times and how many, where they are wanted; `moving`: whether
+    times have cotangents.
     """
     saving, field = setup.plan.saving, setup.field
     at_start = at_end = tuple(map(jnp.zeros_like, chunk.u0))
@@ -335,9 +339,10 @@ def _pull_back(
     args, fixed = eqx.partition(chunk.args, eqx.is_inexact_array)
     args, narrow = jax.vjp(lambda args: jax.tree.map(setup.widened, args), args)
     chunk = chunk._replace(args=eqx.combine(args, fixed))
-    saved = Cotangent(at_end, rows, u)
+    u, t, length = saved or (None, None, None)
+    pulled = Cotangent(at_end, rows, u, t, length)
     adjoint, at_u0, grad_args, room = _ADJOINTS[setup.plan.method.value.adjoint](
-        setup.method, setup.field_of, saving, chunk, saved, room, field.split
+        setup.method, setup.field_of, saving, chunk, pulled, room, field.split
     )
     (grad_args,) = narrow(grad_args)
     grad_u0 = map_leaves(jnp.add, at_u0, at_start)

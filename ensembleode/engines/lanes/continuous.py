@@ -1,8 +1,8 @@
 """Continuous adjoints: the adjoint ODE, solved backwards, instead of the steps pulled back.
 
 `lambda' = -(df/du)^T lambda` from the end to the start, where it jumps by the cotangent of each
-saved state, and `(df/dp)^T lambda` integrated is the cotangent of the parameters (Chen et al., "Neural
-ordinary differential equations", NeurIPS 2018, appendix B).
+saved state, and `(df/dp)^T lambda` integrated is the cotangent of the parameters (Chen et al.,
+"Neural ordinary differential equations", NeurIPS 2018, appendix B).
 
 - [`gauss`][] has the state from the dense output of the recorded steps, and integrates over each by
     Gauss and Legendre's quadrature (Norcliffe and Deisenroth, "Faster training of neural ODEs using
@@ -39,9 +39,9 @@ def gauss(
     saving: Saving,
     chunk: Chunk,
     cotangent: Cotangent,
-    room: Buffers,
+    room: Buffers | None,
     split: Callable,
-) -> tuple[Leaves, Leaves, Any, Buffers]:
+) -> tuple[Leaves, Leaves, Any, Buffers | None]:
     """Integrate back over the steps of a chunk in which every lane succeeds."""
     return pull_back(method, field, saving, chunk, cotangent, room, split, _over_step)
 

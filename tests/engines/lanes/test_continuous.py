@@ -92,8 +92,15 @@ def test_it_tends_to_that_of_the_steps(saving, sensealg):
     assert apart[2] < apart[1] / 50
 
 
+FAST = {eo.Bosh3, eo.Tsit5}
+
+
 @both_adjoints
-@pytest.mark.parametrize("alg", METHODS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "alg",
+    [a if a in FAST else pytest.param(a, marks=pytest.mark.slow) for a in METHODS],
+    ids=lambda cls: cls.__name__,
+)
 def test_every_method_converges_with_its_order(alg, sensealg):
     """To the gradient of the ODE, with fixed steps, whatever its stages and its interpolant."""
     exact = replayed("times", abstol=1e-13, reltol=1e-13)
@@ -109,6 +116,7 @@ def test_every_method_converges_with_its_order(alg, sensealg):
         assert fine < max(coarse / 4 ** (order - 0.95), 1e-11)
 
 
+@pytest.mark.slow
 @both_adjoints
 @pytest.mark.parametrize("alg", [eo.Bosh3, eo.Vern7, eo.Dopri8], ids=lambda cls: cls.__name__)
 def test_adaptive_methods(alg, sensealg):
@@ -228,14 +236,14 @@ def test_rows_on_the_grid_of_the_steps_and_rows_alike(saveat, sensealg):
     def loss(x, sensealg):
         how = {"dt": 0.1, "adaptive": False, "engine": "lanes", "sensealg": sensealg}
         prob = eo.ODEProblem(lotka_volterra, x["u0"], (0.0, 1.0), x["p"], saveat=saveat)
-        return weighed(eo.solve(prob, eo.Vern9(), **how).u)
+        return weighed(eo.solve(prob, eo.Dopri5(), **how).u)
 
     x = {"u0": X["u0"], "p": X["p"]}
     got, expected = (
         jax.jit(jax.grad(functools.partial(loss, sensealg=s)))(x)
         for s in (sensealg, eo.ReplayAdjoint())
     )
-    assert_close(got, expected, 1e-8)
+    assert_close(got, expected, 1e-5)
 
 
 @both_adjoints
