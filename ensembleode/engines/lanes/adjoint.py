@@ -24,15 +24,33 @@ from .step import dense_stages, step, weights_at
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
-_RECORD = 2**21
+_RECORD = 2**20
 
 
 class Record(NamedTuple):
-    """Steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step."""
+    """Steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
+
+    `k`, the first stage, is None but where it is wanted: the last of a method that is FSAL is the
+    first of the next step, and pulled back once.
+    """
 
     t: Any
     h: Any
     y: Leaves
+    k: Any
+
+
+class Pulled(NamedTuple):
+    """What has been pulled back to the start of a step.
+
+    - `y`, `k`: the cotangents of the state and of the first stage (where that is recorded).
+    - `grad`: of the arguments; `rows`: how many of the saved rows are left, `[lane]`.
+    """
+
+    y: Leaves
+    k: Any
+    grad: Any
+    rows: Any
 
 
 class Buffers(NamedTuple):
@@ -72,11 +90,17 @@ def buffers(method: Method, saving: Saving, like: Chunk) -> Buffers | None:
     def room(n, x):
         return jnp.zeros((n, *x.shape), x.dtype)
 
-    record = Record(state.t, jax.ShapeDtypeStruct((lanes,), state.h.dtype), state.y)
+    k = state.k if _is_chained(method, saving) else None
+    record = Record(state.t, jax.ShapeDtypeStruct((lanes,), state.h.dtype), state.y, k)
     return Buffers(
         jax.tree.map(lambda x: room(length, x), record),
         jax.tree.map(lambda x: room(segments, x), state),
     )
+
+
+def _is_chained(method: Method, saving: Saving) -> bool:
+    """Whether the dense output of a step depends on the first stage of the next."""
+    return method.tableau.fsal and saving.mode == "times"
 
 
 def pull_back(
@@ -103,39 +127,48 @@ def pull_back(
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
     if room is None:
         record, length = _record_saved(saving, chunk, cotangent, split)
-        pulled = (cotangent.end, grad, cotangent.length)
-        adjoint, grad, rows = replayed(record, length, pulled)
+        pulled = replayed(record, length, Pulled(cotangent.end, None, grad, cotangent.length))
     else:
-        adjoint, grad, rows, room = _replay_segments(replay, replayed, cotangent.end, grad, room)
+        k = None
+        if through is None and _is_chained(method, saving):
+            k = tuple(map(jnp.zeros_like, cotangent.end))
+        pulled = Pulled(cotangent.end, k, grad, _rows_saved(saving, chunk))
+        pulled, room = _replay_segments(replay, replayed, pulled, room)
+    adjoint, grad = pulled.y, pulled.grad
+    if pulled.k is not None:
+        _, pull_k = jax.vjp(
+            lambda y, args: field(eqx.combine(args, rest))(y, chunk.t0), chunk.u0, args
+        )
+        more, more_grad = pull_k(pulled.k)
+        adjoint, grad = map_leaves(jnp.add, adjoint, more), jax.tree.map(jnp.add, grad, more_grad)
     at_u0 = adjoint
     if cotangent.rows is not None:
-        at_u0 = _add_start(cotangent.rows, adjoint, rows, split)
+        at_u0 = _add_start(cotangent.rows, adjoint, pulled.rows, split)
     return adjoint, at_u0, grad, room
 
 
-def _replay_segments(replay, replayed, adjoint, grad, room) -> tuple:
+def _replay_segments(replay, replayed, pulled, room) -> tuple:
     """Record and replay, the last segment first."""
     method, chunk = replay.method, replay.chunk
     field = replay.field(chunk.args)
     state = start(method, field, chunk)
     last, state, room, length = _record_all(method, field, chunk, state, room)
-    rows = _rows_saved(replay.saving, chunk)
 
     def going(carry):
         return carry[0] >= 0
 
     def segment(carry):
-        number, length, record, *pulled = carry
-        pulled = replayed(record, length, tuple(pulled))
-        # The segment before, if there is one.
-        before = number - 1
-        state = _read(room.checkpoints, jnp.maximum(before, 0))
-        _, record, length = _record_segment(method, field, chunk, state, record, before >= 0)
-        return (before, length, record, *pulled)
+        number, again, length, record, pulled = carry
+        # Recorded before it is read, in this order: XLA would copy the record otherwise.
+        state = _read(room.checkpoints, number)
+        _, record, steps = _record_segment(method, field, chunk, state, record, again)
+        length = jnp.where(again, steps, length)
+        return number - 1, jnp.array(True), length, record, replayed(record, length, pulled)
 
-    carry = (last, length, room.record, adjoint, grad, rows)
-    _, _, record, adjoint, grad, rows = jax.lax.while_loop(going, segment, carry)
-    return adjoint, grad, rows, Buffers(record, room.checkpoints)
+    # The last is in the record.
+    carry = (last, jnp.array(False), length, room.record, pulled)
+    *_, record, pulled = jax.lax.while_loop(going, segment, carry)
+    return pulled, Buffers(record, room.checkpoints)
 
 
 #
@@ -174,7 +207,8 @@ def _record_segment(method, field, chunk, state, record, wanted) -> tuple:
         state, record, length = carry
         state, tried = advance(method, field, chunk, state)
         h = jnp.where(tried.accepted, tried.h, jnp.zeros_like(tried.h))
-        return state, _write(record, length, Record(tried.t, h, tried.y)), length + 1
+        k = None if record.k is None else tried.ks[0]
+        return state, _write(record, length, Record(tried.t, h, tried.y, k)), length + 1
 
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
@@ -200,7 +234,7 @@ def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Cal
         wide = took.reshape(len(steps), *(1,) * (x.ndim - 2), -1)
         return jnp.where(wide, x[:-1], u0[None])
 
-    return Record(t, h, map_leaves(finite, y, chunk.u0)), jnp.max(length) - 1
+    return Record(t, h, map_leaves(finite, y, chunk.u0), None), jnp.max(length) - 1
 
 
 def _write(arrays: Any, i: Any, values: Any) -> Any:
@@ -230,8 +264,8 @@ class Replay(NamedTuple):
 
 
 def _replay_all(
-    replay: Replay, through: Callable, record: Record, length: Any, pulled: tuple
-) -> tuple:
+    replay: Replay, through: Callable, record: Record, length: Any, pulled: Pulled
+) -> Pulled:
     def one(carry):
         i, pulled = carry
         i = i - 1
@@ -240,28 +274,36 @@ def _replay_all(
     return jax.lax.while_loop(lambda carry: carry[0] > 0, one, (length, pulled))[1]
 
 
-def _replay_one(replay: Replay, taken: Record, pulled: tuple) -> tuple:
+def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Pull the cotangents back through one step."""
-    adjoint, grad, rows = pulled
-    t, h, y = taken
+    adjoint, adjoint_k, grad, rows = pulled
+    t, h, y, k = taken
     tableau = replay.method.tableau
     dense = replay.saving.mode == "times"
 
-    def forward(y, args):
+    def forward(y, k, args):
         field = replay.field(eqx.combine(args, replay.rest))
-        y2, ks = step(tableau, field, y, field(y, t), t, h)
+        y2, ks = step(tableau, field, y, field(y, t) if k is None else k, t, h)
         return y2, dense_stages(tableau.interpolant, field, y, ks, t, h) if dense else ()
 
-    (_, ks), pullback = jax.vjp(forward, y, replay.args)
+    (_, ks), pullback = jax.vjp(forward, y, k, replay.args)
     direct = tuple(map(jnp.zeros_like, y))
-    adjoint_ks = jax.tree.map(jnp.zeros_like, ks)
+    adjoint_ks = list(jax.tree.map(jnp.zeros_like, ks))
+    took = h != 0
+    if k is not None:
+        adjoint_ks[tableau.stages - 1] = map_leaves(
+            lambda x: jnp.where(over(took, x), x, 0), adjoint_k
+        )
+    adjoint_ks = tuple(adjoint_ks)
     if replay.saving.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
     if dense:
         direct, adjoint_ks, rows = _rows_within(replay, taken, (direct, adjoint_ks, rows))
-    adjoint_y, grad_args = pullback((adjoint, adjoint_ks))
+    adjoint_y, to_k, grad_args = pullback((adjoint, adjoint_ks))
+    if k is not None:
+        adjoint_k = select(took, to_k, adjoint_k)
     grad = jax.tree.map(jnp.add, grad, grad_args)
-    return map_leaves(jnp.add, adjoint_y, direct), grad, rows
+    return Pulled(map_leaves(jnp.add, adjoint_y, direct), adjoint_k, grad, rows)
 
 
 def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[Leaves, Any]:
@@ -277,7 +319,7 @@ def _rows_within(replay: Replay, taken: Record, carry: tuple) -> tuple:
     """Add the cotangents of the states that were saved within the step."""
     times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
     interpolant = replay.method.tableau.interpolant
-    t, h, _ = taken
+    t, h = taken.t, taken.h
     took = h != 0
 
     def last(rows):

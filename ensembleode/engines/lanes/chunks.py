@@ -260,12 +260,13 @@ def _with_adjoint(numbers, mask, setup):
 def _(perturbed, numbers, mask, setup):
     del perturbed
     result = _all_chunks(setup, *numbers, mask)
-    return result, (result.retcode, result.u, result.t, result.length)
+    steps = result.naccept + result.nreject
+    return result, (result.retcode, steps, (result.u, result.t, result.length))
 
 
 @_with_adjoint.def_bwd
 def _(residuals, cotangents, perturbed, numbers, mask, setup):
-    codes, *saved = residuals
+    codes, steps, saved = residuals
     cotangent = cotangents[0]
     if cotangent is None:
         return jax.tree.map(lambda _: None, numbers)
@@ -275,15 +276,16 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
         saved = None
     (every, shared), fixed = eqx.partition(numbers, eqx.is_inexact_array)
     fixed_every, fixed_shared = fixed
-    succeeded = codes == ReturnCode.Success.value
+    order, back = _by_cost(setup, steps)
+    lanes = jax.tree.map(_merged, (every, fixed_every, cotangent, saved))
 
     def one(carry, numbers):
         room, grad_shared = carry
-        every, fixed, mask, ok, cotangent, saved = numbers
+        which, mask, ok = numbers
         # A failed lane is replaced by one that succeeded, with no cotangent: what it would add is
         # zero times the infinities on its way.
-        good = jnp.where(ok, jnp.arange(setup.width), jnp.argmax(ok))
-        every, fixed, saved = jax.tree.map(lambda x: x[good], (every, fixed, saved))
+        which = jnp.where(ok, which, which[jnp.argmax(ok)])
+        every, fixed, cotangent, saved = jax.tree.map(lambda x: x[which], lanes)
         weight = ok.reshape(-1, *(1,) * (cotangent.ndim - 1))
         cotangent = jnp.where(weight, cotangent, jnp.zeros_like(cotangent))
         some = jnp.any(ok)
@@ -302,11 +304,29 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
 
     like = jax.eval_shape(lambda e, s, m: _chunk(setup, e, s, m), *_firsts(numbers), mask[0])
     zero = jax.tree.map(jnp.zeros_like, shared)
-    chunks = (every, fixed_every, mask, succeeded, cotangent, saved)
     room = None if adjoint == "BacksolveAdjoint" else buffers(setup.method, setup.plan.saving, like)
-    carry = (room, zero)
-    (_, grad_shared), grad_every = jax.lax.scan(one, carry, chunks)
-    return grad_every, grad_shared
+    succeeded = codes == ReturnCode.Success.value
+    ordered = (_merged(x)[order] for x in (mask, succeeded))
+    (_, grad_shared), grad_every = jax.lax.scan(one, (room, zero), (order, *ordered))
+    return jax.tree.map(lambda x: _merged(x)[back].reshape(x.shape), grad_every), grad_shared
+
+
+def _by_cost(setup: Setup, steps: Any) -> tuple:
+    """Lanes in chunks of those that took about as many steps, as a chunk takes the most of any.
+
+    **Returns:** which lane is at each place, `[chunk, lane]`, and at which place each is, `[n]`.
+    """
+    here = np.arange(steps.size, dtype=np.int32)
+    if setup.method.controller is None or steps.shape[0] == 1:
+        return here.reshape(steps.shape), here
+    order = jnp.argsort(steps.reshape(-1)).astype(np.int32)
+    back = jnp.zeros_like(order).at[order].set(here, unique_indices=True)
+    return order.reshape(steps.shape), back
+
+
+def _merged(x: Any) -> Any:
+    """Without the axis of the chunks."""
+    return x.reshape(-1, *x.shape[2:])
 
 
 def _firsts(numbers: tuple) -> tuple:

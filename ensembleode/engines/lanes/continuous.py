@@ -22,7 +22,17 @@ import numpy as np
 
 from ...saving import Saving
 from ...solvers.tableau import Tableau
-from .adjoint import add_end, Buffers, Cotangent, cotangents_of, pull_back, Record, Replay, time_of
+from .adjoint import (
+    add_end,
+    Buffers,
+    Cotangent,
+    cotangents_of,
+    pull_back,
+    Pulled,
+    Record,
+    Replay,
+    time_of,
+)
 from .leaves import add_scaled, computed_once, is_finite, Leaves, map_leaves, over, select
 from .loop import advance, Chunk, Method, running, start, Step
 from .step import dense_stages, interpolate, step
@@ -55,25 +65,26 @@ class _Dense(NamedTuple):
 
     def at(self, theta: Any) -> tuple[Leaves, Any]:
         """The state and the time at `theta`, from 0 at the start of the step to 1 at its end."""
-        t, h, y = self.taken
+        t, h, y, _ = self.taken
         if isinstance(theta, float) and theta == 0:
             return y, t
         interpolant = self.replay.method.tableau.interpolant
         return interpolate(interpolant, y, self.ks, h, theta), t + theta * h
 
 
-def _over_step(replay: Replay, taken: Record, pulled: tuple) -> tuple:
+def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Integrate back over one step, from its end or a saved time to the one before."""
-    adjoint, grad, rows = pulled
-    t, h, y = taken
+    adjoint, _, grad, rows = pulled
+    t, h, y, k = taken
     tableau = replay.method.tableau
     field = replay.field(eqx.combine(replay.args, replay.rest))
-    _, ks = step(tableau, field, y, field(y, t), t, h)
+    _, ks = step(tableau, field, y, field(y, t) if k is None else k, t, h)
     dense = _Dense(replay, taken, dense_stages(tableau.interpolant, field, y, ks, t, h))
     if replay.saving.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
     if replay.saving.mode != "times":
-        return *_over_part(dense, adjoint, grad, 1.0, 0.0), rows
+        adjoint, grad = _over_part(dense, adjoint, grad, 1.0, 0.0)
+        return Pulled(adjoint, None, grad, rows)
 
     def jump(adjoint, rows, here):
         ct = cotangents_of(replay, jnp.maximum(rows - 1, 0))
@@ -93,7 +104,8 @@ def _over_step(replay: Replay, taken: Record, pulled: tuple) -> tuple:
     adjoint, rows = jump(adjoint, rows, here & (theta >= 1))
     took = h != 0
     carry = (adjoint, grad, rows, took.astype(h.dtype), took)
-    return jax.lax.while_loop(lambda c: jnp.any(c[4]), one, carry)[:3]
+    adjoint, grad, rows, *_ = jax.lax.while_loop(lambda c: jnp.any(c[4]), one, carry)
+    return Pulled(adjoint, None, grad, rows)
 
 
 def _last_row(dense: _Dense, rows: Any) -> tuple:
@@ -101,7 +113,7 @@ def _last_row(dense: _Dense, rows: Any) -> tuple:
 
     Times that are the same but for rounding are: a row at the start belongs to the step before.
     """
-    chunk, (t, h, _) = dense.replay.chunk, dense.taken
+    chunk, t, h = dense.replay.chunk, dense.taken.t, dense.taken.h
     took = h != 0
     time = time_of(chunk.times, jnp.maximum(rows - 1, 0))
     close = 16 * jnp.finfo(h.dtype).eps * jnp.maximum(jnp.abs(chunk.t0), jnp.abs(chunk.t1))
