@@ -201,6 +201,27 @@ def test_more_than_a_chunk():
     check(lambda x: both(x)[0], both(x)[1], x)
 
 
+def test_chunks_are_of_like_cost_in_reverse():
+    """Several, of lanes from all over the ensemble: each still has the gradient of its own."""
+    n = 2 * width_of(jax.ShapeDtypeStruct((1,), np.float64)) + 5
+    rates = jnp.asarray(np.random.default_rng(0).permutation(np.linspace(0.5, 40, n)))
+
+    def loss(rates, start, where=None):
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, start, (0.0, 1.0), rates[0])
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rates[ctx.index]))
+        sim = eo.solve(ens, eo.Tsit5(), where, trajectories=n, engine="lanes", **TIGHT)
+        return jnp.vdot(jnp.cos(jnp.arange(1.0 * n)), sim.u[:, -1, 0]), sim.stats.naccept
+
+    start = jnp.array([2.0])
+    weights = np.cos(np.arange(n)) * np.exp(-rates)
+    for where in (eo.EnsembleSerial(), eo.EnsembleThreads()):
+        run = jax.jit(jax.grad(functools.partial(loss, where=where), (0, 1), has_aux=True))
+        (by_rates, by_start), steps = run(rates, start)
+        assert np.ptp(steps[:9]) > 10
+        np.testing.assert_allclose(by_rates, -2 * weights, rtol=0, atol=1e-10)
+        np.testing.assert_allclose(by_start, [np.sum(weights)], rtol=0, atol=1e-9)
+
+
 #
 # Networks, and trajectories that fail
 #

@@ -184,13 +184,6 @@ def test_the_answer_is_that_of_diffrax(name):
     assert ours.engine.name == "lanes" != theirs.engine.name
     assert (ours.retcode == eo.ReturnCode.Success).all()
     size = np.abs(theirs.u).max()
-    print(
-        "MEAS",
-        name,
-        np.abs(ours.u - theirs.u).max() / size,
-        ours.stats.naccept,
-        theirs.stats.naccept,
-    )
     np.testing.assert_allclose(ours.u, theirs.u, rtol=0, atol=problem.close * size)
     if problem.vary:
         assert np.abs(ours.u[0] - ours.u[2]).max() > 1e-3 * size
