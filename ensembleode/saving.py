@@ -133,18 +133,13 @@ def _spaced(saveat, start, t0, t1, dtype, defer):
 
 
 def _as_times(saveat, t0, t1, dtype):
-    if is_tracer(saveat):
-        return saveat.astype(dtype)
     times = saveat.astype(dtype)
     if times.shape[-1] == 0:
         raise ValueError("saveat is empty; leave it out to save the start and the end.")
-    if is_tracer(t0) or is_tracer(t1):
-        return times
+    if any(map(is_tracer, (saveat, t0, t1))):
+        return _at_ends(jnp, times, *(jnp.asarray(t, dtype) for t in (t0, t1)))
     t0, t1 = dtype.type(t0), dtype.type(t1)
-    # Rounding in np.arange and friends may step over an end by an ulp or two.
-    close = 8 * np.finfo(dtype).eps * max(abs(t0), abs(t1))
-    for end in (t0, t1):
-        times = np.where(np.abs(times - end) <= close, end, times)
+    times = _at_ends(np, times, t0, t1)
     lo, hi = min(t0, t1), max(t0, t1)
     outside = ~((times >= lo) & (times <= hi))
     if outside.any():
@@ -154,4 +149,12 @@ def _as_times(saveat, t0, t1, dtype):
     if (np.diff(times, axis=-1) * np.sign(t1 - t0) < 0).any():
         order = "decreasing, as time runs backwards here" if t1 < t0 else "increasing"
         raise ValueError(f"saveat is not sorted: it must be {order}.")
+    return times
+
+
+def _at_ends(xp, times, t0, t1):
+    """Rounding in `arange` and friends may step over an end by an ulp or two."""
+    close = 8 * np.finfo(times.dtype).eps * xp.maximum(xp.abs(t0), xp.abs(t1))
+    for end in (t0, t1):
+        times = xp.where(xp.abs(times - end) <= close, end, times)
     return times

@@ -109,7 +109,7 @@ def explained(sensealg: Any) -> Iterator[None]:
     except TypeError as e:
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
             raise
-        name = type(sensealg or RecursiveCheckpointAdjoint()).__name__ + "()"
+        name = "None, the default," if sensealg is None else type(sensealg).__name__ + "()"
         raise TypeError(_REVERSE_ONLY.format(name)) from e
 
 

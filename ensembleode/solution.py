@@ -278,16 +278,18 @@ def _hermite(ts, us, dus, length, t):
         i = jnp.searchsorted(ordered, t * sign, side="right") - 1
         i = jnp.clip(i, 0, jnp.asarray(length - 2, i.dtype))
         i = jnp.maximum(i, 0)
-        h = ts[i + 1] - ts[i]
+        # A single time, or a span of no length, has no interval.
+        has_length = (length > 1) & (ts[i + 1] != ts[i])
+        j = jnp.where(has_length, i + 1, i)
+        h = jnp.where(has_length, ts[j] - ts[i], 1)
         x = (t - ts[i]) / h
         value = (
             (1 + 2 * x) * (1 - x) ** 2 * us[i]
-            + x**2 * (3 - 2 * x) * us[i + 1]
+            + x**2 * (3 - 2 * x) * us[j]
             + h * x * (1 - x) ** 2 * dus[i]
-            + h * x**2 * (x - 1) * dus[i + 1]
+            + h * x**2 * (x - 1) * dus[j]
         )
         inside = (t * sign >= ordered[0]) & (t * sign <= ordered[length - 1]) & (length > 0)
-        value = jnp.where(t == ts[i], us[i], value)
         return jnp.where(inside, value, jnp.nan)
 
     return jax.vmap(at)(t) if t.ndim else at(t)

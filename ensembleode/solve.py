@@ -82,11 +82,12 @@ def solve(
     - `adaptive`: False for a fixed step; by default whatever the solver can do.
     - `maxiters`: the limit on steps of a trajectory, by default 100,000.
     - `stepsize_controller`: a diffrax step-size controller, in place of the tolerances.
-    - `sensealg`: how it is differentiated, by default `RecursiveCheckpointAdjoint()`.
+    - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
+        (lanes) or `RecursiveCheckpointAdjoint()` (diffrax).
     - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
         the results of several are gathered on the host (as NumPy arrays). By default from an
-        estimate of the memory needed (see `ensembleode.batches`), and on the CPU small enough for
-        its cache.
+        estimate of the memory needed (see `ensembleode.batches`), and with diffrax on the CPU
+        small enough for its cache.
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
     - `engine`: `"auto"`, `"lanes"` or `"diffrax"`.
@@ -130,7 +131,9 @@ def solve(
     }
 
     every = describe(ens, options, key, None if alone else n)
-    engine_module, choice = engines.choose(engine, alg, every.options)
+    engine_module, choice = engines.choose(
+        engine, alg, every.options, every.field.out_avals[0].dtype
+    )
     job = _job(ens, every, engine_module, alg, key)
     executor.check(job.plan)
 

@@ -203,6 +203,57 @@ def run(code, **variables):
     return done.stdout.strip(), done.stderr
 
 
+#
+# Where arrays are
+#
+
+
+def decays(rate, alg=None, **how):
+    """More than a chunk, so that there is work for two devices."""
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), rate)
+    ens = eo.EnsembleProblem(
+        prob,
+        lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id),
+        how.pop("output_func", None),
+    )
+    return eo.solve(ens, None, alg or eo.EnsembleThreads(), trajectories=300, **how).u
+
+
+def test_what_comes_back_goes_anywhere():
+    """Data from one solve, a fit of it inside jit and outside, and the parameters found."""
+    data = decays(jnp.array(0.5))
+
+    def loss(rate, data):
+        return jnp.mean((decays(rate) - data) ** 2)
+
+    rate = jnp.array(0.4)
+    inside = jax.jit(jax.grad(loss))(rate, data)
+    outside = jax.grad(loss)(rate, data)
+    np.testing.assert_allclose(inside, outside, rtol=1e-12)
+    for gradient in (inside, outside):
+        moved = rate - 1e-6 * gradient
+        assert loss(moved, data) < loss(rate, data)
+        jax.jit(jax.grad(loss))(moved, data)
+        alone = decays(moved, eo.EnsembleSerial()) - data
+        assert np.all(np.isfinite(alone))
+    committed = jax.device_put(rate, jax.devices()[0])
+    np.testing.assert_allclose(jax.grad(loss)(committed, data), outside, rtol=1e-12)
+    assert decays(committed).devices() == {jax.devices()[0]}
+
+
+@pytest.mark.parametrize("alg", [eo.EnsembleThreads(), eo.EnsembleSerial()], ids=str)
+@pytest.mark.parametrize("batch_size", [None, 100])
+def test_output_func_closes_over_what_is_differentiated(alg, batch_size):
+    def loss(factor):
+        def output(sol, ctx):
+            return sol.u[-1, 0] * factor, False
+
+        return decays(jnp.array(0.5), alg, output_func=output, batch_size=batch_size).sum()
+
+    expected = np.exp(-0.5) * 300 * 301 / 2
+    np.testing.assert_allclose(jax.grad(loss)(2.0), expected, rtol=1e-3)
+
+
 COUNT = "import ensembleode as eo, jax; print(len(jax.devices()))"
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 

@@ -452,3 +452,22 @@ def test_a_trajectory_that_never_began():
     assert np.isnan(sol.u).all()
     assert np.isnan(sol(0.5)).all()
     assert "Unstable" in repr(sol)
+
+
+def test_interpolation_has_a_slope_at_saved_times():
+    prob = eo.ODEProblem(lambda u, p, t: p * u, jnp.array([1.0]), (0.0, 1.0), jnp.array(-0.5))
+    sol = eo.solve(prob, save_everystep=True)
+    for i, t in enumerate(sol.t):
+        assert sol(t)[0] == sol.u[i, 0]
+        slope = jax.grad(lambda t: sol(t)[0])(t)
+        np.testing.assert_allclose(slope, -0.5 * sol.u[i, 0], rtol=1e-12)
+
+
+def test_interpolation_over_no_time():
+    def at_start(rate):
+        prob = eo.ODEProblem(lambda u, p, t: p * u, jnp.array([1.0]), (0.0, 0.0 * rate), rate)
+        return eo.solve(prob, save_everystep=True, maxiters=8)(0.0)[0]
+
+    value, gradient = jax.jit(jax.value_and_grad(at_start))(jnp.array(-0.5))
+    assert value == 1
+    assert gradient == 0

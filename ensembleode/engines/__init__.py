@@ -3,7 +3,8 @@
 An engine is a module with
 
 - `name`;
-- `refusal(alg) -> str | None`: why it can't run a solver;
+- `refusal(alg, options, dtype) -> str | None`: why it can't run a solver with these options on a
+  state of this dtype;
 - `method(alg, options, has_dt=...) -> Static`: the solver as a hashable thing, options checked;
 - `integrate(plan, lane) -> Result`: the solution of one trajectory, a pure function;
 - `solve_trajectories(plan, lanes, n, mask) -> Result`: that of several, whose axis comes first (`t`
@@ -23,8 +24,8 @@ from . import diffrax as _diffrax, lanes as _lanes
 ENGINES = (_lanes, _diffrax)
 
 
-def choose(engine: str, alg: Any, options: dict) -> tuple[Any, EngineChoice]:
-    """The engine that runs `alg` with these (resolved) options.
+def choose(engine: str, alg: Any, options: dict, dtype: Any) -> tuple[Any, EngineChoice]:
+    """The engine that runs `alg` with these (resolved) options on a state of this dtype.
 
     **Raises:** `ValueError` for an unknown engine, or one that can't run `alg`.
     """
@@ -32,12 +33,12 @@ def choose(engine: str, alg: Any, options: dict) -> tuple[Any, EngineChoice]:
     if engine != "auto":
         if engine not in named:
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
-        if reason := named[engine].refusal(alg, options):
+        if reason := named[engine].refusal(alg, options, dtype):
             raise ValueError(f"engine={engine!r} can't run {_name(alg)}: {reason}")
         return named[engine], EngineChoice(engine, "asked for")
     reasons = []
     for candidate in ENGINES:
-        reason = candidate.refusal(alg, options)
+        reason = candidate.refusal(alg, options, dtype)
         if reason is None:
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return candidate, EngineChoice(candidate.name, why)

@@ -49,8 +49,9 @@ class _Method(eqx.Module):
 #
 
 
-def refusal(alg: Any, options: dict) -> str | None:
+def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     """Why this engine can't run `alg` with these options; None when it can."""
+    del dtype
     sensealg = options["sensealg"]
     if isinstance(sensealg, sensitivity.ReplayAdjoint | sensitivity.GaussAdjoint):
         return f"sensealg={type(sensealg).__name__}() is one of the lanes engine."

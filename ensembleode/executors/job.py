@@ -131,13 +131,15 @@ def with_output(job: Job) -> Job:
         return jax.tree.map(jnp.asarray, out), None if never else jnp.asarray(rerun, bool)
 
     try:
-        program, consts = trace(output, result, 0, 1, job.key, rules=job.traced)
+        program, consts = trace(output, result, 0, 1, job.key, rules=True)
     except (*NOT_TRACEABLE, IndexError) as e:
         raise TypeError(
             "output_func must be written in JAX, as it is traced once for all trajectories: use "
             f"jnp instead of np, and jnp.where instead of `if`. ({e})"
         ) from e
-    return dataclasses.replace(job.replan(output=program), output_consts=tuple(consts))
+    traced = job.traced or any(map(is_tracer, consts))
+    job = dataclasses.replace(job.replan(output=program), traced=traced)
+    return dataclasses.replace(job, output_consts=tuple(consts))
 
 
 def solution_of(result: Result) -> ODESolution:

@@ -16,6 +16,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from .. import cpu_devices
 from ..ensemble import EnsembleGPUArray, EnsembleThreads
 from ..plan import Plan, Result, shared_times
+from ..program import being_staged
 from ..trajectories import Lane
 from .job import finish_lanes, Job, Outcome
 from .shards import AXIS, on_each_device
@@ -38,13 +39,16 @@ class Devices:
         if mesh is None:
             solve = _solve if job.traced else _fastest(_solve)
             return solve(job.plan, *numbers)
-        if job.traced:
+        if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.
-        home = _device_of(numbers)
-        numbers = jax.device_put(numbers, NamedSharding(mesh, PartitionSpec()))
-        outcome = _fastest(_solve_sharded)(job.plan, mesh, *numbers)
-        return jax.device_put(outcome, home)
+        # (`src`: their cotangents stay on all, where what they are used with may be.)
+        everywhere = NamedSharding(mesh, PartitionSpec())
+        placed = jax.device_put(numbers, everywhere, src=everywhere)
+        if job.traced:
+            return _solve_sharded(job.plan, mesh, *placed)
+        outcome = _fastest(_solve_sharded)(job.plan, mesh, *placed)
+        return _brought_home(outcome, numbers)
 
 
 def threads(ensemblealg: EnsembleThreads) -> Devices:
@@ -85,13 +89,20 @@ def _is_mapped_over_devices() -> bool:
     return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
-def _device_of(numbers: Any) -> Any:
-    """The device of a committed array among them; else the default device."""
+def _brought_home(outcome: Any, numbers: Any) -> Any:
+    """To the device of a committed array among the numbers; else to the default device, free to
+    be used together with whatever is elsewhere."""
     for x in jax.tree.leaves(numbers):
         if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
-            return next(iter(x.devices()))
-    chosen: Any = getattr(jax.config, "jax_default_device", None)
-    return chosen if isinstance(chosen, jax.Device) else jax.local_devices()[0]
+            return jax.device_put(outcome, next(iter(x.devices())))
+
+    def free(x):
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            data = jnp.asarray(np.asarray(jax.random.key_data(x)))
+            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
+        return jnp.asarray(np.asarray(x))
+
+    return jax.tree.map(free, outcome)
 
 
 def _fastest(solve: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ... import sensitivity
 from ...plan import Plan, Result
@@ -52,8 +53,10 @@ _REVERSE = (
 _SENSEALGS = (*_REVERSE, sensitivity.ForwardDiffSensitivity)
 
 
-def refusal(alg: Any, options: dict) -> str | None:
-    """Why this engine can't run `alg` with these options; None when it can."""
+def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
+    """Why this engine can't run `alg` with these options on such a state; None when it can."""
+    if dtype not in (np.float32, np.float64):
+        return f"its states are float32 or float64, and u0 is {dtype}."
     if not isinstance(alg, ODESolver):
         return "it runs ensembleode's own solvers."
     if name not in alg.engines:

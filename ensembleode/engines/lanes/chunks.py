@@ -191,11 +191,13 @@ def _chunk(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
     times = lane.saveat
     if times is not None and lane.count is not None:
         rows = jnp.arange(times.shape[-1], dtype=lane.count.dtype)
-        if batched.count:
-            wanted = rows[None] < lane.count[:, None]
-            times = jnp.where(wanted, times, jnp.inf)
+        beyond = jnp.where(t1 < t0, -jnp.inf, jnp.inf).astype(times.dtype)
+        if batched.count or beyond.ndim:
+            wanted = rows[None] < jnp.broadcast_to(lane.count, (width,))[:, None]
+            beyond = jnp.broadcast_to(beyond, (width,))[:, None]
+            times = jnp.where(wanted, jnp.broadcast_to(times, wanted.shape), beyond)
         else:
-            times = jnp.where(rows < lane.count, times, jnp.inf)
+            times = jnp.where(rows < lane.count, times, beyond)
     return Chunk(field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, times, mask)
 
 
@@ -219,6 +221,11 @@ def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes:
         u = out.u[:, : saving.rows]
         row = out.row if out.row.ndim == 0 else out.row[:, None]
         reached = jnp.arange(saving.rows, dtype=out.row.dtype)[None] < row
+        if saving.mode == "times":
+            asked, astray = _asked_for(chunk)
+            reached = reached & ~astray
+            missed = jnp.any(asked & ~reached, axis=1) & success
+            codes = jnp.where(missed, jnp.asarray(ReturnCode.Failure.value, codes.dtype), codes)
     finite = jnp.all(jnp.isfinite(u), axis=tuple(range(2, u.ndim)))
     overflow = jnp.any(reached & ~finite, axis=1)
     codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)
@@ -240,6 +247,17 @@ def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes:
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
     return Result(u, t, None, length, codes, state.naccept, state.ntried - state.naccept, nf)
+
+
+def _asked_for(chunk: Chunk) -> tuple:
+    """Which rows have a time, and which a time before `t0` or before that of another row, as
+    traced times may: `[1, row]` or `[lane, row]`."""
+    times = chunk.times if chunk.times.ndim == 2 else chunk.times[None]
+    t0, t1 = (x if x.ndim == 0 else x[:, None] for x in (chunk.t0, chunk.t1))
+    forwards = jnp.sign(t1 - t0) * times
+    first = jnp.broadcast_to(jnp.sign(t1 - t0) * t0, (*forwards.shape[:-1], 1))
+    before = jnp.concatenate([first, forwards[:, :-1]], axis=1)
+    return jnp.isfinite(times), forwards < before
 
 
 def _first(tree: Any) -> Any:

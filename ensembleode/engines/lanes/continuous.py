@@ -204,7 +204,7 @@ def backsolve(
         i = saving.rows - 1 - i
         times, t0 = chunk.times, chunk.t0
         t, before = (jnp.take(times, j, axis=-1) for j in (i, jnp.maximum(i - 1, 0)))
-        there = jnp.isfinite(t)
+        there = jnp.isfinite(t) & (i < cotangent.length)
         ct = row_of(cotangent.rows, i)
         at_start = t == t0
         at_u0 = select(at_start, map_leaves(jnp.add, at_u0, ct), at_u0)

@@ -36,7 +36,7 @@ class Chunk(NamedTuple):
     - `tol`: the `Tolerances`; None with a fixed step.
     - `dt`: the size of the (first) step, `[]` or `[lane]`; None for an automatic one.
     - `times`: the times to save, `[time]` or `[lane, time]`; None where there are none. Those past
-        the count of a lane are infinite.
+        the count of a lane are infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk. [lane]
     """
 
@@ -119,8 +119,8 @@ def start(method: Method, field: Callable, chunk: Chunk) -> State:
     if h is None:
         at = jax.lax.stop_gradient((t0, y, k, t1 - t0))
         h = initial_step(field, *at, chunk.tol, method.controller.order)
-        h = jax.lax.stop_gradient(h)
-    h = jnp.abs(h)
+    # Steps are constants to whoever differentiates, but for the last.
+    h = jax.lax.stop_gradient(jnp.abs(h))
     if method.adaptive:
         memory = method.controller.initial_memory(lanes)
         h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
@@ -152,7 +152,7 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
     t, y, active = state.t, state.y, state.active
     t1 = chunk.t1 + jnp.zeros_like(t)
     direction = jnp.sign(chunk.t1 - chunk.t0)
-    size = jnp.minimum(state.h, jnp.abs(t1 - t))
+    size = _size_of_step(state.h, t, t1)
     h = direction * size
     k1 = field(y, t) if state.k is None else state.k
     y2, ks = step(tableau, field, y, k1, t, h)
@@ -197,6 +197,22 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
         ntried=_count(state.ntried, active),
     )
     return state, Step(t, t2, h, y, y2, ks, accepted)
+
+
+@jax.custom_jvp
+def _size_of_step(h: Any, t: Any, t1: Any) -> Any:
+    return jnp.minimum(h, jnp.abs(t1 - t))
+
+
+@_size_of_step.defjvp
+def _(primals, tangents):
+    """The step that ends at `t1`, by rounding too, moves with it; the others are constants."""
+    h, t, t1 = primals
+    _, dt, dt1 = tangents
+    size = _size_of_step(h, t, t1)
+    direction = jnp.sign(t1 - t)
+    ends = _landed(t, t + direction * size, t1) == t1
+    return size, jnp.where(ends, direction * (dt1 - dt), jnp.zeros_like(size))
 
 
 def _next_k(state: State, ks: tuple, accepted: Any) -> Leaves | None:

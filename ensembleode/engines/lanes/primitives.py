@@ -288,7 +288,7 @@ def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 @rule(" ".join(_CUMULATE))
 def _cumulate(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     (x,) = ins
-    if not isinstance(x, Scalars) or len(x.entries) > run.largest:
+    if not isinstance(x, Scalars) or not 0 < len(x.entries) <= run.largest:
         return _leading(run, eqn, ins)
     axis, reverse = eqn.params["axis"], eqn.params["reverse"]
     combine = _combiner(run, eqn)

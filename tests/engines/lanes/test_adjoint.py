@@ -389,6 +389,31 @@ def test_saved_times_are_differentiated(saving):
     check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
 
 
+@pytest.mark.parametrize("dt", [0.1, 0.125, 0.3, None])
+def test_the_end_moves_in_forward_mode(dt):
+    """With the step that arrives there: cut short or not, or there but for rounding."""
+    how = {} if dt is None else {"dt": dt}
+    how |= {"alg": eo.RK4() if dt else eo.Tsit5(), "sensealg": eo.ForwardDiffSensitivity()}
+
+    def end(t0, t1):
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.5]), (t0, t1), 0.5)
+        return eo.solve(prob, engine="lanes", save_start=False, **how).u[0, 0]
+
+    for t1 in (1.0, 1e-4):
+        by_t0, by_t1 = jax.jacfwd(end, (0, 1))(0.0, t1)
+        slope = -0.75 * np.exp(-t1 / 2)
+        np.testing.assert_allclose([by_t0, by_t1], [-slope, slope], rtol=1e-3)
+
+
+def test_steps_are_constants_in_both_modes():
+    def end(dt, sensealg):
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.5]), (0.0, 1.0), 0.5)
+        return eo.solve(prob, eo.Euler(), dt=dt, adaptive=False, sensealg=sensealg).u[-1, 0]
+
+    assert jax.grad(end)(0.1, eo.ReplayAdjoint()) == 0
+    assert jax.jacfwd(end)(0.1, eo.ForwardDiffSensitivity()) == 0
+
+
 #
 # Long solves
 #

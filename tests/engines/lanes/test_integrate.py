@@ -1,5 +1,7 @@
 """The time loop of chunks: lanes that can't touch each other, and what is saved of each."""
 
+import contextlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -387,6 +389,62 @@ def test_matrix_products_depend_on_the_width_little(optimised):
         assert_same(whole, other)
     alone = eo.solve(eo.remake(prob, u0=prob.u0 * 1.5), engine="lanes", saveat=0.5, **TIGHT)
     np.testing.assert_allclose(whole.u[50], alone.u, rtol=1e-13)
+
+
+#
+# Times
+#
+
+
+def test_spans_of_either_direction_and_any_length():
+    """Fewer rows than another lane has, forwards and backwards."""
+    ends = jnp.array([0.0, 0.5, 1.0, 1.8])
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (1.0, 0.0), 0.5)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, tspan=(1.0, ends[ctx.index])))
+
+    def run(p, engine="lanes"):
+        ens_p = eo.EnsembleProblem(eo.remake(prob, p=p), ens.prob_func)
+        sim = eo.solve(ens_p, trajectories=4, saveat=0.25, engine=engine)
+        return jnp.nansum(sim.u, axis=(1, 2)), sim
+
+    (ours, sim), (theirs, _) = run(0.5), run(0.5, "diffrax")
+    assert (sim.retcode == eo.ReturnCode.Success).all()
+    assert sim.lengths.tolist() == [5, 3, 1, 5]
+    np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+    slopes = [np.nansum((1 - t) * np.exp((1 - t) / 2)) for t in sim.t]
+    np.testing.assert_allclose(jax.jacrev(lambda p: run(p)[0])(0.5), slopes, rtol=1e-3)
+
+
+def test_traced_times():
+    """Rounding at the end is forgiven; times outside of the span or out of order are not."""
+
+    @jax.jit
+    def run(times):
+        prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 0.3))
+        sol = eo.solve(prob, saveat=times, engine="lanes", **TIGHT)
+        return sol.u[:, 0], sol.retcode
+
+    u, code = run(jnp.arange(4.0) * 0.1)  # 0.30000000000000004
+    assert code == eo.ReturnCode.Success
+    np.testing.assert_allclose(u, np.exp(-np.arange(4) / 10), rtol=1e-9)
+    for times, lost in (([-2.0, 0.1, 0.3], 0), ([0.1, 0.2, 0.4], 2), ([0.1, 0.2, 0.15], 2)):
+        u, code = run(jnp.array(times))
+        assert code == eo.ReturnCode.Failure
+        assert np.isnan(u).tolist() == [i == lost for i in range(3)]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "complex128"])
+def test_states_that_are_not_ours(dtype):
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2, dtype), (0.0, 1.0))
+    with (
+        pytest.warns(UserWarning, match="Complex")
+        if dtype == "complex128"
+        else contextlib.nullcontext()
+    ):
+        sol = eo.solve(prob, eo.Tsit5())
+    np.testing.assert_allclose(sol.u[-1], np.full(2, np.exp(-1)), rtol=1e-2)
+    with pytest.raises(ValueError, match=f"float32 or float64, and u0 is {dtype}"):
+        eo.solve(prob, eo.Tsit5(), engine="lanes")
 
 
 #
