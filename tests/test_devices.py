@@ -80,7 +80,9 @@ def test_batches_are_dealt_out_too(batch_size):
     ],
     ids=["lanes", "diffrax", "backsolve", "implicit"],
 )
-@pytest.mark.parametrize("transform", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize(
+    "transform", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.slow)], ids=["jit", "eager"]
+)
 def test_gradients(options, transform):
     """With respect to shared parameters, which all devices add to, and to those of each."""
     options = dict(options)

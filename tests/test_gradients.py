@@ -70,14 +70,26 @@ def check_against_differences(loss, x, gradient, directions=3, rtol=1e-6):
         assert abs(float(gradient @ v) - difference) < rtol * max(abs(difference), scale)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("field", FIELDS)
+def slow_unless(quick, *case):
+    return pytest.param(*case, marks=() if quick else pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("field", "name"),
+    [
+        slow_unless(field == "mlp" or name in ("serial", "columns"), field, name)
+        for field in FIELDS
+        for name in ALGORITHMS
+    ],
+)
 def test_finite_differences(field, name):
     loss, x = loss_of(field, ALGORITHMS[name])
     check_against_differences(loss, x, jax.jit(jax.grad(loss))(x))
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [slow_unless(name in ("serial", "threads", "columns"), name) for name in ALGORITHMS]
+)
 @pytest.mark.parametrize("sensealg", [eo.DirectAdjoint(), eo.BacksolveAdjoint()])
 def test_adjoints_agree(name, sensealg):
     loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)

@@ -44,7 +44,8 @@ class Devices:
         # Wherever they are: committed to one device, they could not go with the others.
         # (`src`: their cotangents stay on all, where what they are used with may be.)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        placed = jax.device_put(numbers, everywhere, src=everywhere)
+        # One by one: of several put at once, all have a tangent where one has.)
+        placed = jax.tree.map(lambda x: jax.device_put(x, everywhere, src=everywhere), numbers)
         if job.traced:
             return _solve_sharded(job.plan, mesh, *placed)
         outcome = _fastest(_solve_sharded)(job.plan, mesh, *placed)

@@ -67,6 +67,7 @@ def test_the_gradient_through_every_step():
         assert distance(got, expected) < 10 * tol
 
 
+@pytest.mark.slow
 @both_adjoints
 @pytest.mark.parametrize("saving", ["end", "times", "own times"])
 def test_differences(saving, sensealg):
@@ -78,6 +79,7 @@ def test_differences(saving, sensealg):
             assert np.all(np.abs(part) > 1e-6), name
 
 
+@pytest.mark.slow
 @both_adjoints
 @pytest.mark.parametrize("saving", ["end", "times"])
 def test_it_tends_to_that_of_the_steps(saving, sensealg):
@@ -201,7 +203,13 @@ def integral_gradient(sensealg, alg, degree, times, dt=1.0):
 
 
 @pytest.mark.parametrize(
-    ("alg", "degree"), [(eo.Euler(), 5), (eo.Tsit5(), 5), (eo.Vern7(), 7), (eo.Vern9(), 9)]
+    ("alg", "degree"),
+    [
+        (eo.Euler(), 5),
+        (eo.Tsit5(), 5),
+        pytest.param(eo.Vern7(), 7, marks=pytest.mark.slow),
+        pytest.param(eo.Vern9(), 9, marks=pytest.mark.slow),
+    ],
 )
 def test_the_quadrature_of_gauss_is_exact_for_polynomials(alg, degree):
     """In one step, or parts of it, whatever the method makes of the solution."""
