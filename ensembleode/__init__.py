@@ -6,7 +6,9 @@ differentiate through it.
 
 from importlib.metadata import version as _version
 
-from . import cpu_devices as _cpu_devices
+from . import analysis as analysis, cpu_devices as _cpu_devices
+from .analysis import EnsembleSummary as EnsembleSummary
+from .citation import citation as citation
 from .column_check import (
     check_columns as check_columns,
     ColumnReport as ColumnReport,

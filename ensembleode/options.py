@@ -37,8 +37,8 @@ def check_option_names(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(DEFAULTS))
     if unknown:
         raise TypeError(
-            f"{unknown[0]!r} is not a solver option that a problem can hold; it can hold "
-            f"{', '.join(DEFAULTS)}."
+            f"{unknown[0]!r} is neither f, u0, tspan or p nor a solver option that a problem can "
+            f"hold; it can hold {', '.join(DEFAULTS)}."
         )
 
 

@@ -175,7 +175,7 @@ class EnsembleProblem(eqx.Module):
         self.u_init = u_init
 
     def make(self, ctx: EnsembleContext) -> ODEProblem:
-        """The problem of one trajectory."""
+        """The problem of the trajectory with this `ctx`."""
         if self.prob_func is None:
             return self.prob
         if _takes_index(self.prob_func):
@@ -254,6 +254,7 @@ def _as_tspan(tspan: Any) -> tuple[Any, Any]:
     if not is_tracer(t0) and not is_tracer(t1):
         if not (np.isfinite(t0) and np.isfinite(t1)):
             raise ValueError(f"tspan must be finite, got ({t0}, {t1}).")
-        if t0 == t1:
+        # By NumPy: inside a trace, JAX's comparison of two numbers is traced as well.
+        if np.asarray(t0) == np.asarray(t1):
             raise ValueError(f"tspan has zero length: ({t0}, {t1}). Give two different times.")
     return t0, t1

@@ -85,8 +85,8 @@ class ForwardDiffSensitivity(SensitivityAlgorithm):
 
 _REVERSE_ONLY = (
     "this solve is differentiated in forward mode (jvp, jacfwd, hessian), but sensealg={} is for "
-    "reverse mode only. Pass sensealg=ForwardDiffSensitivity() for forward mode, or "
-    "sensealg=DirectAdjoint() for both."
+    "reverse mode only. Pass sensealg=ForwardDiffSensitivity() for forward mode (twice, as "
+    "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both."
 )
 _FORWARD_ONLY = (
     "this solve is differentiated in reverse mode (grad, jacrev), but "

@@ -2,7 +2,7 @@
 
 import enum
 import operator
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import equinox as eqx
@@ -34,6 +34,9 @@ class ReturnCode(enum.IntEnum):
     """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
     for a rerun after `max_repeats`."""
 
+    def __str__(self) -> str:
+        return self.name
+
 
 class EnsembleError(RuntimeError):
     """Raised with `throw=True` when trajectories failed; `solution` holds what was computed."""
@@ -56,10 +59,12 @@ class Stats(eqx.Module):
 
 
 class EngineChoice(NamedTuple):
-    """Which engine ran, and why."""
+    """Which engine ran, and why; with which solver, and which adjoint for gradients."""
 
     name: str
     reason: str
+    solver: str = ""
+    sensealg: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} ({self.reason})"
@@ -74,6 +79,7 @@ class ODESolution(eqx.Module):
     - `stats`: its [`Stats`][ensembleode.Stats].
     - `length`: how many of the times were reached; states after that are NaN. Solutions taken
         out of an ensemble outside of `jit` are cut to it where times differ by trajectory.
+    - `engine`: which engine ran, and why.
 
     Called with times, it interpolates (after `save_everystep=True`).
     """
@@ -84,6 +90,7 @@ class ODESolution(eqx.Module):
     stats: Stats
     length: Int[AnyArray, ""] | int
     _du: Inexact[AnyArray, "time *state"] | None = None
+    engine: EngineChoice | None = eqx.field(static=True, default=None)
 
     def __call__(self, t: Any) -> AnyArray:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -96,8 +103,46 @@ class ODESolution(eqx.Module):
         _check_dense(self._du)
         return _hermite(self.t, self.u, self._du, self.length, jnp.asarray(t, self.t.dtype))
 
+    def plot(
+        self, idxs: Any = None, *, color: Any = None, names: Any = None, ax: Any = None, **line: Any
+    ) -> Any:
+        """Plot it with matplotlib (the extra `plot`); returns the axes.
+
+        After `save_everystep=True` the curves are the interpolation between the steps. A solution
+        that failed ends in a red cross.
+
+        **Arguments:**
+
+        - `idxs`, `names`, `ax`: see [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot].
+        - `color`: a matplotlib colour; line styles then tell components apart.
+        - `line`: for the lines, as `matplotlib.lines.Line2D` takes them.
+
+        **Raises:** as `EnsembleSolution.plot`.
+        """
+        from .plotting import plot_solution
+
+        return plot_solution(self, idxs, color=color, names=names, ax=ax, **line)
+
+    def to_xarray(self, names: Sequence[str] | None = None) -> Any:
+        """An `xarray.Dataset` of `u` over time and state, the return code and the counts.
+        See [`EnsembleSolution.to_xarray`][ensembleode.EnsembleSolution.to_xarray].
+        """
+        from . import labelled
+
+        return labelled.solution_dataset(self, names)
+
+    def to_pandas(self, names: Sequence[str] | None = None) -> Any:
+        """A `pandas.DataFrame` of the states: a row a time, a column a component, with these
+        `names` (see [`EnsembleSolution.to_xarray`][ensembleode.EnsembleSolution.to_xarray])."""
+        from . import labelled
+
+        return labelled.frame(self.to_xarray(names))
+
     def __len__(self) -> int:
         return np.shape(self.t)[0]
+
+    def __getitem__(self, i: Any) -> Any:
+        raise TypeError(f"an ODESolution is not indexed: its states are sol.u[{i!r}].")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         return np.array(self.u, dtype=dtype, copy=copy)
@@ -130,6 +175,7 @@ class EnsembleSolution(eqx.Module):
     - `converged`: whether `reduction` stopped the ensemble; true without a reduction.
     - `elapsed`: seconds; NaN under `jit`.
     - `engine`: which engine ran, and why.
+    - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
 
     `len(sim)` is the number of trajectories, `sim[i]` the solution (or output) of trajectory i,
     counted from 0; `np.asarray(sim)` is `sim.u`. Called with times, it interpolates (after
@@ -146,6 +192,15 @@ class EnsembleSolution(eqx.Module):
     engine: EngineChoice = eqx.field(static=True)
     kind: Literal["trajectories", "outputs", "reduced"] = eqx.field(static=True)
     _du: Any = None
+
+    @property
+    def successful(self) -> Any:
+        """Whether each trajectory succeeded: booleans `[trajectory]`, under `jit`, too.
+
+        A loss masks failed trajectories by it: `jnp.where(sim.successful[:, None], ..., 0)`, and
+        before anything else is done to their states, whose NaN would spread to its gradient.
+        """
+        return self.retcode == ReturnCode.Success.value
 
     @property
     def failed(self) -> Any:
@@ -183,7 +238,8 @@ class EnsembleSolution(eqx.Module):
                 reached = slice(0, max(1, int(length)))
                 u, t = u[reached], t[reached]
                 du = None if du is None else du[reached]
-        return ODESolution(u, t, retcode, jax.tree.map(lambda x: x[i], self.stats), length, du)
+        stats = jax.tree.map(lambda x: x[i], self.stats)
+        return ODESolution(u, t, retcode, stats, length, du, self.engine)
 
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
@@ -201,6 +257,61 @@ class EnsembleSolution(eqx.Module):
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
         return np.array(self.u, dtype=dtype, copy=copy)
 
+    def plot(
+        self,
+        idxs: Any = None,
+        *,
+        trajectories: Any = None,
+        color: Any = None,
+        names: Any = None,
+        alpha: float | None = None,
+        ax: Any = None,
+        **line: Any,
+    ) -> Any:
+        """Plot the trajectories with matplotlib (the extra `plot`); returns the axes.
+
+        A trajectory that failed is drawn as far as it came and ends in a red cross. So that one
+        that blows up doesn't flatten the others, failed trajectories widen the view by at most
+        twice what the others span, on either side; the legend says how many end out of it, and
+        over time those have a cross at its border. A trajectory that was not run isn't drawn.
+        After `save_everystep=True` the curves are the interpolation between the steps.
+
+        **Arguments:**
+
+        - `idxs`: which components, counted from 0 in the flattened state. An integer or a list:
+            those against time (by default all). A tuple of two or three, such as `(0, 2)`: a phase
+            portrait, of three in three dimensions.
+        - `trajectories`: which: indices, a slice or a mask.
+        - `color`: a matplotlib colour, or numbers `[trajectory]` (such as a parameter; one for each
+            trajectory of the ensemble), which a colorbar explains. Either way line styles, not
+            colours, tell components apart, up to four.
+        - `names`: of the components, all of the flattened state's; by default `u0`, `u1`, ... (`u`
+            for a scalar state, `u[0,1]` for a matrix).
+        - `alpha`: of the lines; by default less the more there are.
+        - `ax`: matplotlib axes to draw into, three-dimensional for a tuple of three; by default
+            those of a new figure. Axes that have labels keep them.
+        - `line`: for the lines, as `matplotlib.collections.LineCollection` takes them (`lw`, `ls`,
+            ...). `label` is for the legend (before the names, where there are several components).
+            With numbers as `color`: `cmap` (by default `"viridis"`), `norm`, and `label` for the
+            colorbar.
+
+        **Raises:** `ValueError` and `TypeError` for bad arguments, and for an ensemble that can't
+        be drawn (of outputs or reduced, traced, or with complex states); `ImportError` without
+        matplotlib.
+        """
+        from .plotting import plot_ensemble
+
+        return plot_ensemble(
+            self,
+            idxs,
+            trajectories=trajectories,
+            color=color,
+            names=names,
+            alpha=alpha,
+            ax=ax,
+            **line,
+        )
+
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
         """The states as one array.
 
@@ -214,6 +325,35 @@ class EnsembleSolution(eqx.Module):
         if layout == "julia":
             return jnp.moveaxis(jnp.asarray(self.u), (0, 1), (-1, -2))
         raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
+
+    def to_xarray(self, names: Sequence[str] | None = None) -> Any:
+        """An `xarray.Dataset` (with the extra `plot`): the states with named dimensions.
+
+        - `u` over `trajectory`, `time` and `state` (`state_0`, `state_1`, ... of a matrix). Where
+            trajectories have their own times, over `trajectory` and `step`, and `time` is a
+            coordinate over these.
+        - `retcode` (integers; their meaning is in its attributes), `length`, `naccept`, `nreject`
+            and `nf` over `trajectory`.
+        - Of an `output_func`: a variable for each leaf of its outputs, in place of `u`.
+
+        **Arguments:** `names`: those of the components of a vector state, by default `u0`, `u1`,
+        ...
+
+        **Raises:** `TypeError` for a reduced ensemble, or inside `jit`; `ValueError` for names
+        that don't fit; `ImportError` without xarray.
+        """
+        from . import labelled
+
+        return labelled.ensemble_dataset(self, names)
+
+    def to_pandas(self, names: Sequence[str] | None = None) -> Any:
+        """A `pandas.DataFrame` made from [`to_xarray`][ensembleode.EnsembleSolution.to_xarray]:
+        a row for each trajectory and time, a column a component; of an `output_func`, a column for
+        each of its outputs.
+        """
+        from . import labelled
+
+        return labelled.frame(self.to_xarray(names))
 
     def __repr__(self) -> str:
         if is_tracer(self.retcode):

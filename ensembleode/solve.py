@@ -1,5 +1,6 @@
 """`solve`: the one path that every solve takes."""
 
+import math
 import time
 from typing import Any, Literal
 
@@ -134,7 +135,7 @@ def solve(
     engine_module, choice = engines.choose(
         engine, alg, every.options, every.field.out_avals[0].dtype
     )
-    job = _job(ens, every, engine_module, alg, key)
+    job = _job(ens, n, every, engine_module, alg, key)
     executor.check(job.plan)
 
     if job.traced:
@@ -142,7 +143,7 @@ def solve(
         job = _make_traceable(job, ens)
     if alone:
         with sensitivity.explained(every.options["sensealg"]):
-            return _solve_alone(job, throw)
+            return _solve_alone(job, throw, choice)
     work = (job, executor, n, batch_size or batches.default_batch_size(job, executor, n))
     how = {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": max_repeats}
     if job.traced:
@@ -172,6 +173,8 @@ def _sort_out(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
         raise TypeError(
             f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}()."
         )
+    if isinstance(alg, str):
+        raise TypeError(f"alg must be a solver, got the string {alg!r}; give one such as Tsit5().")
     return Tsit5() if alg is None else alg, ensemblealg
 
 
@@ -233,7 +236,7 @@ def _throw(sim: Any) -> None:
 #
 
 
-def _job(ens: EnsembleProblem, every: Trajectories, engine: Any, alg: Any, key: Any) -> Job:
+def _job(ens: EnsembleProblem, n: int, every: Trajectories, engine: Any, alg: Any, key: Any) -> Job:
     has_dt = every.batched.dt is not None
     plan = Plan(
         engine=engine,
@@ -242,6 +245,7 @@ def _job(ens: EnsembleProblem, every: Trajectories, engine: Any, alg: Any, key: 
         state=every.field.out_avals[0],
         saving=every.saving,
         maxiters=every.options["maxiters"],
+        lanes=min(1024, 2 ** math.ceil(math.log2(n))),
         batched=every.batched,
     )
     traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
@@ -284,13 +288,13 @@ def _may_rerun(job: Job) -> bool:
 #
 
 
-def _solve_alone(job: Job, throw: bool) -> ODESolution:
+def _solve_alone(job: Job, throw: bool, choice: EngineChoice) -> ODESolution:
     if job.plan.saving.mode == "steps" and not job.traced:
         job = batches.count_steps(job, serial, integers(np.arange(1)), 1)
     outcome = serial.run_one(job, 0, 1)
     t = _shared_times(job) if outcome.t is None else outcome.t
     result = Result(outcome.out, t, *outcome[2:-1])
-    sol = solution_of(result)
+    sol = solution_of(result, choice)
     if job.traced:
         return sol
     sol = jax.block_until_ready(sol)
@@ -303,6 +307,7 @@ def _solve_alone(job: Job, throw: bool) -> ODESolution:
         jax.tree.map(int, sol.stats),
         length,
         None if sol._du is None else sol._du[reached],
+        choice,
     )
     if throw:
         _throw(sol)

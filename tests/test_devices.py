@@ -20,7 +20,7 @@ N = 37
 
 
 def test_several_chunks():
-    assert 4 * width_of(jax.ShapeDtypeStruct((STATE,), "f8")) < N
+    assert 4 * width_of(jax.ShapeDtypeStruct((STATE,), "f8"), 1024) < N
 
 
 def field(u, p, t):

@@ -145,11 +145,16 @@ PROBLEMS = [
         "tspan.*None",
         lambda: decay((0.0, None)),
     ),
-    case("unknown option", TypeError, "'sav' is not a solver option", lambda: decay(sav=0.1)),
+    case(
+        "unknown option",
+        TypeError,
+        "'sav' is neither f, u0, tspan or p nor a solver option",
+        lambda: decay(sav=0.1),
+    ),
     case(
         "unknown option of remake",
         TypeError,
-        r"'trajectories' is not a solver option.*saveat, save_start",
+        r"'trajectories' is neither f, u0, tspan or p nor a solver option.*saveat, save_start",
         lambda: eo.remake(decay(), trajectories=3),
     ),
     case(
@@ -476,6 +481,7 @@ OPTIONS = [
         "Euler has no error estimate, so adaptive must be False",
         lambda: solve(eo.Euler(), adaptive=True, dt=0.1),
     ),
+    case("alg by name", TypeError, "alg must be a solver, got the string", lambda: solve("Tsit5")),
     *(
         case(
             f"alg {type(alg).__name__}",
@@ -487,7 +493,6 @@ OPTIONS = [
             (diffrax.EulerHeun(), "not du/dt = f.*Use an ODE solver"),
             (diffrax.SemiImplicitEuler(), "not du/dt = f.*Use an ODE solver"),
             (object(), "neither an ensembleode solver nor a diffrax one"),
-            ("Tsit5", "neither an ensembleode solver nor a diffrax one"),
         )
     ),
     *(

@@ -15,6 +15,10 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
     [
         ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
         ("within_ode_batching.py", [], "coupled"),
+        ("neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
+        ("parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "lanes engine"),
+        ("uncertainty.py", ["--trajectories", "100", "--no-plot"], "in batches of 37: True"),
+        ("digits_neural_ode.py", ["--ensemble", "columns", "--epochs", "1", "--no-plot"], "%"),
     ],
 )
 def test_example(name, arguments, expected):
@@ -29,4 +33,8 @@ def test_every_example_is_run():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "quickstart.py",
         "within_ode_batching.py",
+        "neural_ode.py",
+        "digits_neural_ode.py",
+        "parameter_sweep.py",
+        "uncertainty.py",
     }

@@ -105,6 +105,19 @@ def test_a_problem_is_a_pytree():
     assert doubled.options == {"abstol": 2e-9}
 
 
+def test_tspan_of_arrays_inside_a_trace(caplog):
+    """There, JAX's comparison of two numbers is no boolean."""
+    ts = jnp.linspace(0.0, 1.0, 5)
+    u0s = jnp.arange(1.0, 5.0)[:, None]
+    prob = eo.ODEProblem(lambda u, p, t: -u, u0s[0], (ts[0], ts[-1]))
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
+    sim = eo.solve(ens, trajectories=4, abstol=1e-9, reltol=1e-9)
+    np.testing.assert_allclose(sim.u[:, -1], u0s * np.exp(-1), rtol=1e-7)
+    assert not caplog.records
+    with pytest.raises(ValueError, match="zero length"):
+        eo.ODEProblem(lambda u, p, t: -u, u0s[0], (ts[1], ts[1]))
+
+
 def test_tspan_may_be_traced():
     end = jax.jit(lambda t: eo.ODEProblem(linear, 1.0, (0.0, t)).tspan[1])
     assert end(2.0) == 2.0

@@ -79,6 +79,23 @@ def test_failed():
     np.testing.assert_array_equal(solution([eo.ReturnCode.Default, U]).failed, [1])
 
 
+def test_successful_is_a_mask():
+    expected = [True, True, False, False]
+    assert solution().successful.tolist() == expected
+    np.testing.assert_array_equal(jax.jit(lambda sim: sim.successful)(solution()), expected)
+
+
+def test_a_return_code_is_its_name():
+    assert str(eo.ReturnCode.MaxIters) == f"{solution()[2].retcode}" == "MaxIters"
+
+
+def test_the_states_of_a_solution_are_in_u():
+    with pytest.raises(TypeError, match=r"its states are sol.u\[1\]"):
+        solution()[0][1]
+    with pytest.raises(TypeError, match="not indexed"):
+        list(solution()[0])
+
+
 def test_failed_is_a_mask_inside_jit():
     np.testing.assert_array_equal(
         jax.jit(lambda sim: sim.failed)(solution()), [False, False, True, True]

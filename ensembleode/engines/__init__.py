@@ -2,7 +2,7 @@
 
 An engine is a module with
 
-- `name`;
+- `name`, and `default_sensealg`, the name of the adjoint used without `sensealg`;
 - `refusal(alg, options, dtype) -> str | None`: why it can't run a solver with these options on a
   state of this dtype;
 - `method(alg, options, has_dt=...) -> Static`: the solver as a hashable thing, options checked;
@@ -30,19 +30,25 @@ def choose(engine: str, alg: Any, options: dict, dtype: Any) -> tuple[Any, Engin
     **Raises:** `ValueError` for an unknown engine, or one that can't run `alg`.
     """
     named = {e.name: e for e in ENGINES}
+
+    def chosen(module, why):
+        sensealg = options["sensealg"]
+        adjoint = module.default_sensealg if sensealg is None else _name(sensealg)
+        return module, EngineChoice(module.name, why, _name(alg), adjoint)
+
     if engine != "auto":
         if engine not in named:
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
         if reason := named[engine].refusal(alg, options, dtype):
             raise ValueError(f"engine={engine!r} can't run {_name(alg)}: {reason}")
-        return named[engine], EngineChoice(engine, "asked for")
+        return chosen(named[engine], "asked for")
     reasons = []
     for candidate in ENGINES:
         reason = candidate.refusal(alg, options, dtype)
         if reason is None:
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
-            return candidate, EngineChoice(candidate.name, why)
-        reasons.append(f"not {candidate.name}: {reason}")
+            return chosen(candidate, why)
+        reasons.append(f"not {candidate.name}: {reason.removesuffix('.')}")
     raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)})")
 
 

@@ -26,6 +26,7 @@ from ..trajectories import Lane
 
 
 name = "diffrax"
+default_sensealg = "RecursiveCheckpointAdjoint"
 chunked = False
 
 _NONFINITE: Any = diffrax.RESULTS.nonfinite_input
@@ -266,12 +267,14 @@ def _with_root_finder(solver: Any, adaptive: bool) -> diffrax.AbstractSolver:
     """The Jacobian anew in each stage; in each iteration where a step can't be tried shorter.
 
     (diffrax computes it once a step by default, which converges so badly on stiff problems that
-    KenCarp4 needs a hundred times the steps on Robertson's.)
+    KenCarp4 needs many times the steps on Robertson's.) An iteration ends by how fast it converges
+    (Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.8): the residual itself
+    stays above the tolerance in single precision, where rounding is multiplied by the stiffness.
     """
     if adaptive:
-        finder = diffrax.with_stepsize_controller_tols(optimistix.Chord)()
-        return type(solver)(root_finder=finder)
-    finder = diffrax.with_stepsize_controller_tols(optimistix.Newton)()
+        chord = diffrax.with_stepsize_controller_tols(optimistix.Chord)
+        return type(solver)(root_finder=chord(kappa=0.1, cauchy_termination=False))
+    finder = diffrax.with_stepsize_controller_tols(optimistix.Newton)(cauchy_termination=False)
     return type(solver)(root_finder=finder, root_find_max_steps=20)
 
 

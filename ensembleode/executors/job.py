@@ -13,7 +13,7 @@ from ..options import time_dtype_of
 from ..plan import Plan, Result
 from ..problem import EnsembleContext
 from ..program import is_tracer, NOT_TRACEABLE, trace
-from ..solution import ODESolution, Stats
+from ..solution import EngineChoice, ODESolution, Stats
 from ..trajectories import Lane, Trajectories
 
 
@@ -142,9 +142,10 @@ def with_output(job: Job) -> Job:
     return dataclasses.replace(job, output_consts=tuple(consts))
 
 
-def solution_of(result: Result) -> ODESolution:
+def solution_of(result: Result, engine: EngineChoice | None = None) -> ODESolution:
     stats = Stats(result.naccept, result.nreject, result.nf)
-    return ODESolution(result.u, result.t, result.retcode, stats, result.length, result.du)
+    u, t, length = result.u, result.t, result.length
+    return ODESolution(u, t, result.retcode, stats, length, result.du, engine)
 
 
 def integers(values: Any) -> Any:

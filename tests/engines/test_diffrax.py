@@ -109,6 +109,33 @@ def test_stiff(alg):
     assert sol.stats.nf is None
 
 
+@pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
+@pytest.mark.parametrize("stiffness", [1e2, 1e4])
+def test_stiff_in_single_precision(alg, stiffness):
+    """The residual of a stage is rounding times the stiffness, which no iteration makes smaller."""
+    k = jnp.float32(stiffness)
+    u0 = jnp.zeros(1, jnp.float32)
+    prob = eo.ODEProblem(lambda u, p, t: -k * (u - jnp.cos(t)), u0, (0.0, 5.0))
+    sol = solve(prob, alg)
+    assert sol.retcode == eo.ReturnCode.Success
+    exact = (stiffness * np.cos(5.0) + np.sin(5.0)) * stiffness / (stiffness**2 + 1)
+    np.testing.assert_allclose(sol.u[-1], exact, atol=1e-3)
+
+
+@pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
+def test_very_stiff_oscillations(alg):
+    """Van der Pol, mu = 100, over a jump; the end after Radau IIA of order 5 at 1e-12."""
+    mu = 100.0
+
+    def van_der_pol(u, p, t):
+        return jnp.array([u[1], mu * (1 - u[0] ** 2) * u[1] - u[0]])
+
+    prob = eo.ODEProblem(van_der_pol, jnp.array([2.0, 0.0]), (0.0, 2 * mu))
+    sol = solve(prob, alg, abstol=1e-6, reltol=1e-6)
+    assert sol.retcode == eo.ReturnCode.Success
+    np.testing.assert_allclose(sol.u[-1], [1.71858721, -0.00879682], rtol=1e-3)
+
+
 def test_counts_of_work():
     """nf is the number of evaluations that the method needs, the automatic first step included."""
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
@@ -128,7 +155,9 @@ def test_counts_of_work():
 def theirs_of(alg):
     if not alg.implicit:
         return getattr(diffrax, type(alg).__name__)()
-    finder = diffrax.with_stepsize_controller_tols(optimistix.Chord)()
+    finder = diffrax.with_stepsize_controller_tols(optimistix.Chord)(
+        kappa=0.1, cauchy_termination=False
+    )
     return getattr(diffrax, type(alg).__name__)(root_finder=finder)
 
 

@@ -29,6 +29,7 @@ from .controller import PIController
 
 
 name = "lanes"
+default_sensealg = "ReplayAdjoint"
 chunked = True
 
 
@@ -109,7 +110,7 @@ def integrate(plan: Plan, lane: Lane) -> Result:
 
 def width(plan: Plan) -> int:
     """How many lanes a chunk has."""
-    return _chunks.width_of(plan.state)
+    return _chunks.width_of(plan.state, plan.lanes)
 
 
 def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:

@@ -189,7 +189,7 @@ def test_rejected_steps():
 
 def test_more_than_a_chunk():
     """The last of the chunks is not full, and what all trajectories share is summed over all."""
-    n = width_of(jax.ShapeDtypeStruct((2,), np.float64)) + 3
+    n = width_of(jax.ShapeDtypeStruct((2,), np.float64), 1024) + 3
     own = jnp.sin(jnp.arange(2.0 * n)).reshape(n, 2) / 2
     options = {"dt": 1 / 16, "adaptive": False, "n": n}
 
@@ -203,7 +203,7 @@ def test_more_than_a_chunk():
 
 def test_chunks_are_of_like_cost_in_reverse():
     """Several, of lanes from all over the ensemble: each still has the gradient of its own."""
-    n = 2 * width_of(jax.ShapeDtypeStruct((1,), np.float64)) + 5
+    n = 2 * width_of(jax.ShapeDtypeStruct((1,), np.float64), 1024) + 5
     rates = jnp.asarray(np.random.default_rng(0).permutation(np.linspace(0.5, 40, n)))
 
     def loss(rates, start, where=None):

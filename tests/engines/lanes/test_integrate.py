@@ -14,7 +14,7 @@ from ...problems import lorenz
 
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
-WIDTH = width_of(jax.ShapeDtypeStruct((2,), np.float64))
+WIDTH = width_of(jax.ShapeDtypeStruct((2,), np.float64), 1024)
 SUCCESS = eo.ReturnCode.Success
 
 
@@ -374,7 +374,7 @@ def test_alone_as_among_others(optimised, how):
 
 
 def test_matrix_products_depend_on_the_width_little(optimised):
-    """Of networks: a chunk has its width whatever the number of trajectories."""
+    """Of networks: a chunk has its width whatever runs it; one of few trajectories is narrower."""
     w = jnp.asarray(np.random.default_rng(0).normal(size=(2, 50, 2))) / 3
 
     def network(u, p, t):
@@ -393,6 +393,14 @@ def test_matrix_products_depend_on_the_width_little(optimised):
         assert_same(whole, other)
     alone = eo.solve(eo.remake(prob, u0=prob.u0 * 1.5), engine="lanes", saveat=0.5, **TIGHT)
     np.testing.assert_allclose(whole.u[50], alone.u, rtol=1e-13)
+    for few in (2, 10, 40):
+        assert_same(
+            solve(ens, few, saveat=0.5, **TIGHT),
+            solve(ens, few, where=eo.EnsembleSerial(), saveat=0.5, **TIGHT),
+        )
+        np.testing.assert_allclose(
+            solve(ens, few, saveat=0.5, **TIGHT).u, whole.u[:few], rtol=1e-13
+        )
 
 
 #

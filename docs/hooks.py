@@ -1,0 +1,56 @@
+"""MkDocs hooks: what the pages take from elsewhere in the repository when the site is built.
+
+A comment on a line of its own stands for it, so that neither can fall out of step:
+
+- `<!-- gallery -->`: every example, with the start of its docstring, its picture and its source;
+- `<!-- readme: Measured -->`: a section of the README, without its heading.
+"""
+
+import ast
+import pathlib
+import re
+import textwrap
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+
+def on_page_markdown(markdown: str, **_) -> str:
+    markdown = markdown.replace("<!-- gallery -->", gallery())
+    return re.sub(r"<!-- readme: (.+?) -->", lambda found: readme(found[1]), markdown)
+
+
+def examples() -> list[pathlib.Path]:
+    """Every example, the quickstart first."""
+    paths = (ROOT / "examples").glob("*.py")
+    return sorted(paths, key=lambda path: (path.stem != "quickstart", path.name))
+
+
+def gallery() -> str:
+    return "\n\n".join(map(_shown, examples()))
+
+
+def _shown(path: pathlib.Path) -> str:
+    title, *paragraphs = _docstring(path).split("\n\n")
+    title = " ".join(title.split()).removesuffix(".")
+    about = [paragraph for paragraph in paragraphs if not paragraph.startswith(" ")][:1]
+    picture = f"images/{path.stem}.png"
+    shown = [f"![{title}]({picture})"] if (ROOT / "docs" / picture).exists() else []
+    source = textwrap.indent(f"```python\n{path.read_text().strip()}\n```", "    ")
+    source = f'??? example "`examples/{path.name}`"\n\n{source}'
+    return "\n\n".join([f"## {title}", *about, *shown, source])
+
+
+def _docstring(path: pathlib.Path) -> str:
+    text = ast.get_docstring(ast.parse(path.read_text()))
+    if not text:
+        raise ValueError(f"{path} has no docstring, which the gallery would show.")
+    return text
+
+
+def readme(section: str) -> str:
+    text = (ROOT / "README.md").read_text()
+    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.S | re.M)
+    if not found:
+        raise ValueError(f"README.md has no section {section!r}.")
+    return found[1].strip()

@@ -1,0 +1,479 @@
+"""Statistics over the trajectories of an ensemble, under the names of SciML's EnsembleAnalysis.
+
+All are arrays in, arrays out: they are jittable and differentiable. A value that is NaN is missing:
+each statistic is over the trajectories that reached the time (both times, for covariances), so
+neither the padding nor a failed trajectory spoils it. Where too few did, it is NaN.
+"""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Inexact, Real
+
+from ..program import is_tracer
+from ..solution import AnyArray, EnsembleSolution
+
+
+#
+# Of arrays with the trajectory first
+#
+
+
+def componentwise_mean(A: Inexact[AnyArray, "trajectory *state"]) -> Inexact[AnyArray, "*state"]:
+    """The mean of each component over the trajectories.
+
+    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
+
+    **Returns:** `[*state]`, NaN where no trajectory has a value.
+    """
+    A = jnp.asarray(A)
+    there = ~jnp.isnan(A)
+    return _sum(jnp.where(there, A, 0)) / _count(there, A)
+
+
+def componentwise_median(A: Inexact[AnyArray, "trajectory *state"]) -> Real[AnyArray, "*state"]:
+    """The median of each component over the trajectories: `[*state]`.
+
+    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
+
+    **Raises:** `TypeError` for complex states, which have no order.
+    """
+    return componentwise_quantile(A, 0.5)
+
+
+def componentwise_quantile(
+    A: Inexact[AnyArray, "trajectory *state"], q: Any
+) -> Real[AnyArray, "*quantile_and_state"]:
+    """The quantile `q` of each component over the trajectories.
+
+    Linear between the order statistics (type 7 of Hyndman and Fan, "Sample quantiles in
+    statistical packages", The American Statistician 50, 1996), as in Julia and NumPy.
+
+    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `q`: from 0 to 1, a number or `[n]`.
+
+    **Returns:** `[*state]`, or `[n, *state]`.
+
+    **Raises:** `TypeError` for complex states, which have no order; `ValueError` for a `q`
+    outside of 0 to 1.
+    """
+    A = jnp.asarray(A)
+    check_ordered(A)
+    if not is_tracer(q) and not np.all((np.asarray(q) >= 0) & (np.asarray(q) <= 1)):
+        raise ValueError(f"q must be from 0 to 1, got {q!r}.")
+    return jnp.nanquantile(A, jnp.asarray(q, A.dtype), axis=0)
+
+
+def componentwise_meanvar(A: Inexact[AnyArray, "trajectory *state"], bessel: bool = True) -> tuple:
+    """The mean and the variance of each component over the trajectories.
+
+    **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `bessel`: divide by n - 1 (else n).
+
+    **Returns:** two arrays `[*state]`; of a single trajectory the variance is NaN.
+    """
+    A = jnp.asarray(A)
+    mean = componentwise_mean(A)
+    there = ~jnp.isnan(A)
+    squares = jnp.where(there, jnp.abs(A - mean[None]) ** 2, 0)
+    return mean, _sum(squares) / _freedom(_count(there, squares), bessel)
+
+
+def componentwise_meancov(
+    A: Inexact[AnyArray, "trajectory *state"],
+    B: Inexact[AnyArray, "..."],
+    bessel: bool = True,
+) -> tuple:
+    """The means of each component of A and of B, and their covariance.
+
+    **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
+    both. `bessel`: divide by n - 1 (else n).
+
+    **Returns:** three arrays `[*state]`.
+    """
+    A, B, there = _pairs(A, B)
+    n = _count(there, A)
+    mean_a, mean_b = _sum(A) / n, _sum(B) / n
+    products = jnp.where(there, (A - mean_a[None]) * jnp.conj(B - mean_b[None]), 0)
+    return mean_a, mean_b, _sum(products) / _freedom(n, bessel)
+
+
+def componentwise_meancor(
+    A: Inexact[AnyArray, "trajectory *state"], B: Inexact[AnyArray, "trajectory *state"]
+) -> tuple:
+    """The means of each component of A and of B, and their correlation (Pearson's).
+
+    **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
+    both.
+
+    **Returns:** three arrays `[*state]`; the correlation is NaN where one of them is constant.
+    """
+    a, b, there = _pairs(A, B)
+    mean_a, mean_b, cov = componentwise_meancov(A, B)
+    _, var_a = componentwise_meanvar(jnp.where(there, a, jnp.nan))
+    _, var_b = componentwise_meanvar(jnp.where(there, b, jnp.nan))
+    return mean_a, mean_b, cov / (jnp.sqrt(var_a) * jnp.sqrt(var_b))
+
+
+def componentwise_weighted_meancov(
+    A: Inexact[AnyArray, "trajectory *state"],
+    B: Inexact[AnyArray, "trajectory *state"],
+    W: Any,
+    weight_type: str = "reliability",
+) -> tuple:
+    """The weighted means of each component of A and of B, and their weighted covariance.
+
+    **Arguments:**
+
+    - `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in both.
+    - `W`: the weights, `[trajectory]` or `[trajectory, *state]`.
+    - `weight_type`: what the sum of weighted products is divided by: V1 - V2/V1
+        (`"reliability"`), V1 (`"population"`) or V1 - 1 (`"frequency"`: each weight says how
+        often the trajectory counts), with V1 the sum of the weights and V2 that of their squares.
+
+    **Returns:** three arrays `[*state]`.
+
+    **Raises:** `ValueError` for weights of another shape, or another `weight_type`.
+    """
+    A, B, there = _pairs(A, B)
+    W: Any = jnp.asarray(W, A.dtype)
+    if W.shape not in (A.shape, A.shape[:1]):
+        raise ValueError(
+            f"W must have a weight for each of the {A.shape[0]} trajectories, [trajectory] or "
+            f"{list(A.shape)}; its shape is {W.shape}."
+        )
+    W = jnp.where(there, W.reshape(W.shape + (1,) * (A.ndim - W.ndim)), 0)
+    total = _sum(W)
+    mean_a, mean_b = _sum(W * A) / total, _sum(W * B) / total
+    products = _sum(W * (A - mean_a[None]) * jnp.conj(B - mean_b[None]))
+    divisors = {
+        "reliability": lambda: total - _sum(W * W) / total,
+        "population": lambda: total,
+        "frequency": lambda: total - 1,
+    }
+    if weight_type not in divisors:
+        raise ValueError(f"weight_type must be one of {', '.join(divisors)}, got {weight_type!r}.")
+    return mean_a, mean_b, products / divisors[weight_type]()
+
+
+def check_ordered(A: Any) -> None:
+    if jnp.iscomplexobj(A):
+        raise TypeError(
+            "complex states have no order, and so no quantiles: take real and imaginary parts as "
+            "components, or use the means and variances."
+        )
+
+
+def _pairs(A: Any, B: Any) -> tuple:
+    """Both with zeros where one is missing, and where both are there."""
+    A, B = jnp.asarray(A), jnp.asarray(B)
+    if A.shape != B.shape:
+        raise ValueError(f"A and B must be of one shape, got {A.shape} and {B.shape}.")
+    there = ~(jnp.isnan(A) | jnp.isnan(B))
+    return jnp.where(there, A, 0), jnp.where(there, B, 0), there
+
+
+def _count(there: Any, like: Any) -> Any:
+    return jnp.sum(there, axis=0).astype(like.dtype)
+
+
+def _freedom(n: Any, bessel: bool) -> Any:
+    return jnp.where(n.real > 1, n - 1 if bessel else n, jnp.nan)
+
+
+def _sum(x: Any) -> Any:
+    """Over the trajectories, in blocks: the sum of a million float32 loses three digits else."""
+    n = x.shape[0]
+    block = max(1, int(n**0.5))
+    whole = x[: n // block * block].reshape(-1, block, *x.shape[1:])
+    return jnp.sum(jnp.sum(whole, axis=1), axis=0) + jnp.sum(x[n // block * block :], axis=0)
+
+
+#
+# At a step of the solution
+#
+
+
+def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
+    """The states at step `i`: `[trajectory, *state]`.
+
+    `i` counts the saved times from 0; a slice gives `[trajectory, time, *state]`. Where
+    trajectories have their own times (`save_everystep`), step i is another time for each, and the
+    functions of a time (`timepoint_...`) are what is meant.
+
+    **Raises:** `IndexError` for a step that there is not; `TypeError` where an `output_func` or a
+    `reduction` replaced the states.
+    """
+    u = _states(sim)
+    rows = u.shape[1]
+    if not is_tracer(i) and np.ndim(i) == 0 and not isinstance(i, slice) and not -rows <= i < rows:
+        raise IndexError(f"step {i} of {rows}")  # JAX would take the last
+    return u[:, i]
+
+
+def componentwise_vectors_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
+    """The states at step `i`, a vector over the trajectories for each component:
+    `[*state, trajectory]`."""
+    return jnp.moveaxis(jnp.asarray(get_timestep(sim, i)), 0, -1)
+
+
+def timestep_mean(sim: EnsembleSolution, i: Any) -> AnyArray:
+    """The mean of each component at step `i`: `[*state]`."""
+    return componentwise_mean(get_timestep(sim, i))
+
+
+def timestep_median(sim: EnsembleSolution, i: Any) -> AnyArray:
+    """The median of each component at step `i`: `[*state]`."""
+    return componentwise_median(get_timestep(sim, i))
+
+
+def timestep_quantile(sim: EnsembleSolution, q: Any, i: Any) -> AnyArray:
+    """The quantile `q` of each component at step `i`: `[*state]`, or `[n, *state]` of `q [n]`."""
+    return componentwise_quantile(get_timestep(sim, i), q)
+
+
+def timestep_meanvar(sim: EnsembleSolution, i: Any) -> tuple:
+    """The mean and the variance of each component at step `i`: `[*state]` each."""
+    return componentwise_meanvar(get_timestep(sim, i))
+
+
+def timestep_meancov(sim: EnsembleSolution, i: Any, j: Any) -> tuple:
+    """The means of each component at the steps `i` and `j`, and the covariance: `[*state]`
+    each."""
+    return componentwise_meancov(get_timestep(sim, i), get_timestep(sim, j))
+
+
+def timestep_meancor(sim: EnsembleSolution, i: Any, j: Any) -> tuple:
+    """The means of each component at the steps `i` and `j`, and the correlation: `[*state]`
+    each."""
+    return componentwise_meancor(get_timestep(sim, i), get_timestep(sim, j))
+
+
+def timestep_weighted_meancov(
+    sim: EnsembleSolution, W: Any, i: Any, j: Any, weight_type: str = "reliability"
+) -> tuple:
+    """The weighted means of each component at the steps `i` and `j`, and the weighted covariance:
+    `[*state]` each. `W` and `weight_type`:
+    [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
+    return componentwise_weighted_meancov(
+        get_timestep(sim, i), get_timestep(sim, j), W, weight_type
+    )
+
+
+#
+# At all steps of the solution
+#
+
+
+def timeseries_steps_mean(sim: EnsembleSolution) -> AnyArray:
+    """The mean of each component at each step: `[time, *state]`."""
+    return componentwise_mean(_states(sim))
+
+
+def timeseries_steps_median(sim: EnsembleSolution) -> AnyArray:
+    """The median of each component at each step: `[time, *state]`."""
+    return componentwise_median(_states(sim))
+
+
+def timeseries_steps_quantile(sim: EnsembleSolution, q: Any) -> AnyArray:
+    """The quantile `q` of each component at each step: `[time, *state]`, or `[n, time, *state]`
+    of `q [n]`."""
+    return componentwise_quantile(_states(sim), q)
+
+
+def timeseries_steps_meanvar(sim: EnsembleSolution) -> tuple:
+    """The mean and the variance of each component at each step: `[time, *state]` each."""
+    return componentwise_meanvar(_states(sim))
+
+
+def timeseries_steps_meancov(sim: EnsembleSolution) -> tuple:
+    """The means of each component at the steps i and j and the covariance, for all pairs:
+    `[i, j, *state]` each."""
+    return _of_pairs(componentwise_meancov, _states(sim), _states(sim))
+
+
+def timeseries_steps_meancor(sim: EnsembleSolution) -> tuple:
+    """The means of each component at the steps i and j and the correlation, for all pairs:
+    `[i, j, *state]` each."""
+    return _of_pairs(componentwise_meancor, _states(sim), _states(sim))
+
+
+def timeseries_steps_weighted_meancov(
+    sim: EnsembleSolution, W: Any, weight_type: str = "reliability"
+) -> tuple:
+    """The weighted means of each component at the steps i and j and the weighted covariance, for
+    all pairs: `[i, j, *state]` each. `W`: the weights `[trajectory]`; `weight_type`:
+    [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
+    return _of_pairs(_weighted(W, weight_type), _states(sim), _states(sim))
+
+
+#
+# At a time
+#
+
+
+def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
+    """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
+    `[trajectory, n, *state]`.
+
+    Interpolated: by cubic Hermite polynomials after `save_everystep=True`, otherwise linearly
+    between the times that were saved (exact at those). NaN outside of what was reached.
+
+    **Raises:** `TypeError` where an `output_func` or a `reduction` replaced the states.
+    """
+    u = _states(sim)
+    if sim._du is not None:
+        return sim(t)
+    t = jnp.asarray(t, jnp.asarray(sim.t).dtype)
+    axis = 0 if np.ndim(sim.t) == 2 else None
+    return jax.vmap(_linear, in_axes=(axis, 0, None))(jnp.asarray(sim.t), jnp.asarray(u), t)
+
+
+def componentwise_vectors_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
+    """The states at the time `t`, a vector over the trajectories for each component:
+    `[*state, trajectory]`."""
+    return jnp.moveaxis(jnp.asarray(get_timepoint(sim, t)), 0, -1)
+
+
+def timepoint_mean(sim: EnsembleSolution, t: Any) -> AnyArray:
+    """The mean of each component at the time `t`: `[*state]`."""
+    return componentwise_mean(get_timepoint(sim, t))
+
+
+def timepoint_median(sim: EnsembleSolution, t: Any) -> AnyArray:
+    """The median of each component at the time `t`: `[*state]`."""
+    return componentwise_median(get_timepoint(sim, t))
+
+
+def timepoint_quantile(sim: EnsembleSolution, q: Any, t: Any) -> AnyArray:
+    """The quantile `q` of each component at the time `t`: `[*state]`, or `[n, *state]` of
+    `q [n]`."""
+    return componentwise_quantile(get_timepoint(sim, t), q)
+
+
+def timepoint_meanvar(sim: EnsembleSolution, t: Any) -> tuple:
+    """The mean and the variance of each component at the time `t`: `[*state]` each."""
+    return componentwise_meanvar(get_timepoint(sim, t))
+
+
+def timepoint_meancov(sim: EnsembleSolution, t1: Any, t2: Any) -> tuple:
+    """The means of each component at the times `t1` and `t2`, and the covariance: `[*state]`
+    each."""
+    return componentwise_meancov(get_timepoint(sim, t1), get_timepoint(sim, t2))
+
+
+def timepoint_meancor(sim: EnsembleSolution, t1: Any, t2: Any) -> tuple:
+    """The means of each component at the times `t1` and `t2`, and the correlation: `[*state]`
+    each."""
+    return componentwise_meancor(get_timepoint(sim, t1), get_timepoint(sim, t2))
+
+
+def timepoint_weighted_meancov(
+    sim: EnsembleSolution, W: Any, t1: Any, t2: Any, weight_type: str = "reliability"
+) -> tuple:
+    """The weighted means of each component at the times `t1` and `t2`, and the weighted
+    covariance: `[*state]` each. `W` and `weight_type`:
+    [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
+    return componentwise_weighted_meancov(
+        get_timepoint(sim, t1), get_timepoint(sim, t2), W, weight_type
+    )
+
+
+#
+# At several times
+#
+
+
+def timeseries_point_mean(sim: EnsembleSolution, ts: Any) -> AnyArray:
+    """The mean of each component at the times `ts`: `[time, *state]`."""
+    return componentwise_mean(get_timepoint(sim, _times(ts)))
+
+
+def timeseries_point_median(sim: EnsembleSolution, ts: Any) -> AnyArray:
+    """The median of each component at the times `ts`: `[time, *state]`."""
+    return componentwise_median(get_timepoint(sim, _times(ts)))
+
+
+def timeseries_point_quantile(sim: EnsembleSolution, q: Any, ts: Any) -> AnyArray:
+    """The quantile `q` of each component at the times `ts`: `[time, *state]`, or
+    `[n, time, *state]` of `q [n]`."""
+    return componentwise_quantile(get_timepoint(sim, _times(ts)), q)
+
+
+def timeseries_point_meanvar(sim: EnsembleSolution, ts: Any) -> tuple:
+    """The mean and the variance of each component at the times `ts`: `[time, *state]` each."""
+    return componentwise_meanvar(get_timepoint(sim, _times(ts)))
+
+
+def timeseries_point_meancov(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -> tuple:
+    """The means of each component at the times `ts1[i]` and `ts2[j]` and the covariance, for all
+    pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
+    but the first (as in SciML)."""
+    return _of_pairs(componentwise_meancov, *_both(sim, ts1, ts2))
+
+
+def timeseries_point_meancor(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -> tuple:
+    """The means of each component at the times `ts1[i]` and `ts2[j]` and the correlation, for all
+    pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
+    but the first (as in SciML)."""
+    return _of_pairs(componentwise_meancor, *_both(sim, ts1, ts2))
+
+
+def timeseries_point_weighted_meancov(
+    sim: EnsembleSolution, W: Any, ts1: Any, ts2: Any = None, weight_type: str = "reliability"
+) -> tuple:
+    """The weighted means of each component at the times `ts1[i]` and `ts2[j]` and the weighted
+    covariance, for all pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but
+    the last, and all but the first (as in SciML). `W`: the weights `[trajectory]`; `weight_type`:
+    [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
+    return _of_pairs(_weighted(W, weight_type), *_both(sim, ts1, ts2))
+
+
+def _states(sim: EnsembleSolution) -> Any:
+    if sim.kind != "trajectories":
+        raise TypeError(
+            f"this ensemble has {sim.kind} in place of its states. Use the componentwise_... "
+            "functions on arrays with the trajectory first, such as sim.u."
+        )
+    return sim.u
+
+
+def _times(ts: Any) -> Any:
+    ts = jnp.asarray(ts)
+    if ts.ndim != 1:
+        raise ValueError(f"the times must be an array [n], got the shape {ts.shape}.")
+    return ts
+
+
+def _both(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
+    ts1 = _times(ts1)
+    ts1, ts2 = (ts1[:-1], ts1[1:]) if ts2 is None else (ts1, _times(ts2))
+    return get_timepoint(sim, ts1), get_timepoint(sim, ts2)
+
+
+def _weighted(W: Any, weight_type: Any) -> Any:
+    return lambda a, b: componentwise_weighted_meancov(a, b, W, weight_type)
+
+
+def _of_pairs(statistic: Any, a: Any, b: Any) -> tuple:
+    """The statistic of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`: `[i, j, ...]`."""
+    rows = jax.vmap(statistic, in_axes=(None, 1))
+    # One after another: all pairs at once would take the memory of the ensemble squared.
+    return jax.lax.map(lambda x: rows(x, jnp.asarray(b)), jnp.moveaxis(jnp.asarray(a), 1, 0))
+
+
+def _linear(ts: Any, us: Any, t: Any) -> Any:
+    """The piecewise linear function through `us` at `ts`; NaN next to what was not reached."""
+    sign = jnp.where(jnp.any(ts < ts[0]), -1, 1).astype(ts.dtype)
+    ordered = jnp.where(jnp.isnan(ts), jnp.inf, ts * sign)
+
+    def at(t):
+        right = jnp.clip(jnp.searchsorted(ordered, t * sign), 0, ts.shape[0] - 1)
+        left = jnp.maximum(right - 1, 0)
+        x = (t - ts[left]) / jnp.where(left == right, 1, ts[right] - ts[left])
+        between = us[left] + x * (us[right] - us[left])
+        inside = (left != right) & (t * sign > ordered[0]) & (t * sign < ordered[right])
+        other = jnp.where(t == ts[right], us[right], jnp.nan)
+        return jnp.where(inside, between, other)
+
+    return jax.vmap(at)(t) if t.ndim else at(t)

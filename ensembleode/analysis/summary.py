@@ -1,0 +1,282 @@
+"""EnsembleSummary: mean, variance and quantiles of an ensemble over time."""
+
+from typing import Any, cast, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Inexact, Int, Real
+
+from ..ensemble import EnsembleAlgorithm
+from ..problem import EnsembleProblem
+from ..program import is_tracer
+from ..solution import AnyArray, EnsembleSolution
+from ..solve import solve
+from .digest import Digest
+from .statistics import check_ordered, componentwise_meanvar, componentwise_quantile, get_timepoint
+
+
+class EnsembleSummary(eqx.Module):
+    """The mean, the variance and quantiles of the states of an ensemble, at each time.
+
+    They are over the trajectories that reached the time, of which there are `num_monte`: those
+    that failed count for as long as they went well.
+
+    - `t`: the times, `[time]`.
+    - `u`, `v`: the mean and the (unbiased) variance, `[time, *state]`.
+    - `med`, `qlow`, `qhigh`: the median and the two quantiles, `[time, *state]`.
+    - `num_monte`: `[time]`.
+    - `quantiles`: which quantiles `qlow` and `qhigh` are.
+
+    **Arguments:**
+
+    - `sim`: an [`EnsembleSolution`][ensembleode.EnsembleSolution].
+    - `ts`: the times `[time]`, between which `sim` is interpolated (see
+        [`get_timepoint`][ensembleode.analysis.get_timepoint]). By default the times saved; where
+        trajectories have their own, those of the one that has most.
+    - `quantiles`: the lower and the upper one.
+
+    Under `jit`, too. For ensembles that don't fit in memory see
+    [`summarize`][ensembleode.analysis.summarize].
+
+    **Raises:** `TypeError` for complex states, or where an `output_func` or a `reduction` replaced
+    the states; `ValueError` for quantiles that are not a pair from 0 to 1.
+    """
+
+    t: Real[AnyArray, " time"]
+    u: Inexact[AnyArray, "time *state"]
+    v: Inexact[AnyArray, "time *state"]
+    med: Inexact[AnyArray, "time *state"]
+    qlow: Inexact[AnyArray, "time *state"]
+    qhigh: Inexact[AnyArray, "time *state"]
+    num_monte: Int[AnyArray, " time"]
+    quantiles: tuple[float, float] = eqx.field(static=True)
+
+    def __init__(self, sim: Any, ts: Any = None, quantiles: Any = (0.05, 0.95)):
+        self.quantiles = _as_quantiles(quantiles)
+        if isinstance(sim, _Stream):
+            self.t, numbers = sim.t, sim.statistics(self.quantiles)
+        else:
+            self.t, u = _states_at(sim, ts)
+            numbers = _statistics(u, jnp.asarray(self.quantiles, u.dtype))
+        self.u, self.v, self.qlow, self.med, self.qhigh, self.num_monte = numbers
+
+    def __len__(self) -> int:
+        return np.shape(self.t)[0]
+
+    def __repr__(self) -> str:
+        shape = np.shape(self.u)
+        if is_tracer(self.u):
+            return f"EnsembleSummary(u={shape}, traced)"
+        few, many = int(np.min(self.num_monte)), int(np.max(self.num_monte))
+        n = f"{many}" if few == many else f"{few} to {many}"
+        t = np.asarray(self.t)
+        low, high = self.quantiles
+        return "\n".join(
+            [
+                f"EnsembleSummary: {n} trajectories, {shape[0]} times, state {shape[1:]}",
+                f"  t          {t[0]:g} to {t[-1]:g}",
+                f"  quantiles  {low:g}, {high:g}",
+            ]
+        )
+
+    def plot(
+        self,
+        idxs: Any = None,
+        *,
+        ci_type: str = "quantile",
+        error_style: str = "ribbon",
+        names: Any = None,
+        ax: Any = None,
+        **line: Any,
+    ) -> Any:
+        """Draw the summary over time (with matplotlib: `pip install 'ensembleode[plot]'`).
+
+        **Arguments:**
+
+        - `idxs`: which components of the flattened state, from 0: an integer, a list, or a tuple
+            of two for the path in the phase plane. By default all, over time.
+        - `ci_type`: `"quantile"`, the median between the two quantiles; or `"SEM"`, the mean with
+            1.96 standard errors of it, `sqrt(v / num_monte)`.
+        - `error_style`: `"ribbon"`, `"bars"` or `"none"`.
+        - `names`: those of the components, one for each of the flattened state.
+        - `ax`: the Axes to draw in, by default new ones.
+        - `line`: passed on to the lines (`lw`, `ls`, `label`, ...).
+
+        **Returns:** the matplotlib Axes.
+        """
+        from .. import plotting
+
+        return plotting.plot_summary(
+            self, idxs, ci_type=ci_type, error_style=error_style, names=names, ax=ax, **line
+        )
+
+    def to_xarray(self, names: Any = None) -> Any:
+        """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and
+        state, and `num_monte` over time. `names`: those of the components."""
+        from .. import labelled
+
+        return labelled.summary_dataset(self, names)
+
+
+def _states_at(sim: Any, ts: Any) -> tuple:
+    """The times of a summary, and the states there: `[trajectory, time, *state]`."""
+    if not isinstance(sim, EnsembleSolution):
+        raise TypeError(f"EnsembleSummary takes an EnsembleSolution, got {type(sim).__name__}.")
+    if sim.kind != "trajectories":
+        raise TypeError(
+            f"this ensemble has {sim.kind} in place of its states: use the componentwise_... "
+            "functions of ensembleode.analysis on sim.u, or solve without."
+        )
+    check_ordered(sim.u)
+    if ts is None and np.ndim(sim.t) == 1:
+        return sim.t, jnp.asarray(sim.u)
+    times = jnp.asarray(sim.t)
+    if ts is None:
+        most = jnp.argmax(jnp.asarray(sim.lengths))
+        ts = times[most]
+        ts = ts if is_tracer(ts) else ts[: int(sim.lengths[most])]
+    ts = jnp.asarray(ts, times.dtype)
+    if ts.ndim != 1:
+        raise ValueError(f"ts must be an array of times [n], its shape is {ts.shape}.")
+    return ts, get_timepoint(sim, ts)
+
+
+@jax.jit
+def _statistics(u: Any, quantiles: Any) -> tuple:
+    mean, variance = componentwise_meanvar(u)
+    half = jnp.full((1,), 0.5, quantiles.dtype)
+    three = jnp.concatenate([quantiles[:1], half, quantiles[1:]])
+    qlow, median, qhigh = cast(Any, componentwise_quantile(u, three))
+    there = ~jnp.any(jnp.isnan(u), axis=tuple(range(2, u.ndim)))
+    return mean, variance, qlow, median, qhigh, jnp.sum(there, axis=0)
+
+
+def _as_quantiles(quantiles: Any) -> tuple[float, float]:
+    try:
+        low, high = map(float, quantiles)
+    except (TypeError, ValueError):
+        raise ValueError(f"quantiles must be a pair of numbers, got {quantiles!r}.") from None
+    if not 0 <= low <= high <= 1:
+        raise ValueError(f"quantiles must be two numbers from 0 to 1 in order, got {quantiles!r}.")
+    return low, high
+
+
+#
+# In one pass over batches
+#
+
+
+# Bins of the digests: a median of many trajectories is off by less than this part in rank.
+_BINS = 1000
+
+
+def summarize(
+    ens: Any,
+    alg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
+    *,
+    trajectories: int,
+    quantiles: Any = (0.05, 0.95),
+    **options: Any,
+) -> EnsembleSummary:
+    """Solve an ensemble and summarise it, batch by batch, in one pass.
+
+    Memory is that of a batch (`batch_size`), however many trajectories there are. Mean and variance
+    are those of [`EnsembleSummary`][ensembleode.analysis.EnsembleSummary] up to rounding (batches
+    are joined as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The
+    American Statistician 37, 1983). The quantiles come from t-digests: exact up to a few hundred
+    trajectories, and beyond that off by at most 0.2% in rank (measured: 0.03% at 100,000).
+
+    **Arguments:** `ens`, `alg`, `ensemblealg`, `trajectories` and the other `options` are those of
+    [`solve`][ensembleode.solve]; `quantiles` are the lower and the upper one. All trajectories must
+    be saved at the same times (`saveat`); where their spans differ, as far as these go.
+
+    **Cost:** sorting each batch, on the host.
+
+    **Raises:** `ValueError` for an ensemble with an `output_func` or a `reduction`, or with
+    times of their own for its trajectories, and inside `jit` (use `EnsembleSummary` of a solution
+    there); `TypeError` for complex states.
+    """
+    quantiles = _as_quantiles(quantiles)
+    if not isinstance(ens, EnsembleProblem):
+        raise TypeError(f"summarize takes an EnsembleProblem, got {type(ens).__name__}.")
+    for name in ("output_func", "reduction"):
+        if getattr(ens, name) is not None:
+            raise ValueError(
+                f"the ensemble has {name}=, and summarize needs the states: leave it out."
+            )
+    if options.get("save_everystep"):
+        raise ValueError("summarize needs times that all trajectories share: use saveat.")
+    check_ordered(ens.prob.u0)
+    streamed = EnsembleProblem(
+        ens.prob,
+        ens.prob_func,
+        output_func=lambda sol, ctx: ((sol.t, sol.u), False),
+        reduction=_add_batch,
+        u_init=(),
+    )
+    sim: Any = solve(streamed, alg, ensemblealg, trajectories=trajectories, **options)
+    return EnsembleSummary(sim.u, quantiles=quantiles)
+
+
+def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
+    del indices
+    if any(map(is_tracer, data)):
+        raise ValueError(
+            "summarize works outside of jit, grad and vmap, where batches are joined on the host; "
+            "inside, use EnsembleSummary(solve(...))."
+        )
+    t, u = map(np.asarray, data)
+    stream = stream or _Stream.empty(t, u)
+    return stream.add(t, u), False
+
+
+class _Stream(NamedTuple):
+    """Of all batches so far: `[time, *state]`, but for `t [time]` and the digest of the columns."""
+
+    t: np.ndarray
+    n: np.ndarray
+    mean: np.ndarray
+    squares: np.ndarray  # the sum of squared differences from the mean
+    digest: Digest
+    dtype: Any
+
+    @classmethod
+    def empty(cls, t: np.ndarray, u: np.ndarray) -> "_Stream":
+        zeros = np.zeros(u.shape[1:])
+        digest = Digest.empty(zeros.size, _BINS)
+        return cls(np.full(t.shape[1:], np.nan, t.dtype), zeros, zeros, zeros, digest, u.dtype)
+
+    def add(self, t: np.ndarray, u: np.ndarray) -> "_Stream":
+        # Where trajectories have times of their own, those not reached are NaN.
+        times = np.fmax(self.t, np.fmax.reduce(t, axis=0))
+        if not np.all((t == times) | np.isnan(t)):
+            raise ValueError(
+                "summarize needs times that all trajectories share; these have their own. Give "
+                "all the same saveat, or use EnsembleSummary(sim, ts), which interpolates."
+            )
+        there = ~np.isnan(u)
+        n = there.sum(axis=0)
+        mean = np.where(there, u, 0).sum(axis=0, dtype=np.float64) / np.maximum(n, 1)
+        squares = np.where(there, (u - mean) ** 2, 0).sum(axis=0)
+        total = self.n + n
+        shift, share = mean - self.mean, n / np.maximum(total, 1)
+        return self._replace(
+            t=times,
+            n=total,
+            mean=self.mean + shift * share,
+            squares=self.squares + squares + shift**2 * self.n * share,
+            digest=self.digest.add(u.reshape(len(u), -1)),
+        )
+
+    def statistics(self, quantiles: tuple[float, float]) -> tuple:
+        low, high = quantiles
+        numbers = [
+            np.where(self.n > 0, self.mean, np.nan),
+            self.squares / np.where(self.n > 1, self.n - 1, np.nan),
+            *(self.digest.quantile(q).reshape(self.mean.shape) for q in (low, 0.5, high)),
+        ]
+        num_monte = self.n.reshape(len(self.t), -1).min(axis=1).astype(np.int64)
+        return (*(x.astype(self.dtype) for x in numbers), num_monte)

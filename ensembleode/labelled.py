@@ -1,0 +1,124 @@
+"""Solutions with named dimensions: xarray datasets, and pandas frames made from them."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.tree_util as jtu
+import numpy as np
+
+from .program import is_tracer
+from .solution import EnsembleSolution, ODESolution, ReturnCode
+
+
+_COUNTS = ("naccept", "nreject", "nf")
+
+
+def ensemble_dataset(sim: EnsembleSolution, names: Sequence[str] | None) -> Any:
+    """See `EnsembleSolution.to_xarray`."""
+    xarray = _xarray(sim.retcode)
+    if sim.kind == "reduced":
+        raise TypeError("this ensemble was reduced: its result, as a whole, is sim.u.")
+    attrs = {"engine": str(sim.engine)}
+    trajectory = {"trajectory": np.arange(len(sim))}
+    if sim.kind == "outputs":
+        return xarray.Dataset(_outputs(sim.u) | _counts(sim, ("trajectory",)), trajectory, attrs)
+    time = _times(sim.t, ("trajectory",))
+    dims, state = _state(np.shape(sim.u)[2:], names)
+    variables = {
+        "u": (("trajectory", time[0][-1], *dims), np.asarray(sim.u)),
+        "length": ("trajectory", np.asarray(sim.lengths)),
+    }
+    variables |= _counts(sim, ("trajectory",))
+    return xarray.Dataset(variables, trajectory | {"time": time} | state, attrs)
+
+
+def solution_dataset(sol: ODESolution, names: Sequence[str] | None) -> Any:
+    """See `ODESolution.to_xarray`."""
+    xarray = _xarray(sol.retcode)
+    dims, state = _state(np.shape(sol.u)[1:], names)
+    variables = {"u": (("time", *dims), np.asarray(sol.u)), "length": ((), np.asarray(sol.length))}
+    return xarray.Dataset(variables | _counts(sol, ()), {"time": np.asarray(sol.t)} | state)
+
+
+def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
+    """See `EnsembleSummary.to_xarray`."""
+    xarray = _xarray(summary.u)
+    dims, state = _state(np.shape(summary.u)[1:], names)
+    dims = ("time", *dims)
+    low, high = summary.quantiles
+    variables = {
+        "mean": (dims, np.asarray(summary.u)),
+        "variance": (dims, np.asarray(summary.v)),
+        "median": (dims, np.asarray(summary.med)),
+        "qlow": (dims, np.asarray(summary.qlow), {"quantile": low}),
+        "qhigh": (dims, np.asarray(summary.qhigh), {"quantile": high}),
+        "num_monte": ("time", np.asarray(summary.num_monte)),
+    }
+    return xarray.Dataset(variables, {"time": np.asarray(summary.t)} | state)
+
+
+def frame(dataset: Any) -> Any:
+    """A pandas frame: a row for each trajectory and time, a column for each component."""
+    if "u" not in dataset:
+        return dataset.drop_vars(["retcode", *_COUNTS], errors="ignore").to_dataframe()
+    u = dataset["u"]
+    columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
+    # Where trajectories have their own times, their rows are padded.
+    if "time" not in columns:
+        return columns
+    columns.insert(0, "time", columns.pop("time"))
+    return columns[columns["time"].notna()]
+
+
+def _xarray(number: Any) -> Any:
+    if is_tracer(number):
+        raise TypeError("labels need numbers: call this outside of jit, grad and vmap.")
+    try:
+        import xarray
+    except ImportError as e:
+        raise ImportError("this needs xarray: pip install 'ensembleode[plot]'.") from e
+    return xarray
+
+
+def _times(t: Any, outer: tuple) -> tuple:
+    t = np.asarray(t)
+    return ((*outer, "step") if t.ndim == 2 else ("time",), t)
+
+
+def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
+    """The dimensions of the state, and their coordinates."""
+    if len(shape) == 1:
+        labels = [f"u{i}" for i in range(shape[0])] if names is None else list(names)
+        if len(labels) != shape[0] or len(set(labels)) != shape[0]:
+            raise ValueError(
+                f"names must be {shape[0]} different names, one a component, got {names!r}."
+            )
+        return ("state",), {"state": labels}
+    if names is not None:
+        raise ValueError(
+            f"names are for the components of a vector; this state has the shape {shape}."
+        )
+    return tuple(f"state_{axis}" for axis in range(len(shape))), {}
+
+
+def _counts(sol: Any, dims: tuple) -> dict:
+    codes = {
+        "flag_values": [code.value for code in ReturnCode],
+        "flag_meanings": " ".join(code.name for code in ReturnCode),
+    }
+    variables: dict[str, tuple] = {"retcode": (dims, np.asarray(sol.retcode), codes)}
+    for name in _COUNTS:
+        count = getattr(sol.stats, name)
+        if count is not None:
+            variables[name] = (dims, np.asarray(count))
+    return variables
+
+
+def _outputs(tree: Any) -> dict:
+    """The outputs of an `output_func`, a variable for each leaf."""
+    variables = {}
+    for path, leaf in jtu.tree_leaves_with_path(tree):
+        name = jtu.keystr(path, simple=True, separator=".") or "out"
+        dims = ("trajectory", *(f"{name}_{axis}" for axis in range(np.ndim(leaf) - 1)))
+        variables[name] = (dims, np.asarray(leaf))
+    return variables

@@ -1,0 +1,78 @@
+"""What to cite for a solve."""
+
+import re
+
+import diffrax
+import jax.numpy as jnp
+import pytest
+
+import ensembleode as eo
+from ensembleode.solvers import base
+
+
+PROB = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
+
+
+def keys(text):
+    return re.findall(r"^@\w+{(\w+),$", text, re.MULTILINE)
+
+
+def everywhere(cls):
+    for sub in cls.__subclasses__():
+        yield sub
+        yield from everywhere(sub)
+
+
+SOLVERS = [cls for cls in everywhere(base.ODESolver) if getattr(eo, cls.__name__, None) is cls]
+
+
+@pytest.mark.parametrize("solver", SOLVERS, ids=lambda cls: cls.__name__)
+def test_every_solver_has_its_source(solver):
+    sol = eo.solve(PROB, solver(), dt=0.25, adaptive=False)
+    text = eo.citation(sol)
+    assert "no reference is on record" not in text
+    assert f"% The solver {solver.__name__}\n" in text
+    assert {"ensembleode", "jax", "rackauckas2017"} < set(keys(text))
+    assert len(keys(text)) == len(set(keys(text)))
+
+
+def test_the_engine_and_the_adjoint():
+    ens = eo.EnsembleProblem(PROB)
+    sim = eo.solve(ens, trajectories=2)
+    assert keys(eo.citation(sim))[3:] == [
+        "tsitouras2011",
+        "hairer1993",
+        "gustafsson1991",
+        "hager2000",
+        "stumm2010",
+    ]
+    assert eo.citation(sim[0]) == eo.citation(sim)
+    backsolve = eo.solve(ens, trajectories=2, engine="diffrax", sensealg=eo.BacksolveAdjoint())
+    assert keys(eo.citation(backsolve))[3:] == ["tsitouras2011", "kidger2021", "chen2018"]
+    gauss = eo.solve(PROB, eo.Vern7(), sensealg=eo.GaussAdjoint())
+    assert keys(eo.citation(gauss))[3:] == [
+        "verner2010",
+        "hairer1993",
+        "gustafsson1991",
+        "norcliffe2023",
+    ]
+
+
+def test_a_solver_of_diffrax_that_is_not_ours():
+    sol = eo.solve(PROB, diffrax.ReversibleHeun(), dt=0.25, adaptive=False)
+    assert "% The solver ReversibleHeun: no reference is on record here" in eo.citation(sol)
+
+
+def test_it_is_bibtex():
+    text = eo.citation(eo.solve(PROB, eo.Kvaerno5()))
+    entries = text.split("\n@")[1:]
+    assert len(entries) == len(keys(text))
+    for entry in entries:
+        assert entry.count("{") == entry.count("}")
+        for field in ("author", "title", "year"):
+            assert re.search(rf"^  {field} = {{.+}},$", entry, re.MULTILINE)
+
+
+def test_errors():
+    with pytest.raises(TypeError, match="got ODEProblem"):
+        eo.citation(PROB)

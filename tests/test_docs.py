@@ -1,0 +1,260 @@
+"""What the documentation says is so: its code runs, and no public name is left out.
+
+The site itself, with its links, is built strictly by `.ci/run`.
+"""
+
+import doctest
+import importlib.util
+import inspect
+import os
+import pathlib
+import pkgutil
+import re
+import subprocess
+import sys
+import textwrap
+import types
+
+import pytest
+
+import ensembleode as eo
+
+
+ROOT = pathlib.Path(__file__).parents[1]
+DOCS = ROOT / "docs"
+PAGES = {
+    str(path.relative_to(ROOT)): path for path in [ROOT / "README.md", *sorted(DOCS.rglob("*.md"))]
+}
+
+# Every block of Python is run. Blocks in these languages are not Python; one without is a command.
+OTHER_LANGUAGES = {"", "bash", "julia", "text"}
+FENCE = re.compile(r"\s*```+(.*)$")
+END = chr(0)
+
+
+#
+# The code of the pages
+#
+
+
+class Block:
+    """A block of code: its language, the number of its first line, and its lines."""
+
+    def __init__(self, language, start):
+        self.language, self.start, self.lines = language, start, []
+
+    @property
+    def text(self):
+        return textwrap.dedent("\n".join(self.lines))
+
+
+def blocks_of(text):
+    found, is_open = [], False
+    for number, line in enumerate(text.splitlines(), start=1):
+        fence = FENCE.match(line)
+        if fence:
+            is_open = not is_open
+            if is_open:
+                found.append(Block(fence[1].strip(), number + 1))
+        elif is_open:
+            found[-1].lines.append(line)
+    assert not is_open, f"the block at line {found[-1].start} is not closed"
+    return found
+
+
+def script_of(blocks):
+    """The Python of a page as one script, each line where it is on the page."""
+    lines = []
+    for block in blocks:
+        if block.language == "python":
+            lines += [""] * (block.start - 1 - len(lines)) + block.text.split("\n")
+            lines.append("print(chr(0), end='')")
+    return "\n".join(lines) + "\n"
+
+
+def outputs_of(blocks):
+    """What each block of Python is said to print: a block of text that follows it, or None."""
+    following = [*blocks[1:], None]
+    for block, after in zip(blocks, following, strict=True):
+        if block.language == "python":
+            yield after.text if after is not None and after.language == "text" else None
+
+
+def run(arguments, directory):
+    """Run Python as a user does; but warnings are errors, there are no windows, and XLA compiles
+    quickly rather than well."""
+    return subprocess.run(
+        [sys.executable, "-W", "error", *arguments],
+        cwd=directory,
+        env={**os.environ, "MPLBACKEND": "Agg", "JAX_DISABLE_MOST_OPTIMIZATIONS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def differs(expected, got):
+    """As in doctest: `...` stands for anything, and white space for white space."""
+    flags = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
+    return not doctest.OutputChecker().check_output(expected + "\n", got.rstrip() + "\n", flags)
+
+
+def check_page(text, directory, name="page.py"):
+    blocks = blocks_of(text)
+    path = directory / name
+    path.write_text(script_of(blocks))
+    done = run([path], directory)
+    assert done.returncode == 0, done.stderr
+    printed = done.stdout.split(END)[:-1]
+    for expected, got in zip(outputs_of(blocks), printed, strict=True):
+        assert expected is None or not differs(expected, got), f"said to print\n{expected}\n{got}"
+
+
+def has_python(page):
+    return any(block.language == "python" for block in blocks_of(page.read_text()))
+
+
+@pytest.mark.parametrize("name", [name for name, page in PAGES.items() if has_python(page)])
+def test_code_of_page_runs(name, tmp_path):
+    check_page(PAGES[name].read_text(), tmp_path)
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_no_code_of_page_is_skipped(name):
+    languages = {block.language for block in blocks_of(PAGES[name].read_text())}
+    assert languages <= OTHER_LANGUAGES | {"python"}
+
+
+PAGE = """
+```python
+x = {value}
+```
+
+Indented, as in an admonition:
+
+    ```python
+    print(x, 1 / x)
+    ```
+
+    ```text
+    2 ...
+    ```
+"""
+
+
+@pytest.mark.parametrize(
+    ("value", "failure"), [(2, None), (3, "said to print"), (0, 'page.py", line 9')]
+)
+def test_check_of_pages(value, failure, tmp_path):
+    page = PAGE.format(value=value)
+    if failure is None:
+        check_page(page, tmp_path)
+    else:
+        with pytest.raises(AssertionError, match=failure):
+            check_page(page, tmp_path)
+
+
+#
+# Docstrings
+#
+
+
+def run_examples(module, directory):
+    """The examples in the docstrings of a module, in an interpreter of its own."""
+    program = (
+        f"import doctest, {module} as module; raise SystemExit(doctest.testmod(module).failed)"
+    )
+    done = run(["-c", program], directory)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_examples_in_docstrings(tmp_path):
+    for path in (ROOT / "ensembleode").rglob("*.py"):
+        if ">>> " in path.read_text():
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            run_examples(".".join(parts).removesuffix(".__init__"), tmp_path)
+
+
+def test_check_of_examples_in_docstrings(tmp_path):
+    for name, result in (("right", 2), ("wrong", 3)):
+        (tmp_path / f"{name}.py").write_text(f'"""\n>>> 1 + 1\n{result}\n"""\n')
+    run_examples("right", tmp_path)
+    with pytest.raises(AssertionError, match="Expected"):
+        run_examples("wrong", tmp_path)
+
+
+def public(module):
+    names = [name for name in vars(module) if not name.startswith("_")]
+    found = {f"{module.__name__}.{name}": getattr(module, name) for name in names}
+    return {name: x for name, x in found.items() if not isinstance(x, types.ModuleType)}
+
+
+PUBLIC = public(eo) | public(eo.analysis)
+METHODS = {
+    f"{name}.{attribute}": value
+    for name, thing in PUBLIC.items()
+    if inspect.isclass(thing)
+    for attribute, value in vars(thing).items()
+    if not attribute.startswith("_") and inspect.isfunction(value)
+}
+
+
+def docstring(thing):
+    """The one it has itself, neither inherited nor made up by dataclasses."""
+    doc = thing.__doc__ or ""
+    return "" if doc.startswith(f"{thing.__name__}(") else doc
+
+
+def documented(thing):
+    """All code in its docstring, and in the docstrings that this refers to."""
+    doc = docstring(thing)
+    linked = [(PUBLIC | METHODS).get(name) for name in re.findall(r"\]\[([\w.]+)\]", doc)]
+    docs = [doc, *(docstring(other) for other in linked if other is not None)]
+    return " ".join(code for doc in docs for code in re.findall(r"`[^`]+`", doc))
+
+
+@pytest.mark.parametrize("name", PUBLIC | METHODS)
+def test_docstring(name):
+    thing = (PUBLIC | METHODS)[name]
+    assert docstring(thing)
+    if inspect.isclass(thing) and issubclass(thing, BaseException | int):
+        return  # made by ensembleode, not called by users
+    code = documented(thing)
+    parameters = [x for x in inspect.signature(thing).parameters if not x.startswith("_")]
+    missing = {x for x in parameters if not re.search(rf"\b{x}\b", code)} - {"self", "sim"}
+    assert not missing, f"the docstring leaves out {missing}"
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_is_in_reference(name):
+    pages = [page.read_text() for page in (DOCS / "reference").glob("*.md")]
+    shown = {found for page in pages for found in re.findall(r"^::: (\S+)", page, re.M)}
+    assert any(pkgutil.resolve_name(other) is PUBLIC[name] for other in shown)
+
+
+#
+# What hooks fill in
+#
+
+
+def hooks():
+    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.mark.parametrize("name", [path.name for path in (ROOT / "examples").glob("*.py")])
+def test_gallery_has_example(name):
+    page = hooks().on_page_markdown((DOCS / "gallery.md").read_text())
+    source = (ROOT / "examples" / name).read_text()
+    assert f"`examples/{name}`" in page
+    assert textwrap.indent(source, "    ").strip() in page
+    # The pictures that examples draw are not tracked: a copy of each is.
+    if "savefig" in source:
+        assert f"](images/{name.removesuffix('.py')}.png)" in page
+
+
+def test_every_section_of_the_readme_is_found():
+    for page in PAGES.values():
+        assert "<!-- readme:" not in hooks().on_page_markdown(page.read_text())

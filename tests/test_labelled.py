@@ -1,0 +1,121 @@
+"""Solutions as xarray datasets and pandas frames."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+
+def ensemble(u0, output_func=None):
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.asarray(u0), (0.0, 1.0), 1.0)
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, p=1.0 + ctx.index), output_func
+    )
+
+
+def test_named_dimensions():
+    sim = eo.solve(ensemble([1.0, 2.0]), trajectories=3, saveat=0.5)
+    data = sim.to_xarray(names=["prey", "predator"])
+    assert data["u"].dims == ("trajectory", "time", "state")
+    np.testing.assert_array_equal(data["u"], sim.u)
+    end = data["u"].sel(state="predator", time=1.0, trajectory=2)
+    np.testing.assert_allclose(end, 2 * np.exp(-3), rtol=1e-3)
+    for name in ("naccept", "nreject", "nf"):
+        np.testing.assert_array_equal(data[name], getattr(sim.stats, name))
+    np.testing.assert_array_equal(data["length"], sim.lengths)
+    assert data.attrs["engine"].startswith("lanes")
+    meanings = data["retcode"].attrs["flag_meanings"].split()
+    codes = data["retcode"].attrs["flag_values"]
+    assert [meanings[codes.index(code)] for code in data["retcode"].values] == ["Success"] * 3
+    assert list(sim.to_xarray()["state"].values) == ["u0", "u1"]
+
+
+def test_shapes_of_the_state():
+    scalar = eo.solve(ensemble(1.0), trajectories=2).to_xarray()
+    assert scalar["u"].dims == ("trajectory", "time")
+    matrix = eo.solve(ensemble(np.ones((2, 3))), trajectories=2).to_xarray()
+    assert matrix["u"].dims == ("trajectory", "time", "state_0", "state_1")
+    with pytest.raises(ValueError, match="this state has the shape"):
+        eo.solve(ensemble(1.0), trajectories=2).to_xarray(names=["u"])
+
+
+def test_own_times_are_a_coordinate():
+    sim = eo.solve(ensemble([1.0]), trajectories=3, save_everystep=True)
+    data = sim.to_xarray()
+    assert data["u"].dims == ("trajectory", "step", "state")
+    assert data["time"].dims == ("trajectory", "step")
+    np.testing.assert_array_equal(data["time"], sim.t)
+    frame = sim.to_pandas()
+    assert list(frame.columns) == ["time", "u0"]
+    # A row for each step that was taken, none for the padding.
+    assert len(frame) == sim.lengths.sum() < sim.u.shape[0] * sim.u.shape[1]
+    one = frame.loc[1]
+    np.testing.assert_array_equal(one["time"], sim[1].t)
+    np.testing.assert_array_equal(one["u0"], sim[1].u[:, 0])
+
+
+def test_frames():
+    sim = eo.solve(ensemble([1.0, 2.0]), trajectories=3, saveat=0.5)
+    frame = sim.to_pandas(names=["prey", "predator"])
+    assert frame.index.names == ["trajectory", "time"]
+    np.testing.assert_array_equal(frame.loc[(2, 0.5)], sim.u[2, 1])
+    assert list(frame.columns) == ["prey", "predator"]
+    scalar = eo.solve(ensemble(1.0), trajectories=2).to_pandas()
+    assert list(scalar.columns) == ["u"]
+
+
+def test_a_failed_trajectory_keeps_its_rows():
+    prob = eo.ODEProblem(lambda u, p, t: u**2, jnp.array([0.5]), (0.0, 1.0))
+    starts = jnp.array([0.5, 4.0])
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
+    sim = eo.solve(ens, trajectories=2, saveat=0.2)
+    data = sim.to_xarray()
+    assert data["retcode"].values[1] == eo.ReturnCode.Unstable
+    np.testing.assert_array_equal(np.isnan(data["u"][1, :, 0]), [False] * 2 + [True] * 4)
+    assert len(sim.to_pandas()) == 12
+
+
+def test_one_solution_and_a_summary():
+    sim = eo.solve(ensemble([1.0, 2.0]), trajectories=3, saveat=0.5)
+    one = sim[1].to_xarray(names=["a", "b"])
+    np.testing.assert_array_equal(one["u"].sel(state="b"), sim.u[1, :, 1])
+    assert int(one["naccept"]) == sim.stats.naccept[1]
+    assert list(sim[1].to_pandas().columns) == ["u0", "u1"]
+    alone = eo.solve(ensemble([1.0, 2.0]).prob, save_everystep=True).to_xarray()
+    assert alone["u"].dims == ("time", "state")
+    summary = eo.EnsembleSummary(sim, quantiles=(0.1, 0.9))
+    data = summary.to_xarray(names=["a", "b"])
+    for name, field in (("mean", "u"), ("variance", "v"), ("median", "med"), ("qlow", "qlow")):
+        np.testing.assert_array_equal(data[name], getattr(summary, field))
+    assert data["qhigh"].attrs["quantile"] == 0.9
+    np.testing.assert_array_equal(data["num_monte"], [3, 3, 3])
+
+
+def test_outputs():
+    def output_func(sol, ctx):
+        return {"end": sol.u[-1], "steps": sol.stats.naccept}, False
+
+    sim = eo.solve(ensemble([1.0, 2.0], output_func), trajectories=3)
+    data = sim.to_xarray()
+    assert data["end"].dims == ("trajectory", "end_0")
+    np.testing.assert_array_equal(data["end"], sim.u["end"])
+    assert data["steps"].dims == ("trajectory",)
+    assert {"end", "steps"} <= set(sim.to_pandas().columns)
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
+def test_names_that_do_not_fit(names):
+    sim = eo.solve(ensemble([1.0, 2.0]), trajectories=2)
+    with pytest.raises(ValueError, match="names must be 2 different names"):
+        sim.to_xarray(names)
+
+
+def test_what_has_no_labels():
+    prob = ensemble([1.0]).prob
+    reduced = eo.EnsembleProblem(prob, reduction=lambda u, d, i: (u + d.sum(), False), u_init=0.0)
+    with pytest.raises(TypeError, match="reduced"):
+        eo.solve(reduced, trajectories=2).to_xarray()
+    with pytest.raises(TypeError, match="outside of jit"):
+        jax.jit(lambda: eo.solve(ensemble([1.0]), trajectories=2).to_xarray())()
