@@ -136,18 +136,19 @@ def componentwise_weighted_meancov(
     **Raises:** `ValueError` for weights of another shape, or another `weight_type`.
     """
     A, B, there = _pairs(A, B)
-    W: Any = jnp.asarray(W, A.dtype)
-    if W.shape not in (A.shape, A.shape[:1]):
+    weights: Any = jnp.asarray(W, A.dtype)
+    if weights.shape not in (A.shape, A.shape[:1]):
         raise ValueError(
-            f"W must have a weight for each of the {A.shape[0]} trajectories, [trajectory] or "
-            f"{list(A.shape)}; its shape is {W.shape}."
+            f"W must have a weight for each of the {len(A)} trajectories, [trajectory] or "
+            f"{list(A.shape)}; its shape is {weights.shape}."
         )
-    W = jnp.where(there, W.reshape(W.shape + (1,) * (A.ndim - W.ndim)), 0)
-    total = _sum(W)
-    mean_a, mean_b = _sum(W * A) / total, _sum(W * B) / total
-    products = _sum(W * (A - mean_a[None]) * jnp.conj(B - mean_b[None]))
+    weights = weights.reshape(weights.shape + (1,) * (A.ndim - weights.ndim))
+    weights = jnp.where(there, weights, 0)
+    total = _sum(weights)
+    mean_a, mean_b = _sum(weights * A) / total, _sum(weights * B) / total
+    products = _sum(weights * (A - mean_a[None]) * jnp.conj(B - mean_b[None]))
     divisors = {
-        "reliability": lambda: total - _sum(W * W) / total,
+        "reliability": lambda: total - _sum(weights * weights) / total,
         "population": lambda: total,
         "frequency": lambda: total - 1,
     }
