@@ -53,4 +53,4 @@ def readme(section: str) -> str:
     found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.S | re.M)
     if not found:
         raise ValueError(f"README.md has no section {section!r}.")
-    return found[1].strip()
+    return found[1].strip().replace("](docs/", "](")

@@ -139,7 +139,7 @@ def componentwise_weighted_meancov(
     weights: Any = jnp.asarray(W, A.dtype)
     if weights.shape not in (A.shape, A.shape[:1]):
         raise ValueError(
-            f"W must have a weight for each of the {len(A)} trajectories, [trajectory] or "
+            f"W must have a weight for each of the {np.shape(A)[0]} trajectories, [trajectory] or "
             f"{list(A.shape)}; its shape is {weights.shape}."
         )
     weights = weights.reshape(weights.shape + (1,) * (A.ndim - weights.ndim))
