@@ -20,6 +20,11 @@ def citation(sim: Any) -> str:
 
     **Raises:** `TypeError` for anything else, or a solution that was made inside of an
     `output_func`, which doesn't know its engine.
+
+    >>> import ensembleode as eo
+    >>> sol = eo.solve(eo.ODEProblem(lambda u, p, t: -u, 1.0, (0.0, 1.0)), eo.Vern7())
+    >>> "verner2010" in eo.citation(sol)
+    True
     """
     engine = getattr(sim, "engine", None)
     if not isinstance(sim, EnsembleSolution | ODESolution) or engine is None:

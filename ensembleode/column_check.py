@@ -60,6 +60,13 @@ def check_columns(
     found.
 
     **Raises:** `ValueError` when `u0` has no columns, or `f` is not finite at the initial state.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> u0 = jnp.ones((2, 4))
+    >>> bool(eo.check_columns(eo.ODEProblem(lambda u, p, t: -u, u0, (0.0, 1.0))))
+    True
+    >>> bool(eo.check_columns(eo.ODEProblem(lambda u, p, t: -u / u.sum(), u0, (0.0, 1.0))))
+    False
     """
     if prob.u0.ndim < 2:
         raise ValueError(

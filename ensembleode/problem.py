@@ -70,6 +70,12 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
 
     **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown;
     otherwise as `ODEProblem`.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0, 2.0], (0.0, 1.0), 0.5)
+    >>> longer = eo.remake(prob, tspan=(0.0, 3.0), saveat=0.5)
+    >>> longer.tspan, longer.p, longer.options
+    ((0.0, 3.0), 0.5, {'saveat': 0.5})
     """
     if not isinstance(prob, ODEProblem):
         raise TypeError(
@@ -91,6 +97,15 @@ class EnsembleContext(eqx.Module):
     - `repeat`: 1, and one more for each rerun.
     - `key`: its own JAX PRNG key. It depends on the seed, `index` and `repeat` only, so it is
         the same whatever the ensemble algorithm, the batches or the devices.
+
+    >>> import jax, ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 0.5)
+    >>> def prob_func(prob, ctx):
+    ...     rate = jax.random.uniform(ctx.key)
+    ...     return eo.remake(prob, u0=ctx.sim_id * prob.u0, p=rate)
+    >>> sim = eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=3)
+    >>> sim.u[:, 0, 0].tolist()
+    [1.0, 2.0, 3.0]
     """
 
     index: Any

@@ -99,6 +99,12 @@ class ODESolution(eqx.Module):
         "Solving Ordinary Differential Equations I", II.6); NaN outside of what was reached.
 
         **Raises:** `ValueError` without `save_everystep=True`.
+
+        >>> import ensembleode as eo
+        >>> prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
+        >>> sol = eo.solve(prob, save_everystep=True)
+        >>> print(f"{sol(0.5)[0]:.3f}")
+        0.607
         """
         _check_dense(self._du)
         return _hermite(self.t, self.u, self._du, self.length, jnp.asarray(t, self.t.dtype))
@@ -199,6 +205,13 @@ class EnsembleSolution(eqx.Module):
 
         A loss masks failed trajectories by it: `jnp.where(sim.successful[:, None], ..., 0)`, and
         before anything else is done to their states, whose NaN would spread to its gradient.
+
+        >>> import ensembleode as eo
+        >>> prob = eo.ODEProblem(lambda u, p, t: u**2, 1.0, (0.0, 1.0))  # blows up at 1 / u0
+        >>> ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=0.5 + ctx.index))
+        >>> sim = eo.solve(ens, trajectories=3)
+        >>> sim.successful.tolist(), sim.failed.tolist()
+        ([True, False, False], [1, 2])
         """
         return self.retcode == ReturnCode.Success.value
 

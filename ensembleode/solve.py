@@ -100,6 +100,13 @@ def solve(
 
     **Raises:** `ValueError` and `TypeError` for bad input, naming the argument, before anything is
     compiled; [`EnsembleError`][ensembleode.EnsembleError] with `throw=True`.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 1.0)
+    >>> ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=ctx.index / 10))
+    >>> sim = eo.solve(ens, eo.Tsit5(), eo.EnsembleThreads(), trajectories=100, saveat=0.25)
+    >>> sim.u.shape, sim.t.tolist(), sim.failed.tolist()
+    ((100, 5, 1), [0.0, 0.25, 0.5, 0.75, 1.0], [])
     """
     started = time.perf_counter()
     alg, ensemblealg = _sort_out(alg, ensemblealg)

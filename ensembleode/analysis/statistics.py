@@ -283,7 +283,16 @@ def timeseries_steps_quantile(sim: EnsembleSolution, q: Any) -> AnyArray:
 
 
 def timeseries_steps_meanvar(sim: EnsembleSolution) -> tuple:
-    """The mean and the variance of each component at each step: `[time, *state]` each."""
+    """The mean and the variance of each component at each step: `[time, *state]` each.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: 0 * u + p, [0.0], (0.0, 1.0), 1.0)
+    >>> ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=1.0 * ctx.index))
+    >>> sim = eo.solve(ens, trajectories=3, saveat=0.5)
+    >>> mean, variance = eo.analysis.timeseries_steps_meanvar(sim)
+    >>> mean[:, 0].round(4).tolist(), variance[:, 0].round(4).tolist()
+    ([0.0, 0.5, 1.0], [0.0, 0.25, 1.0])
+    """
     return componentwise_meanvar(_states(sim))
 
 

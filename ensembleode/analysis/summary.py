@@ -42,6 +42,13 @@ class EnsembleSummary(eqx.Module):
 
     **Raises:** `TypeError` for complex states, or where an `output_func` or a `reduction` replaced
     the states; `ValueError` for quantiles that are not a pair from 0 to 1.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 1.0)
+    >>> ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=ctx.index / 100))
+    >>> summary = eo.EnsembleSummary(eo.solve(ens, trajectories=101, saveat=0.5))
+    >>> [f"{x:.3f}" for x in summary.med[:, 0]]  # exp(-t / 2)
+    ['1.000', '0.779', '0.607']
     """
 
     t: Real[AnyArray, " time"]
@@ -198,6 +205,13 @@ def summarize(
     **Raises:** `ValueError` for an ensemble with an `output_func` or a `reduction`, or with
     times of their own for its trajectories, and inside `jit` (use `EnsembleSummary` of a solution
     there); `TypeError` for complex states.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 1.0)
+    >>> ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=ctx.index / 10_000))
+    >>> summary = eo.analysis.summarize(ens, trajectories=10_001, saveat=1.0, batch_size=1000)
+    >>> print(f"{summary.u[-1, 0]:.3f}, {summary.num_monte[-1]}")  # 1 - exp(-1)
+    0.632, 10001
     """
     quantiles = _as_quantiles(quantiles)
     if not isinstance(ens, EnsembleProblem):
