@@ -7,10 +7,11 @@ import pytest
 
 import ensembleode as eo
 
+from .marks import slow_unless
 from .test_conformance import ALGORITHMS
 
 
-@pytest.fixture(params=ALGORITHMS)
+@pytest.fixture(params=[slow_unless(name != "arrays", name) for name in ALGORITHMS])
 def alg(request):
     return ALGORITHMS[request.param]
 

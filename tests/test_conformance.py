@@ -11,6 +11,7 @@ import pytest
 
 import ensembleode as eo
 
+from .marks import slow_unless
 from .problems import decay, linear, lotka_volterra, scaled
 
 
@@ -35,7 +36,8 @@ TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 
 
-@pytest.fixture(params=ALGORITHMS)
+# (On the CPU, "arrays" is "devices" with one.)
+@pytest.fixture(params=[slow_unless(name != "arrays", name) for name in ALGORITHMS])
 def name(request):
     return request.param
 

@@ -13,6 +13,8 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.lanes.chunks import width_of
 
+from .marks import slow_unless
+
 
 # So large a state that a chunk is narrow, and few trajectories make several.
 STATE = 300
@@ -73,20 +75,17 @@ def test_batches_are_dealt_out_too(batch_size):
 @pytest.mark.parametrize(
     "options",
     [
-        {"solver": eo.Tsit5(), "engine": "lanes", "saveat": 0.25},
-        {"solver": eo.Tsit5(), "engine": "diffrax"},
-        {"solver": eo.Tsit5(), "engine": "diffrax", "sensealg": eo.BacksolveAdjoint()},
-        {"solver": eo.Kvaerno5(), "saveat": 0.5},
+        slow_unless(True, {"engine": "lanes", "saveat": 0.25}, id="lanes"),
+        slow_unless(False, {"engine": "diffrax"}, id="diffrax"),
+        slow_unless(True, {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()}, id="backsolve"),
+        slow_unless(False, {"solver": eo.Kvaerno5(), "saveat": 0.5}, id="implicit"),
     ],
-    ids=["lanes", "diffrax", "backsolve", "implicit"],
 )
-@pytest.mark.parametrize(
-    "transform", [jax.jit, pytest.param(lambda f: f, marks=pytest.mark.slow)], ids=["jit", "eager"]
-)
+@pytest.mark.parametrize("transform", [jax.jit, lambda f: f], ids=["jit", "eager"])
 def test_gradients(options, transform):
     """With respect to shared parameters, which all devices add to, and to those of each."""
     options = dict(options)
-    solver = options.pop("solver")
+    solver = options.pop("solver", eo.Tsit5())
     small = 3
 
     def loss(rates, shared, alg):

@@ -9,6 +9,7 @@ from jax.flatten_util import ravel_pytree
 
 import ensembleode as eo
 
+from .marks import slow_unless
 from .problems import linear, lorenz, lotka_volterra, mlp, network
 from .test_conformance import ALGORITHMS
 
@@ -70,10 +71,6 @@ def check_against_differences(loss, x, gradient, directions=3, rtol=1e-6):
         assert abs(float(gradient @ v) - difference) < rtol * max(abs(difference), scale)
 
 
-def slow_unless(quick, *case):
-    return pytest.param(*case, marks=() if quick else pytest.mark.slow)
-
-
 @pytest.mark.parametrize(
     ("field", "name"),
     [
@@ -100,7 +97,9 @@ def test_adjoints_agree(name, sensealg):
         np.testing.assert_allclose(got[key], value, rtol=1e-7, err_msg=key)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize(
+    "name", [slow_unless(name in ("serial", "columns"), name) for name in ALGORITHMS]
+)
 @pytest.mark.parametrize("sensealg", [eo.ForwardDiffSensitivity(), eo.DirectAdjoint()])
 def test_forward_mode(name, sensealg):
     loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)

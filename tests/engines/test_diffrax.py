@@ -11,6 +11,7 @@ import pytest
 
 import ensembleode as eo
 
+from ..marks import slow_unless
 from ..problems import lorenz, lotka_volterra
 
 
@@ -110,7 +111,7 @@ def test_stiff(alg):
 
 
 @pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
-@pytest.mark.parametrize("stiffness", [1e2, 1e4])
+@pytest.mark.parametrize("stiffness", [slow_unless(False, 1e2), slow_unless(True, 1e4)])
 def test_stiff_in_single_precision(alg, stiffness):
     """The residual of a stage is rounding times the stiffness, which no iteration makes smaller."""
     k = jnp.float32(stiffness)
@@ -122,7 +123,9 @@ def test_stiff_in_single_precision(alg, stiffness):
     np.testing.assert_allclose(sol.u[-1], exact, atol=1e-3)
 
 
-@pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
+@pytest.mark.parametrize(
+    "alg", [slow_unless(isinstance(a, eo.Kvaerno5), a) for a, _ in IMPLICIT[1:]], ids=ids
+)
 def test_very_stiff_oscillations(alg):
     """Van der Pol, mu = 100, over a jump; the end after Radau IIA of order 5 at 1e-12."""
     mu = 100.0

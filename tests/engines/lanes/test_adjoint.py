@@ -15,6 +15,7 @@ import ensembleode as eo
 from ensembleode.engines.lanes import adjoint
 from ensembleode.engines.lanes.chunks import width_of
 
+from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network
 from .test_convergence import METHODS
 
@@ -119,7 +120,9 @@ def check_fixed(alg, saving, span):
         assert np.all(np.abs(part) > 1e-6), name
 
 
-@pytest.mark.parametrize("alg", METHODS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "alg", [slow_unless(a.order < 8, a) for a in METHODS], ids=lambda cls: cls.__name__
+)
 def test_every_method(alg):
     """Whatever its stages, and those of its interpolant; forwards and backwards in time."""
     for span in ((0.0, 1.0), (1.0, 0.0)):

@@ -11,6 +11,7 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.lanes import field
 
+from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network
 from .test_adjoint import assert_close, check, GOOD, N, SAVING, solve, weighed, X
 from .test_convergence import METHODS
@@ -100,7 +101,7 @@ FAST = {eo.Bosh3, eo.Tsit5}
 @both_adjoints
 @pytest.mark.parametrize(
     "alg",
-    [a if a in FAST else pytest.param(a, marks=pytest.mark.slow) for a in METHODS],
+    [slow_unless(a in FAST, a) for a in METHODS],
     ids=lambda cls: cls.__name__,
 )
 def test_every_method_converges_with_its_order(alg, sensealg):
@@ -236,7 +237,14 @@ def test_the_quadrature_of_backsolve_is_that_of_the_method():
 
 
 @both_adjoints
-@pytest.mark.parametrize("saveat", [0.1, [0.5, 0.5, 1.0, 1.0], [0.0, 0.0, 1e-17, 0.3]])
+@pytest.mark.parametrize(
+    "saveat",
+    [
+        slow_unless(False, 0.1),
+        slow_unless(False, [0.5, 0.5, 1.0, 1.0]),
+        slow_unless(True, [0.0, 0.0, 1e-17, 0.3]),
+    ],
+)
 def test_rows_on_the_grid_of_the_steps_and_rows_alike(saveat, sensealg):
     """Those that differ from the ends of steps by rounding, and those that are there twice."""
     saveat = saveat if isinstance(saveat, float) else np.array(saveat)
