@@ -11,8 +11,8 @@ from .solution import EnsembleSolution, ODESolution
 def citation(sim: Any) -> str:
     """BibTeX of the methods that a solve used.
 
-    The software, the solver, its step-size control and interpolation, the engine, and the adjoint
-    (for those who differentiate), each under a comment that says what it is for.
+    The software, the solver, the engine (with the step-size control, where that is its own), and
+    the adjoint (for those who differentiate), each under a comment that says what it is for.
 
     **Arguments:** `sim`: what [`solve`][ensembleode.solve] returned, an
     [`EnsembleSolution`][ensembleode.EnsembleSolution] or an
@@ -58,7 +58,7 @@ def _entries() -> dict[str, str]:
 _RUNGE_KUTTA = ["hairer1993"]
 _SOLVERS = {
     "Euler": _RUNGE_KUTTA,
-    "ImplicitEuler": _RUNGE_KUTTA,
+    "ImplicitEuler": ["hairer1996"],
     "Heun": _RUNGE_KUTTA,
     "Midpoint": ["runge1895"],
     "Ralston": ["ralston1962"],

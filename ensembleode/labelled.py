@@ -21,7 +21,9 @@ def ensemble_dataset(sim: EnsembleSolution, names: Sequence[str] | None) -> Any:
     attrs = {"engine": str(sim.engine)}
     trajectory = {"trajectory": np.arange(len(sim))}
     if sim.kind == "outputs":
-        return xarray.Dataset(_outputs(sim.u) | _counts(sim, ("trajectory",)), trajectory, attrs)
+        # An output may have the name of a count.
+        variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
+        return xarray.Dataset(variables, trajectory, attrs)
     time = _times(sim.t, ("trajectory",))
     dims, state = _state(np.shape(sim.u)[2:], names)
     variables = {
@@ -58,16 +60,27 @@ def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
 
 
 def frame(dataset: Any) -> Any:
-    """A pandas frame: a row for each trajectory and time, a column for each component."""
-    if "u" not in dataset:
-        return dataset.drop_vars(["retcode", *_COUNTS], errors="ignore").to_dataframe()
+    """A pandas frame of the states: a row for each trajectory and time, a column a component."""
     u = dataset["u"]
     columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
-    # Where trajectories have their own times, their rows are padded.
     if "time" not in columns:
         return columns
+    # Where trajectories have their own times, their rows are padded.
     columns.insert(0, "time", columns.pop("time"))
     return columns[columns["time"].notna()]
+
+
+def outputs_frame(sim: EnsembleSolution) -> Any:
+    """A pandas frame of what an `output_func` returned: a row for each trajectory."""
+    _xarray(sim.retcode)
+    import pandas
+
+    columns = {}
+    for name, (_, values) in _outputs(sim.u).items():
+        for index in np.ndindex(values.shape[1:]):
+            label = f"{name}[{','.join(map(str, index))}]" if index else name
+            columns[label] = values[:, *index]
+    return pandas.DataFrame(columns, pandas.RangeIndex(len(sim), name="trajectory"))
 
 
 def _xarray(number: Any) -> Any:
@@ -88,10 +101,13 @@ def _times(t: Any, outer: tuple) -> tuple:
 def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
     """The dimensions of the state, and their coordinates."""
     if len(shape) == 1:
+        names = [names] if isinstance(names, str) else names
         labels = [f"u{i}" for i in range(shape[0])] if names is None else list(names)
-        if len(labels) != shape[0] or len(set(labels)) != shape[0]:
+        taken = {"trajectory", "time", "step"} & set(labels)
+        if len(labels) != shape[0] or len(set(labels)) != shape[0] or taken:
             raise ValueError(
-                f"names must be {shape[0]} different names, one a component, got {names!r}."
+                f"names must be {shape[0]} different names, one a component, and none of them "
+                f"trajectory, time or step; got {names!r}."
             )
         return ("state",), {"state": labels}
     if names is not None:

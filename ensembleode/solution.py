@@ -361,11 +361,13 @@ class EnsembleSolution(eqx.Module):
 
     def to_pandas(self, names: Sequence[str] | None = None) -> Any:
         """A `pandas.DataFrame` made from [`to_xarray`][ensembleode.EnsembleSolution.to_xarray]:
-        a row for each trajectory and time, a column a component; of an `output_func`, a column for
-        each of its outputs.
+        a row for each trajectory and time, a column a component; of an `output_func`, a row for
+        each trajectory, a column for each number of its outputs.
         """
         from . import labelled
 
+        if self.kind == "outputs":
+            return labelled.outputs_frame(self)
         return labelled.frame(self.to_xarray(names))
 
     def __repr__(self) -> str:

@@ -102,10 +102,22 @@ def test_outputs():
     assert data["end"].dims == ("trajectory", "end_0")
     np.testing.assert_array_equal(data["end"], sim.u["end"])
     assert data["steps"].dims == ("trajectory",)
-    assert {"end", "steps"} <= set(sim.to_pandas().columns)
+    frame = sim.to_pandas()
+    assert list(frame.columns) == ["end[0]", "end[1]", "steps"]
+    assert frame.index.name == "trajectory"
+    np.testing.assert_array_equal(frame[["end[0]", "end[1]"]], sim.u["end"])
 
 
-@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"]])
+def test_outputs_may_have_any_name():
+    def output_func(sol, ctx):
+        return {"u": sol.u[0], "nf": 2 * sol.stats.nf}, False
+
+    sim = eo.solve(ensemble([1.0], output_func), trajectories=3)
+    np.testing.assert_array_equal(sim.to_xarray()["nf"], sim.u["nf"])
+    assert list(sim.to_pandas().columns) == ["nf", "u[0]"]
+
+
+@pytest.mark.parametrize("names", [["a"], ["a", "a"], ["a", "b", "c"], "ab", ["time", "b"]])
 def test_names_that_do_not_fit(names):
     sim = eo.solve(ensemble([1.0, 2.0]), trajectories=2)
     with pytest.raises(ValueError, match="names must be 2 different names"):

@@ -19,43 +19,54 @@ class Digest(NamedTuple):
 
     mean: np.ndarray  # [bin, column], sorted; bins of no weight anywhere
     weight: np.ndarray  # [bin, column]
+    low: np.ndarray  # [column], the least sample
+    high: np.ndarray  # [column], the largest
 
     @classmethod
     def empty(cls, columns: int, bins: int) -> "Digest":
-        return cls(np.zeros((bins, columns)), np.zeros((bins, columns)))
+        zeros, nan = np.zeros((bins, columns)), np.full(columns, np.nan)
+        return cls(zeros, zeros, nan, nan)
 
     def add(self, samples: np.ndarray) -> "Digest":
         """The digest with a batch `[sample, column]` more; NaN is no sample."""
+        if not len(samples):
+            return self
         # Sorting values alone is several times faster than sorting them with their weights, so
         # the batch is cut into bins first, and then merged.
         ordered = np.sort(samples.astype(np.float64), axis=0)  # NaN last
         weights = (~np.isnan(ordered)).astype(np.float64)
-        new = _binned(np.nan_to_num(ordered, nan=0.0), weights, len(self.mean))
-        mean = np.concatenate([self.mean, new.mean])
-        weight = np.concatenate([self.weight, new.weight])
+        means, weights = _binned(np.nan_to_num(ordered, nan=0.0), weights, len(self.mean))
+        mean = np.concatenate([self.mean, means])
+        weight = np.concatenate([self.weight, weights])
         order = np.argsort(np.where(weight > 0, mean, np.inf), axis=0, kind="stable")
         mean, weight = (np.take_along_axis(x, order, axis=0) for x in (mean, weight))
-        return _binned(mean, weight, len(self.mean))
+        low = np.fmin(self.low, ordered[0])
+        high = np.fmax(self.high, np.fmax.reduce(ordered, axis=0))
+        return Digest(*_binned(mean, weight, len(self.mean)), low, high)
 
     def quantile(self, q: float) -> np.ndarray:
         """The quantile `q` of each column, NaN where there were no samples: `[column]`."""
         order = np.argsort(self.weight == 0, axis=0, kind="stable")
-        mean, weight = (np.take_along_axis(x, order, axis=0) for x in self)
+        mean, weight = (np.take_along_axis(x, order, axis=0) for x in self[:2])
         before = np.cumsum(weight, axis=0) - weight
         rank = before + (weight - 1) / 2  # of the middle of a bin; of a sample, its own
-        columns = zip(mean.T, weight.T, rank.T, strict=True)
+        columns = zip(mean.T, weight.T, rank.T, self.low, self.high, strict=True)
         return np.array([_quantile(*column, q) for column in columns])
 
 
-def _quantile(mean: np.ndarray, weight: np.ndarray, rank: np.ndarray, q: float) -> float:
+def _quantile(
+    mean: np.ndarray, weight: np.ndarray, rank: np.ndarray, low: float, high: float, q: float
+) -> float:
     used = np.count_nonzero(weight)
     if not used:
         return np.nan
-    return float(np.interp(q * (weight.sum() - 1), rank[:used], mean[:used]))
+    last = weight.sum() - 1
+    ranks = np.concatenate([[0], rank[:used], [last]])
+    return float(np.interp(q * last, ranks, np.concatenate([[low], mean[:used], [high]])))
 
 
-def _binned(values: np.ndarray, weights: np.ndarray, bins: int) -> Digest:
-    """Sorted weighted values `[value, column]` cut into bins."""
+def _binned(values: np.ndarray, weights: np.ndarray, bins: int) -> tuple:
+    """Sorted weighted values `[value, column]` cut into bins: their means and weights."""
     columns = values.shape[1]
     middle = (np.cumsum(weights, axis=0) - weights / 2) / np.maximum(weights.sum(axis=0), 1)
     scale = np.arcsin(np.clip(2 * middle - 1, -1, 1)) / np.pi + 0.5
@@ -67,4 +78,4 @@ def _binned(values: np.ndarray, weights: np.ndarray, bins: int) -> Digest:
         return sums.reshape(bins, columns)
 
     weight = over_bins(weights)
-    return Digest(over_bins(weights * values) / np.maximum(weight, 1), weight)
+    return over_bins(weights * values) / np.maximum(weight, 1), weight

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Inexact, Real
 
 from ..program import is_tracer
 from ..solution import AnyArray, EnsembleSolution
@@ -21,19 +20,19 @@ from ..solution import AnyArray, EnsembleSolution
 #
 
 
-def componentwise_mean(A: Inexact[AnyArray, "trajectory *state"]) -> Inexact[AnyArray, "*state"]:
+def componentwise_mean(A: Any) -> Any:
     """The mean of each component over the trajectories.
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
 
     **Returns:** `[*state]`, NaN where no trajectory has a value.
     """
-    A = jnp.asarray(A)
+    A = _as_samples(A)
     there = ~jnp.isnan(A)
-    return _sum(jnp.where(there, A, 0)) / _count(there, A)
+    return jnp.sum(jnp.where(there, A, 0), axis=0) / _count(there, A)
 
 
-def componentwise_median(A: Inexact[AnyArray, "trajectory *state"]) -> Real[AnyArray, "*state"]:
+def componentwise_median(A: Any) -> Any:
     """The median of each component over the trajectories: `[*state]`.
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing.
@@ -43,9 +42,7 @@ def componentwise_median(A: Inexact[AnyArray, "trajectory *state"]) -> Real[AnyA
     return componentwise_quantile(A, 0.5)
 
 
-def componentwise_quantile(
-    A: Inexact[AnyArray, "trajectory *state"], q: Any
-) -> Real[AnyArray, "*quantile_and_state"]:
+def componentwise_quantile(A: Any, q: Any) -> Any:
     """The quantile `q` of each component over the trajectories.
 
     Linear between the order statistics (type 7 of Hyndman and Fan, "Sample quantiles in
@@ -58,30 +55,31 @@ def componentwise_quantile(
     **Raises:** `TypeError` for complex states, which have no order; `ValueError` for a `q`
     outside of 0 to 1.
     """
-    A = jnp.asarray(A)
+    A = _as_samples(A)
     check_ordered(A)
     if not is_tracer(q) and not np.all((np.asarray(q) >= 0) & (np.asarray(q) <= 1)):
         raise ValueError(f"q must be from 0 to 1, got {q!r}.")
     return jnp.nanquantile(A, jnp.asarray(q, A.dtype), axis=0)
 
 
-def componentwise_meanvar(A: Inexact[AnyArray, "trajectory *state"], bessel: bool = True) -> tuple:
+def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
     """The mean and the variance of each component over the trajectories.
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `bessel`: divide by n - 1 (else n).
 
     **Returns:** two arrays `[*state]`; of a single trajectory the variance is NaN.
     """
-    A = jnp.asarray(A)
+    A = _as_samples(A)
     mean = componentwise_mean(A)
     there = ~jnp.isnan(A)
-    squares = jnp.where(there, jnp.abs(A - mean[None]) ** 2, 0)
-    return mean, _sum(squares) / _freedom(_count(there, squares), bessel)
+    # (NaN would spread to the gradient, even if masked later.)
+    squares = jnp.abs(jnp.where(there, A - mean[None], 0)) ** 2
+    return mean, jnp.sum(squares, axis=0) / _freedom(_count(there, squares), bessel)
 
 
 def componentwise_meancov(
-    A: Inexact[AnyArray, "trajectory *state"],
-    B: Inexact[AnyArray, "..."],
+    A: Any,
+    B: Any,
     bessel: bool = True,
 ) -> tuple:
     """The means of each component of A and of B, and their covariance.
@@ -93,14 +91,12 @@ def componentwise_meancov(
     """
     A, B, there = _pairs(A, B)
     n = _count(there, A)
-    mean_a, mean_b = _sum(A) / n, _sum(B) / n
+    mean_a, mean_b = jnp.sum(A, axis=0) / n, jnp.sum(B, axis=0) / n
     products = jnp.where(there, (A - mean_a[None]) * jnp.conj(B - mean_b[None]), 0)
-    return mean_a, mean_b, _sum(products) / _freedom(n, bessel)
+    return mean_a, mean_b, jnp.sum(products, axis=0) / _freedom(n, bessel)
 
 
-def componentwise_meancor(
-    A: Inexact[AnyArray, "trajectory *state"], B: Inexact[AnyArray, "trajectory *state"]
-) -> tuple:
+def componentwise_meancor(A: Any, B: Any) -> tuple:
     """The means of each component of A and of B, and their correlation (Pearson's).
 
     **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
@@ -116,8 +112,8 @@ def componentwise_meancor(
 
 
 def componentwise_weighted_meancov(
-    A: Inexact[AnyArray, "trajectory *state"],
-    B: Inexact[AnyArray, "trajectory *state"],
+    A: Any,
+    B: Any,
     W: Any,
     weight_type: str = "reliability",
 ) -> tuple:
@@ -144,11 +140,11 @@ def componentwise_weighted_meancov(
         )
     weights = weights.reshape(weights.shape + (1,) * (A.ndim - weights.ndim))
     weights = jnp.where(there, weights, 0)
-    total = _sum(weights)
-    mean_a, mean_b = _sum(weights * A) / total, _sum(weights * B) / total
-    products = _sum(weights * (A - mean_a[None]) * jnp.conj(B - mean_b[None]))
+    total = jnp.sum(weights, axis=0)
+    mean_a, mean_b = jnp.sum(weights * A, axis=0) / total, jnp.sum(weights * B, axis=0) / total
+    products = jnp.sum(weights * (A - mean_a[None]) * jnp.conj(B - mean_b[None]), axis=0)
     divisors = {
-        "reliability": lambda: total - _sum(weights * weights) / total,
+        "reliability": lambda: total - jnp.sum(weights * weights, axis=0) / total,
         "population": lambda: total,
         "frequency": lambda: total - 1,
     }
@@ -165,9 +161,17 @@ def check_ordered(A: Any) -> None:
         )
 
 
+def _as_samples(A: Any) -> Any:
+    """As an array of floating-point numbers: counts have means, too."""
+    A = jnp.asarray(A)
+    if not A.ndim:
+        raise ValueError("this is a statistic over the first axis, and a number has none.")
+    return A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(jnp.result_type(float))
+
+
 def _pairs(A: Any, B: Any) -> tuple:
     """Both with zeros where one is missing, and where both are there."""
-    A, B = jnp.asarray(A), jnp.asarray(B)
+    A, B = _as_samples(A), _as_samples(B)
     if A.shape != B.shape:
         raise ValueError(f"A and B must be of one shape, got {A.shape} and {B.shape}.")
     there = ~(jnp.isnan(A) | jnp.isnan(B))
@@ -180,14 +184,6 @@ def _count(there: Any, like: Any) -> Any:
 
 def _freedom(n: Any, bessel: bool) -> Any:
     return jnp.where(n.real > 1, n - 1 if bessel else n, jnp.nan)
-
-
-def _sum(x: Any) -> Any:
-    """Over the trajectories, in blocks: the sum of a million float32 loses three digits else."""
-    n = x.shape[0]
-    block = max(1, int(n**0.5))
-    whole = x[: n // block * block].reshape(-1, block, *x.shape[1:])
-    return jnp.sum(jnp.sum(whole, axis=1), axis=0) + jnp.sum(x[n // block * block :], axis=0)
 
 
 #
@@ -207,8 +203,11 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     """
     u = _states(sim)
     rows = u.shape[1]
-    if not is_tracer(i) and np.ndim(i) == 0 and not isinstance(i, slice) and not -rows <= i < rows:
-        raise IndexError(f"step {i} of {rows}")  # JAX would take the last
+    if not is_tracer(i) and not isinstance(i, slice):
+        i = np.asarray(i)
+        outside = i.dtype != bool and i[(i < -rows) | (i >= rows)]
+        if np.size(outside):  # JAX would take the last
+            raise IndexError(f"step {outside.flat[0]} of {rows}")
     return u[:, i]
 
 
@@ -445,7 +444,16 @@ def _states(sim: EnsembleSolution) -> Any:
             f"this ensemble has {sim.kind} in place of its states. Use the componentwise_... "
             "functions on arrays with the trajectory first, such as sim.u."
         )
+    check_one_ensemble(sim)
     return sim.u
+
+
+def check_one_ensemble(sim: EnsembleSolution) -> None:
+    if np.ndim(sim.retcode) != 1:
+        raise TypeError(
+            "these are many ensembles in one, as vmap makes them: take the statistics within "
+            "vmap, or pick one with jax.tree.map(lambda x: x[i], sim)."
+        )
 
 
 def _times(ts: Any) -> Any:
@@ -480,9 +488,12 @@ def _linear(ts: Any, us: Any, t: Any) -> Any:
     def at(t):
         right = jnp.clip(jnp.searchsorted(ordered, t * sign), 0, ts.shape[0] - 1)
         left = jnp.maximum(right - 1, 0)
-        x = (t - ts[left]) / jnp.where(left == right, 1, ts[right] - ts[left])
-        between = us[left] + x * (us[right] - us[left])
-        inside = (left != right) & (t * sign > ordered[0]) & (t * sign < ordered[right])
+        # NaN would spread to the gradient, even if masked later: zeros in their place.
+        there = jnp.isfinite(ordered[right]) & ~jnp.any(jnp.isnan(us[left] + us[right]))
+        inside = (left != right) & (t * sign > ordered[0]) & (t * sign < ordered[right]) & there
+        t0, t1 = jnp.where(inside, ts[left], 0), jnp.where(inside, ts[right], 1)
+        u0, u1 = jnp.where(inside, us[left], 0), jnp.where(inside, us[right], 0)
+        between = u0 + (jnp.where(inside, t, 0) - t0) / (t1 - t0) * (u1 - u0)
         other = jnp.where(t == ts[right], us[right], jnp.nan)
         return jnp.where(inside, between, other)
 

@@ -274,8 +274,21 @@ def _with_root_finder(solver: Any, adaptive: bool) -> diffrax.AbstractSolver:
     if adaptive:
         chord = diffrax.with_stepsize_controller_tols(optimistix.Chord)
         return type(solver)(root_finder=chord(kappa=0.1, cauchy_termination=False))
-    finder = diffrax.with_stepsize_controller_tols(optimistix.Newton)(cauchy_termination=False)
+    finder = diffrax.with_stepsize_controller_tols(_Newton)()
     return type(solver)(root_finder=finder, root_find_max_steps=20)
+
+
+class _Newton(optimistix.Newton):
+    """Newton's method, which ends by the residual or by how fast it converges.
+
+    Where a step can't be tried shorter, it goes on after iterations that came no closer.
+    """
+
+    def terminate(self, fn, y, args, options, state, tags):
+        done, result = super().terminate(fn, y, args, options, state, tags)
+        rate = state.diffsize / state.diffsize_prev
+        close = state.diffsize * rate / (1 - rate) < self.kappa
+        return done | ((state.step >= 2) & (rate < 1) & close), result
 
 
 def _cost(solver: Any) -> tuple[int | None, bool]:

@@ -42,9 +42,9 @@ class Devices:
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.
-        # (`src`: their cotangents stay on all, where what they are used with may be.)
-        everywhere = NamedSharding(mesh, PartitionSpec())
+        # (`src`: their cotangents stay on all, where what they are used with may be.
         # One by one: of several put at once, all have a tangent where one has.)
+        everywhere = NamedSharding(mesh, PartitionSpec())
         placed = jax.tree.map(lambda x: jax.device_put(x, everywhere, src=everywhere), numbers)
         if job.traced:
             return _solve_sharded(job.plan, mesh, *placed)

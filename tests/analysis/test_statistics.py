@@ -140,9 +140,13 @@ def test_of_complex_states():
         analysis.componentwise_median(z)
 
 
-def test_a_million_single_precision_numbers_keep_their_digits():
-    a = np.full((10**6, 1), 0.1, np.float32)
-    np.testing.assert_allclose(analysis.componentwise_mean(a), np.float32(0.1), rtol=1e-6)
+def test_of_counts():
+    np.testing.assert_allclose(
+        analysis.componentwise_mean(np.array([2**31 - 1, 1], np.int32)), 2**30
+    )
+    np.testing.assert_allclose(analysis.componentwise_median(np.array([True, False, True])), 1)
+    with pytest.raises(ValueError, match="over the first axis"):
+        analysis.componentwise_mean(np.zeros(()))
 
 
 #
@@ -297,8 +301,59 @@ def test_a_failed_trajectory_does_not_spoil_the_gradient():
         sim = eo.solve(ens, trajectories=3, abstol=1e-10, reltol=1e-10)
         return analysis.timestep_mean(sim, -1)[0]
 
-    gradient = jax.grad(mean_end)(jnp.array([0.25, 2.0, -1.0]))
+    starts = jnp.array([0.25, 2.0, -1.0])
+    gradient = jax.grad(mean_end)(starts)
     np.testing.assert_allclose(gradient, [0.5 / 0.75**2, 0, 0.5 / 2**2], rtol=1e-7)
+
+
+OTHER = jnp.array([3.0, -1.0, 2.0, 2.5, 1.0])
+
+
+@pytest.mark.parametrize(
+    "statistic",
+    [
+        lambda a: analysis.componentwise_meanvar(a)[1],
+        lambda a: analysis.componentwise_meancov(a, OTHER[: len(a)])[2],
+        lambda a: analysis.componentwise_meancor(a, OTHER[: len(a)])[2],
+        lambda a: analysis.componentwise_weighted_meancov(
+            a, OTHER[: len(a)], np.arange(1.0, 1.0 + len(a))
+        )[2],
+        lambda a: analysis.componentwise_quantile(a, 0.3),
+    ],
+    ids=["variance", "covariance", "correlation", "weighted covariance", "quantile"],
+)
+def test_the_gradient_where_one_is_missing(statistic):
+    """That of the others, and zero."""
+    there = jnp.array([1.0, 2.0, 4.0, 7.0])
+    value, gradient = jax.value_and_grad(statistic)(jnp.append(there, jnp.nan))
+    expected, of_others = jax.value_and_grad(statistic)(there)
+    np.testing.assert_allclose(value, expected, rtol=1e-13)
+    np.testing.assert_allclose(gradient, jnp.append(of_others, 0.0), rtol=1e-12)
+    assert abs(of_others).max() > 0.01
+
+
+def test_the_gradient_between_times_that_not_all_reach():
+    ends, t = jnp.array([1.0, 2.0]), 1.25
+
+    def mean(rates, t):
+        prob = eo.ODEProblem(lambda u, p, t: p * u, jnp.ones(1), (0.0, 1.0), rates[0])
+        ens = eo.EnsembleProblem(
+            prob,
+            lambda prob, ctx: eo.remake(prob, p=rates[ctx.index], tspan=(0.0, ends[ctx.index])),
+        )
+        sim = eo.solve(
+            ens,
+            trajectories=2,
+            saveat=jnp.array([[0.0, 0.5, 1.0, jnp.nan], [0.0, 0.5, 1.0, 1.5]]),
+            abstol=1e-10,
+            reltol=1e-10,
+        )
+        return analysis.timepoint_mean(sim, t)[0]
+
+    rates = jnp.array([0.5, -1.0])
+    by_rates, by_time = jax.grad(mean, argnums=(0, 1))(rates, t)
+    np.testing.assert_allclose(by_rates, [0, (np.exp(-1) + 1.5 * np.exp(-1.5)) / 2], rtol=1e-7)
+    np.testing.assert_allclose(by_time, (np.exp(-1.5) - np.exp(-1)) / 0.5, rtol=1e-7)
 
 
 #
@@ -351,6 +406,7 @@ def test_all_of_scimls_names_are_there():
     [
         (lambda s: analysis.timestep_quantile(s, 5, 1), ValueError, "q must be from 0 to 1"),
         (lambda s: analysis.timestep_mean(s, 5), IndexError, "step 5 of 5"),
+        (lambda s: analysis.get_timestep(s, [0, -6]), IndexError, "step -6 of 5"),
         (lambda s: analysis.timeseries_point_mean(s, 0.5), ValueError, r"array \[n\]"),
         (
             lambda s: analysis.timestep_weighted_meancov(s, np.ones(3), 0, 1),
@@ -372,6 +428,21 @@ def test_all_of_scimls_names_are_there():
 def test_errors(sim, call, error, message):
     with pytest.raises(error, match=message):
         call(sim)
+
+
+def test_several_ensembles_in_one():
+    mapped = jax.vmap(lambda scale: eo.solve(growth(scale * RATES), trajectories=5, saveat=0.5))(
+        jnp.array([1.0, 2.0])
+    )
+    for call in (lambda: analysis.timestep_mean(mapped, 0), lambda: eo.EnsembleSummary(mapped)):
+        with pytest.raises(TypeError, match="many ensembles in one"):
+            call()
+    inside = jax.vmap(
+        lambda scale: analysis.timestep_mean(
+            eo.solve(growth(scale * RATES), trajectories=5, saveat=0.5), -1
+        )
+    )(jnp.array([1.0, 2.0]))
+    np.testing.assert_allclose(inside[1, 0], np.exp(2 * RATES).mean(), rtol=1e-3)
 
 
 def test_outputs_have_no_steps():

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.analysis import summarize
+from ensembleode.analysis import summarize, summary as summary_module
 from ensembleode.analysis.digest import Digest
 
 from .test_statistics import growth, ragged as ragged, RATES
@@ -60,6 +60,19 @@ def test_times_and_quantiles_of_ones_own():
     np.testing.assert_array_equal(eo.EnsembleSummary(sim).t, most.t)
 
 
+def test_times_of_the_trajectory_that_came_furthest():
+    """Before it blew up, another took many more steps."""
+    starts = jnp.array([0.25, 2.0, -1.0])
+    prob = eo.ODEProblem(lambda u, p, t: u**2, starts[:1], (0.0, 1.0))
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
+    sim = eo.solve(ens, trajectories=3, save_everystep=True)
+    assert np.argmax(sim.lengths) == 1
+    summary = eo.EnsembleSummary(sim)
+    assert summary.t[-1] == 1
+    assert summary.num_monte[-1] == 2
+    assert "2 to 3 trajectories" in repr(summary)
+
+
 def test_spans_of_their_own():
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0))
     ens = eo.EnsembleProblem(
@@ -77,6 +90,17 @@ def test_spans_of_their_own():
     np.testing.assert_array_equal(streamed.num_monte, [2, 2, 2, 1, 1])
     np.testing.assert_allclose(streamed.u, summary.u, rtol=1e-5)
     np.testing.assert_array_equal(eo.EnsembleSummary(sim).t, sim[1].t)
+
+
+def test_on_the_host_as_on_a_device(ragged):
+    """NumPy for what is on the host, JAX elsewhere."""
+    u = np.asarray(ragged.u)
+    for low, high in ((0.05, 0.95), (0.0, 1.0), (0.5, 0.5)):
+        ours = summary_module._statistics_on_host(u, (low, high))
+        theirs = summary_module._statistics(jnp.asarray(u), jnp.array([low, high]))
+        for a, b in zip(ours, theirs, strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
+            assert a.dtype == b.dtype
 
 
 def test_under_jit():
@@ -145,8 +169,14 @@ def test_errors_of_ensembles(ragged):
             trajectories=2,
         )
     times = jnp.array([[0.0, 0.5], [0.0, 0.75]])
-    with pytest.raises(ValueError, match="times that all trajectories share"):
-        summarize(growth(RATES[:2], saveat=times), trajectories=2)
+    for batch_size in (None, 1):
+        with pytest.raises(ValueError, match="times that all trajectories share"):
+            summarize(growth(RATES[:2], saveat=times), trajectories=2, batch_size=batch_size)
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0), save_everystep=True)
+    with pytest.raises(ValueError, match="use saveat"):
+        summarize(eo.EnsembleProblem(prob), trajectories=2)
+    with pytest.raises(ValueError, match="ts must be an array of times"):
+        eo.EnsembleSummary(ragged, [])
     with pytest.raises(ValueError, match="outside of jit"):
         jax.jit(lambda r: summarize(growth(r), trajectories=5).u)(jnp.asarray(RATES))
     with pytest.raises(TypeError, match="takes an EnsembleSolution, got ODESolution"):
@@ -205,6 +235,8 @@ def test_a_digest_of_many_samples_is_close_in_rank(order):
     for batch in np.split(x, batches):
         digest = digest.add(batch)
     assert digest.weight.sum(axis=0).tolist() == [n] * 3
+    np.testing.assert_array_equal(digest.quantile(0.0), x.min(axis=0))
+    np.testing.assert_array_equal(digest.quantile(1.0), x.max(axis=0))
     for q in (0.0, 1e-4, 0.01, 0.1, 0.5, 0.9, 0.999, 1.0):
         got = digest.quantile(q)
         off = 2e-3 * np.sqrt(q * (1 - q)) * 2 + 2 / n

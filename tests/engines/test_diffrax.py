@@ -139,6 +139,45 @@ def test_very_stiff_oscillations(alg):
     np.testing.assert_allclose(sol.u[-1], [1.71858721, -0.00879682], rtol=1e-3)
 
 
+@pytest.mark.parametrize(
+    ("dtype", "rtol"), [(jnp.float64, 1e-6), slow_unless(False, jnp.float32, 1e-3)]
+)
+def test_fixed_steps_of_implicit_euler(dtype, rtol):
+    """Iterations from a rough guess come no closer at first; in single precision the residual of a
+    stiff step is never small."""
+
+    def robertson(u):
+        a, b, c = 0.04 * u[0], 3e7 * u[1] ** 2, 1e4 * u[1] * u[2]
+        return jnp.array([-a + c, a - b - c, b])
+
+    stiff = dtype(1e4)
+    cases = [
+        (lambda u, p, t: 1 - jnp.exp(u), [2.0], 1.0, 0.1),
+        (lambda u, p, t: robertson(u), [1.0, 0.0, 0.0], 1.0, 0.5),
+        (lambda u, p, t: -stiff * (u - jnp.cos(t)), [0.0], 1.0, 0.1),
+    ]
+    for f, start, end, dt in cases:
+        prob = eo.ODEProblem(f, jnp.array(start, dtype), (0.0, end))
+        sol = solve(prob, eo.ImplicitEuler(), dt=dt, adaptive=False)
+        assert (sol.retcode, sol.stats.naccept) == (eo.ReturnCode.Success, round(end / dt))
+        u = jnp.array(start, dtype)
+        for n in range(1, round(end / dt) + 1):
+            u = implicit_euler_step(f, u, dtype(n * dt), dtype(dt))
+        np.testing.assert_allclose(sol.u[-1], u, rtol=rtol, atol=1e-6)
+
+
+def implicit_euler_step(f, u, t, dt):
+    """By Newton's method to the end."""
+
+    def residual(x):
+        return x - u - dt * f(x, None, t)
+
+    x = u
+    for _ in range(30):
+        x = x - jnp.linalg.solve(jax.jacfwd(residual)(x), residual(x))
+    return x
+
+
 def test_counts_of_work():
     """nf is the number of evaluations that the method needs, the automatic first step included."""
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
