@@ -112,7 +112,8 @@ class EnsembleSummary(eqx.Module):
         **Arguments:**
 
         - `idxs`: which components of the flattened state, from 0: an integer, a list, or a tuple
-            of two for the path in the phase plane. By default all, over time.
+            of two or three for the path in phase space (without a ribbon). By default all, over
+            time.
         - `ci_type`: `"quantile"`, the median between the two quantiles; or `"SEM"`, the mean with
             1.96 standard errors of it, `sqrt(v / num_monte)`.
         - `error_style`: `"ribbon"`, `"bars"` or `"none"`.
@@ -121,6 +122,9 @@ class EnsembleSummary(eqx.Module):
         - `line`: passed on to the lines (`lw`, `ls`, `label`, ...).
 
         **Returns:** the matplotlib Axes.
+
+        **Raises:** `ValueError` and `TypeError` for bad arguments; `ImportError` without
+        matplotlib.
         """
         from .. import plotting
 
