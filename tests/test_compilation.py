@@ -8,10 +8,10 @@ import pytest
 import ensembleode as eo
 
 from .marks import slow_unless
-from .test_conformance import ALGORITHMS
+from .test_conformance import ALGORITHMS, QUICK
 
 
-@pytest.fixture(params=[slow_unless(name != "arrays", name) for name in ALGORITHMS])
+@pytest.fixture(params=[slow_unless(name in QUICK, name) for name in ALGORITHMS])
 def alg(request):
     return ALGORITHMS[request.param]
 

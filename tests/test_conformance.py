@@ -36,8 +36,11 @@ TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 
 
-# (On the CPU, "arrays" is "devices" with one.)
-@pytest.fixture(params=[slow_unless(name != "arrays", name) for name in ALGORITHMS])
+# On the CPU, EnsembleGPUArray is EnsembleThreads.
+QUICK = ("serial", "threads", "columns")
+
+
+@pytest.fixture(params=[slow_unless(name in QUICK, name) for name in ALGORITHMS])
 def name(request):
     return request.param
 

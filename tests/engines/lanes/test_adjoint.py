@@ -151,7 +151,9 @@ def reference(saving, span=(0.0, 1.0)):
     return jax.jit(jax.grad(loss))(X)
 
 
-@pytest.mark.parametrize("saving", ["end", "times", "own times"])
+@pytest.mark.parametrize(
+    "saving", ["times", *map(functools.partial(slow_unless, False), ("end", "own times"))]
+)
 def test_the_gradient_is_that_of_diffrax(saving):
     gradient = jax.jit(jax.grad(lambda x: weighed(solve(x, SAVING[saving], **TIGHT).u)))(X)
     assert_close(gradient, reference(saving), 1e-8)
@@ -438,7 +440,9 @@ def small_records(monkeypatch):
     jax.clear_caches()
 
 
-@pytest.mark.parametrize("saving", ["end", "times", "own times", "steps"])
+@pytest.mark.parametrize(
+    "saving", ["times", "steps", *map(functools.partial(slow_unless, False), ("end", "own times"))]
+)
 def test_the_gradient_of_many_segments_is_that_of_one(small_records, saving):
     """Lanes that end in different segments, and the last segment not full."""
 

@@ -50,7 +50,9 @@ def distance(tree, other):
 
 
 @both_adjoints
-@pytest.mark.parametrize("saving", ["ends", "end", "times", "own times"])
+@pytest.mark.parametrize(
+    "saving", [slow_unless("times" in s, s) for s in ("ends", "end", "times", "own times")]
+)
 def test_the_gradient_is_that_of_the_steps(saving, sensealg):
     """With rows within steps, at both ends and none; forwards and backwards in time."""
     for span in SPANS:
@@ -95,7 +97,7 @@ def test_it_tends_to_that_of_the_steps(saving, sensealg):
     assert apart[2] < apart[1] / 50
 
 
-FAST = {eo.Bosh3, eo.Tsit5}
+FAST = {eo.Tsit5}
 
 
 @both_adjoints
@@ -373,7 +375,9 @@ def test_a_backward_solve_that_fails_is_nan(saving):
 
 
 @both_adjoints
-@pytest.mark.parametrize("ensemblealg", [eo.EnsembleThreads(1), eo.EnsembleThreads(2)])
+@pytest.mark.parametrize(
+    "ensemblealg", [slow_unless(False, eo.EnsembleThreads(1)), eo.EnsembleThreads(2)]
+)
 def test_eager_compiled_and_threads(ensemblealg, sensealg):
     def loss(x):
         def f(u, p, t):
