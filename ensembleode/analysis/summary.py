@@ -85,7 +85,8 @@ class EnsembleSummary(eqx.Module):
         shape = np.shape(self.u)
         if is_tracer(self.u) or not eqx.is_array_like(self.u) or np.ndim(self.t) != 1:
             return f"EnsembleSummary(u={shape}, traced or mapped)"
-        few, many = int(np.min(self.num_monte)), int(np.max(self.num_monte))
+        counts = np.asarray(self.num_monte)
+        few, many = int(counts.min()), int(counts.max())
         n = f"{many}" if few == many else f"{few} to {many}"
         t = np.asarray(self.t)
         low, high = self.quantiles
