@@ -24,8 +24,7 @@ class Plan:
     - `state`: the shape and dtype of a trajectory's state (an abstract value).
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
-    - `lanes`: the number of trajectories rounded up to a power of two, if it is a small one: what
-        a wider chunk than that would waste.
+    - `width`: how many trajectories belong together, on whichever device.
     - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
     - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
@@ -37,7 +36,7 @@ class Plan:
     state: Any
     saving: Saving
     maxiters: int
-    lanes: int
+    width: int
     batched: Lane
     output: Program | None = None
 

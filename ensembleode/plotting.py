@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .program import is_tracer
-from .solution import has_failed, ReturnCode
+from .solution import cubic_hermite, has_failed, ReturnCode
 
 
 try:
@@ -456,12 +456,7 @@ def _smooth(t: np.ndarray, u: np.ndarray, du: np.ndarray, points: int) -> np.nda
     h = np.diff(t)[:, None, None]
     left, right, dleft, dright = (v[:, None] for v in (u[:-1], u[1:], du[:-1], du[1:]))
     with np.errstate(over="ignore", invalid="ignore"):
-        between = (
-            (1 + 2 * x) * (1 - x) ** 2 * left
-            + x**2 * (3 - 2 * x) * right
-            + h * x * (1 - x) ** 2 * dleft
-            + h * x**2 * (x - 1) * dright
-        )
+        between = cubic_hermite(x, h, left, right, dleft, dright)
         # The slope may be infinite at the last state before a blow-up.
         between = np.where(np.isfinite(between), between, left + x * (right - left))
     times = t[:-1, None] + h[..., 0] * x[:, 0]
@@ -494,9 +489,7 @@ def _axes_for(plan: _Plan, ax: Any) -> Any:
 
 def _add_entry(ax: Any, plan: _Plan, look: _Look, line: dict[str, Any]) -> Any:
     """An empty line, opaque, for the legend; returns its colour, the next of the cycle or given."""
-    style = {**line, "label": look.label}
-    style |= {k: v for k, v in look._asdict().items() if v is not None}
-    (entry,) = ax.plot(*[[]] * plan.dimensions, **style)
+    (entry,) = ax.plot(*[[]] * plan.dimensions, **_style(look, line))
     color = entry.get_color()
     if look.label is None:
         entry.remove()
@@ -505,11 +498,13 @@ def _add_entry(ax: Any, plan: _Plan, look: _Look, line: dict[str, Any]) -> Any:
 
 def _add_line(ax: Any, curve: np.ndarray, look: _Look, line: dict[str, Any]) -> Any:
     """A line; a dot where there is but one point."""
-    style = {"marker": "o"} if len(curve) == 1 else {}
-    style |= {**line, "label": look.label}
-    style |= {k: v for k, v in look._asdict().items() if v is not None}
-    (drawn,) = ax.plot(*curve.T, **style)
+    dot = {"marker": "o"} if len(curve) == 1 else {}
+    (drawn,) = ax.plot(*curve.T, **dot | _style(look, line))
     return drawn
+
+
+def _style(look: _Look, line: dict[str, Any]) -> dict[str, Any]:
+    return line | {"label": None} | {k: v for k, v in look._asdict().items() if v is not None}
 
 
 def _add_lines(

@@ -420,6 +420,17 @@ def _check_dense(du: Any) -> None:
         )
 
 
+def cubic_hermite(x: Any, h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
+    """The cubic polynomial with these values and slopes at the ends of a step of size `h`, at the
+    share `x` of it."""
+    return (
+        (1 + 2 * x) * (1 - x) ** 2 * left
+        + x**2 * (3 - 2 * x) * right
+        + h * x * (1 - x) ** 2 * dleft
+        + h * x**2 * (x - 1) * dright
+    )
+
+
 @jax.jit
 def _hermite(ts, us, dus, length, t):
     if ts.shape[0] == 1:  # a step of nothing
@@ -438,12 +449,7 @@ def _hermite(ts, us, dus, length, t):
         j = jnp.where(has_length, i + 1, i)
         h = jnp.where(has_length, ts[j] - ts[i], 1)
         x = (t - ts[i]) / h
-        value = (
-            (1 + 2 * x) * (1 - x) ** 2 * us[i]
-            + x**2 * (3 - 2 * x) * us[j]
-            + h * x * (1 - x) ** 2 * dus[i]
-            + h * x**2 * (x - 1) * dus[j]
-        )
+        value = cubic_hermite(x, h, us[i], us[j], dus[i], dus[j])
         inside = (t * sign >= ordered[0]) & (t * sign <= ordered[length - 1]) & (length > 0)
         return jnp.where(inside, value, jnp.nan)
 

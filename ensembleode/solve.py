@@ -1,6 +1,5 @@
 """`solve`: the one path that every solve takes."""
 
-import math
 import time
 from typing import Any, Literal
 
@@ -252,7 +251,7 @@ def _job(ens: EnsembleProblem, n: int, every: Trajectories, engine: Any, alg: An
         state=every.field.out_avals[0],
         saving=every.saving,
         maxiters=every.options["maxiters"],
-        lanes=min(1024, 2 ** math.ceil(math.log2(n))),
+        width=engine.width(every.field.out_avals[0], n),
         batched=every.batched,
     )
     traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))

@@ -253,9 +253,11 @@ def test_what_was_not_run_is_not_drawn():
 @pytest.mark.parametrize("code", [DEFAULT, U])
 def test_nothing_to_draw(code):
     sim = solution([code] * 2, lengths=np.zeros(2, np.int32))
-    for idxs in (None, 0, (0, 1)):
-        draw(sim.plot(idxs))
-    draw(sim.plot(0, color=[1.0, 2.0]))
+    for idxs, color in ((None, None), (0, None), ((0, 1), None), (0, [1.0, 2.0])):
+        ax = sim.plot(idxs, color=color)
+        draw(ax)
+        assert not ax.collections
+        assert not curves_of(ax)
 
 
 def test_explosions_leave_the_others_readable(exploding):
@@ -405,7 +407,9 @@ def test_a_colormap_and_its_norm(attractor):
 
 
 def test_equal_numbers(attractor):
-    draw(attractor.plot(0, color=np.ones(4)))
+    ax = attractor.plot(0, color=np.ones(4))
+    draw(ax)
+    assert len(np.unique(lines_of(ax).get_colors(), axis=0)) == 1
 
 
 def test_colors_by_numbers_of_several_components(attractor):
@@ -475,6 +479,8 @@ def test_into_a_subfigure():
     ax = figure.subfigures(1, 2)[1].subplots()
     solution([S, M]).plot(ax=ax, color=[1, 2])
     draw(ax)
+    assert len(segments_of(ax)) == 4
+    assert len(ax.figure.axes) == 2  # with the colorbar
 
 
 def test_figures_of_their_own():
@@ -510,6 +516,7 @@ def test_a_legend_within_where_there_is_no_room(layout):
 def test_a_legend_too_large_for_its_figure():
     _, ax = plt.subplots(figsize=(3, 2), layout="constrained")
     draw(solution([S], state=(20,)).plot(ax=ax))
+    assert len(entries(ax)) == 20
 
 
 #

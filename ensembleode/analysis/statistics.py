@@ -201,7 +201,7 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     **Raises:** `IndexError` for a step that there is not; `TypeError` where an `output_func` or a
     `reduction` replaced the states.
     """
-    u = _states(sim)
+    u = states_of(sim)
     rows = u.shape[1]
     if not is_tracer(i) and not isinstance(i, slice):
         i = np.asarray(i)
@@ -267,18 +267,18 @@ def timestep_weighted_meancov(
 
 def timeseries_steps_mean(sim: EnsembleSolution) -> AnyArray:
     """The mean of each component at each step: `[time, *state]`."""
-    return componentwise_mean(_states(sim))
+    return componentwise_mean(states_of(sim))
 
 
 def timeseries_steps_median(sim: EnsembleSolution) -> AnyArray:
     """The median of each component at each step: `[time, *state]`."""
-    return componentwise_median(_states(sim))
+    return componentwise_median(states_of(sim))
 
 
 def timeseries_steps_quantile(sim: EnsembleSolution, q: Any) -> AnyArray:
     """The quantile `q` of each component at each step: `[time, *state]`, or `[n, time, *state]`
     of `q [n]`."""
-    return componentwise_quantile(_states(sim), q)
+    return componentwise_quantile(states_of(sim), q)
 
 
 def timeseries_steps_meanvar(sim: EnsembleSolution) -> tuple:
@@ -292,19 +292,19 @@ def timeseries_steps_meanvar(sim: EnsembleSolution) -> tuple:
     >>> mean[:, 0].round(4).tolist(), variance[:, 0].round(4).tolist()
     ([0.0, 0.5, 1.0], [0.0, 0.25, 1.0])
     """
-    return componentwise_meanvar(_states(sim))
+    return componentwise_meanvar(states_of(sim))
 
 
 def timeseries_steps_meancov(sim: EnsembleSolution) -> tuple:
     """The means of each component at the steps i and j and the covariance, for all pairs:
     `[i, j, *state]` each."""
-    return _of_pairs(componentwise_meancov, _states(sim), _states(sim))
+    return _of_pairs(componentwise_meancov, states_of(sim), states_of(sim))
 
 
 def timeseries_steps_meancor(sim: EnsembleSolution) -> tuple:
     """The means of each component at the steps i and j and the correlation, for all pairs:
     `[i, j, *state]` each."""
-    return _of_pairs(componentwise_meancor, _states(sim), _states(sim))
+    return _of_pairs(componentwise_meancor, states_of(sim), states_of(sim))
 
 
 def timeseries_steps_weighted_meancov(
@@ -313,7 +313,7 @@ def timeseries_steps_weighted_meancov(
     """The weighted means of each component at the steps i and j and the weighted covariance, for
     all pairs: `[i, j, *state]` each. `W`: the weights `[trajectory]`; `weight_type`:
     [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
-    return _of_pairs(_weighted(W, weight_type), _states(sim), _states(sim))
+    return _of_pairs(_weighted(W, weight_type), states_of(sim), states_of(sim))
 
 
 #
@@ -330,7 +330,7 @@ def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
 
     **Raises:** `TypeError` where an `output_func` or a `reduction` replaced the states.
     """
-    u = _states(sim)
+    u = states_of(sim)
     if sim._du is not None:
         return sim(t)
     t = jnp.asarray(t, jnp.asarray(sim.t).dtype)
@@ -438,22 +438,18 @@ def timeseries_point_weighted_meancov(
     return _of_pairs(_weighted(W, weight_type), *_both(sim, ts1, ts2))
 
 
-def _states(sim: EnsembleSolution) -> Any:
+def states_of(sim: EnsembleSolution) -> Any:
     if sim.kind != "trajectories":
         raise TypeError(
             f"this ensemble has {sim.kind} in place of its states. Use the componentwise_... "
             "functions on arrays with the trajectory first, such as sim.u."
         )
-    check_one_ensemble(sim)
-    return sim.u
-
-
-def check_one_ensemble(sim: EnsembleSolution) -> None:
     if np.ndim(sim.retcode) != 1:
         raise TypeError(
             "these are many ensembles in one, as vmap makes them: take the statistics within "
             "vmap, or pick one with jax.tree.map(lambda x: x[i], sim)."
         )
+    return sim.u
 
 
 def _times(ts: Any) -> Any:

@@ -1,6 +1,6 @@
 """EnsembleSummary: mean, variance and quantiles of an ensemble over time."""
 
-from typing import Any, cast, NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -15,11 +15,11 @@ from ..solution import AnyArray, EnsembleSolution
 from ..solve import solve
 from .digest import Digest
 from .statistics import (
-    check_one_ensemble,
     check_ordered,
     componentwise_meanvar,
     componentwise_quantile,
     get_timepoint,
+    states_of,
 )
 
 
@@ -145,15 +145,10 @@ def _states_at(sim: Any, ts: Any) -> tuple:
     """The times of a summary, and the states there: `[trajectory, time, *state]`."""
     if not isinstance(sim, EnsembleSolution):
         raise TypeError(f"EnsembleSummary takes an EnsembleSolution, got {type(sim).__name__}.")
-    if sim.kind != "trajectories":
-        raise TypeError(
-            f"this ensemble has {sim.kind} in place of its states: use the componentwise_... "
-            "functions of ensembleode.analysis on sim.u, or solve without."
-        )
-    check_one_ensemble(sim)
-    check_ordered(sim.u)
+    u = states_of(sim)
+    check_ordered(u)
     if ts is None and np.ndim(sim.t) == 1:
-        return sim.t, sim.u
+        return sim.t, u
     times = jnp.asarray(sim.t)
     if ts is None:
         ts = _times_of_the_furthest(times, jnp.asarray(sim.lengths))
@@ -176,7 +171,7 @@ def _statistics(u: Any, quantiles: Any) -> tuple:
     mean, variance = componentwise_meanvar(u)
     half = jnp.full((1,), 0.5, quantiles.dtype)
     three = jnp.concatenate([quantiles[:1], half, quantiles[1:]])
-    qlow, median, qhigh = cast(Any, componentwise_quantile(u, three))
+    qlow, median, qhigh = componentwise_quantile(u, three)
     there = ~jnp.any(jnp.isnan(u), axis=tuple(range(2, u.ndim)))
     return mean, variance, qlow, median, qhigh, jnp.sum(there, axis=0)
 
@@ -192,10 +187,7 @@ def _statistics_on_host(u: np.ndarray, quantiles: tuple[float, float]) -> tuple:
     low, high = quantiles
 
     def at(x):
-        there = ~np.isnan(x)
-        n = there.sum(axis=0)
-        mean = np.where(there, x, 0).sum(axis=0, dtype=np.float64) / np.where(n > 0, n, np.nan)
-        squares = np.where(there, (x - mean) ** 2, 0).sum(axis=0)
+        n, mean, squares = _moments(x)
         ordered = np.sort(x, axis=0)  # NaN last
 
         def quantile(q):
@@ -205,14 +197,31 @@ def _statistics_on_host(u: np.ndarray, quantiles: tuple[float, float]) -> tuple:
             a, b = (np.take_along_axis(ordered, i, axis=0)[0] for i in (below, above))
             return a + (rank - below[0]) * (b - a)
 
-        variance = squares / np.where(n > 1, n - 1, np.nan)
-        return mean, variance, quantile(low), quantile(0.5), quantile(high), n
+        return n, mean, squares, quantile(low), quantile(0.5), quantile(high)
 
     with np.errstate(over="ignore", invalid="ignore"):
-        *numbers, n = (np.stack(x) for x in zip(*(at(x) for x in u.swapaxes(0, 1)), strict=True))
-        num_monte = n.reshape(len(n), -1).min(axis=1)
-        num_monte = num_monte.astype(jax.dtypes.canonicalize_dtype(int))
-        return (*(x.astype(u.dtype) for x in numbers), num_monte)
+        times = zip(*(at(x) for x in u.swapaxes(0, 1)), strict=True)
+        n, mean, squares, *quantiles_there = map(np.stack, times)
+    return _numbers(n, mean, squares, quantiles_there, u.dtype)
+
+
+def _moments(x: np.ndarray) -> tuple:
+    """How many there are of `x [trajectory, ...]`, their mean (zero of none), and the sum of the
+    squared differences from it."""
+    there = ~np.isnan(x)
+    n = there.sum(axis=0)
+    mean = np.where(there, x, 0).sum(axis=0, dtype=np.float64) / np.maximum(n, 1)
+    return n, mean, np.where(there, (x - mean) ** 2, 0).sum(axis=0)
+
+
+def _numbers(n: Any, mean: Any, squares: Any, quantiles: Any, dtype: Any) -> tuple:
+    """Those of a summary, from the moments and the quantiles: `[time, *state]` each."""
+    mean = np.where(n > 0, mean, np.nan)
+    variance = squares / np.where(n > 1, n - 1, np.nan)
+    num_monte = n.reshape(len(n), -1).min(axis=1)
+    with np.errstate(over="ignore"):
+        numbers = [x.astype(dtype) for x in (mean, variance, *quantiles)]
+    return *numbers, num_monte.astype(jax.dtypes.canonicalize_dtype(int))
 
 
 def _as_quantiles(quantiles: Any) -> tuple[float, float]:
@@ -329,10 +338,7 @@ class _Stream(NamedTuple):
                 "summarize needs times that all trajectories share; these have their own. Give "
                 "all the same saveat, or use EnsembleSummary(sim, ts), which interpolates."
             )
-        there = ~np.isnan(u)
-        n = there.sum(axis=0)
-        mean = np.where(there, u, 0).sum(axis=0, dtype=np.float64) / np.maximum(n, 1)
-        squares = np.where(there, (u - mean) ** 2, 0).sum(axis=0)
+        n, mean, squares = _moments(u)
         total = self.n + n
         shift, share = mean - self.mean, n / np.maximum(total, 1)
         return self._replace(
@@ -345,12 +351,5 @@ class _Stream(NamedTuple):
 
     def statistics(self, quantiles: tuple[float, float]) -> tuple:
         low, high = quantiles
-        numbers = [
-            np.where(self.n > 0, self.mean, np.nan),
-            self.squares / np.where(self.n > 1, self.n - 1, np.nan),
-            *(self.digest.quantile(q).reshape(self.mean.shape) for q in (low, 0.5, high)),
-        ]
-        num_monte = self.n.reshape(len(self.t), -1).min(axis=1)
-        num_monte = num_monte.astype(jax.dtypes.canonicalize_dtype(int))
-        with np.errstate(over="ignore"):
-            return (*(x.astype(self.dtype) for x in numbers), num_monte)
+        there = [self.digest.quantile(q).reshape(self.mean.shape) for q in (low, 0.5, high)]
+        return _numbers(self.n, self.mean, self.squares, there, self.dtype)

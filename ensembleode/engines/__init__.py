@@ -9,7 +9,7 @@ An engine is a module with
 - `integrate(plan, lane) -> Result`: the solution of one trajectory, a pure function;
 - `solve_trajectories(plan, lanes, n, mask) -> Result`: that of several, whose axis comes first (`t`
   has it where the trajectories have their own times); those that the mask leaves out needn't be;
-- `width(plan)`: how many trajectories belong together, on whichever device;
+- `width(state, n)`: how many of `n` trajectories of such a state belong together;
 - `chunked`: whether it takes a large ensemble apart into chunks itself.
 
 A new engine is a module here and a line in `ENGINES`, in order of preference.

@@ -126,9 +126,9 @@ def integrate(plan: Plan, lane: Lane) -> Result:
     return sensitivity.forward_only(result) if method.direction == "forward" else result
 
 
-def width(plan: Plan) -> int:
+def width(state: Any, n: int) -> int:
     """Trajectories are solved one by one, as far as results go."""
-    del plan
+    del state, n
     return 1
 
 

@@ -42,13 +42,13 @@ class Devices:
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.
-        # (`src`: their cotangents stay on all, where what they are used with may be.
-        # One by one: of several put at once, all have a tangent where one has.)
+        # (`src`: their cotangents stay on all, where what they are used with may be.)
         everywhere = NamedSharding(mesh, PartitionSpec())
-        placed = jax.tree.map(lambda x: jax.device_put(x, everywhere, src=everywhere), numbers)
+        put = functools.partial(jax.device_put, device=everywhere, src=everywhere)
         if job.traced:
-            return _solve_sharded(job.plan, mesh, *placed)
-        outcome = _fastest(_solve_sharded)(job.plan, mesh, *placed)
+            # One by one: of several put at once, all have a tangent where one has.
+            return _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
+        outcome = _fastest(_solve_sharded)(job.plan, mesh, *put(numbers))
         return _brought_home(outcome, numbers)
 
 
@@ -78,7 +78,7 @@ def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
     """The devices that have something to do; None for the one where JAX computes anyway."""
     if _is_mapped_over_devices():
         return None
-    parts = -(-n // plan.engine.width(plan))
+    parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
     if not used or (len(used) == 1 and len(devices) > 1):
         return None
@@ -133,7 +133,7 @@ def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
 
 def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
     """Solve on each device of the mesh what it is dealt."""
-    deal = _Deal(n, plan.engine.width(plan), mesh.size)
+    deal = _Deal(n, plan.width, mesh.size)
     every, shared = eqx.partition(lanes, plan.batched)
     numbers = (jax.tree.map(deal.out, every), shared)
     result = on_each_device(plan, mesh, numbers, deal.out(jnp.arange(deal.rows) < n))

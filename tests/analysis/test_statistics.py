@@ -37,13 +37,19 @@ def sim():
     return eo.solve(growth(RATES), trajectories=5, saveat=0.25, abstol=1e-10, reltol=1e-10)
 
 
+STARTS = jnp.array([0.25, 0.5, -1.0, 2.0, 4.0])
+
+
+def blowup(starts=STARTS):
+    """du/dt = u^2, which is infinite at t = 1 / u0."""
+    prob = eo.ODEProblem(lambda u, p, t: u**2, starts[:1], (0.0, 1.0))
+    return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
+
+
 @pytest.fixture(scope="module")
 def ragged():
-    """du/dt = u^2 from different starts: trajectories 3 and 4 blow up at t = 0.5 and 0.25."""
-    starts = jnp.array([0.25, 0.5, -1.0, 2.0, 4.0])
-    prob = eo.ODEProblem(lambda u, p, t: u**2, starts[:1], (0.0, 1.0))
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
-    return eo.solve(ens, trajectories=5, saveat=0.2, abstol=1e-10, reltol=1e-10)
+    """Trajectories 3 and 4 blow up, at t = 0.5 and 0.25."""
+    return eo.solve(blowup(), trajectories=5, saveat=0.2, abstol=1e-10, reltol=1e-10)
 
 
 #
@@ -262,7 +268,7 @@ def test_between_times(sim):
 
 def test_failed_trajectories_count_as_far_as_they_came(ragged):
     assert list(ragged.lengths) == [6, 6, 6, 3, 2]
-    starts = np.array([0.25, 0.5, -1.0, 2.0, 4.0])
+    starts = np.asarray(STARTS)
     for i, t in enumerate(ragged.t):
         reached = starts[starts * t < 1]
         exact = reached / (1 - reached * t)
@@ -294,11 +300,7 @@ def test_under_jit_and_grad(sim):
 
 def test_a_failed_trajectory_does_not_spoil_the_gradient():
     def mean_end(starts):
-        prob = eo.ODEProblem(lambda u, p, t: u**2, starts[:1], (0.0, 1.0))
-        ens = eo.EnsembleProblem(
-            prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None])
-        )
-        sim = eo.solve(ens, trajectories=3, abstol=1e-10, reltol=1e-10)
+        sim = eo.solve(blowup(starts), trajectories=3, abstol=1e-10, reltol=1e-10)
         return analysis.timestep_mean(sim, -1)[0]
 
     starts = jnp.array([0.25, 2.0, -1.0])

@@ -12,7 +12,7 @@ import ensembleode as eo
 from ensembleode.analysis import summarize, summary as summary_module
 from ensembleode.analysis.digest import Digest
 
-from .test_statistics import growth, ragged as ragged, RATES
+from .test_statistics import blowup, growth, ragged as ragged, RATES
 
 
 FIELDS = ("t", "u", "v", "med", "qlow", "qhigh", "num_monte")
@@ -62,9 +62,7 @@ def test_times_and_quantiles_of_ones_own():
 
 def test_times_of_the_trajectory_that_came_furthest():
     """Before it blew up, another took many more steps."""
-    starts = jnp.array([0.25, 2.0, -1.0])
-    prob = eo.ODEProblem(lambda u, p, t: u**2, starts[:1], (0.0, 1.0))
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
+    ens = blowup(jnp.array([0.25, 2.0, -1.0]))
     sim = eo.solve(ens, trajectories=3, save_everystep=True)
     assert np.argmax(sim.lengths) == 1
     summary = eo.EnsembleSummary(sim)
@@ -121,10 +119,8 @@ def test_shapes_of_the_state(shape):
 
 
 def test_in_one_pass(ragged):
-    starts = jnp.array([0.25, 0.5, -1.0, 2.0, 4.0])
-    prob = eo.ODEProblem(lambda u, p, t: u**2, starts[:1], (0.0, 1.0))
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index][None]))
-    streamed = summarize(ens, trajectories=5, saveat=0.2, abstol=1e-10, reltol=1e-10, batch_size=2)
+    options = {"saveat": 0.2, "abstol": 1e-10, "reltol": 1e-10}
+    streamed = summarize(blowup(), trajectories=5, batch_size=2, **options)
     assert_same(streamed, eo.EnsembleSummary(ragged))
 
 

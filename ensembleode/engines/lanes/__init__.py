@@ -108,9 +108,9 @@ def integrate(plan: Plan, lane: Lane) -> Result:
     return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
 
 
-def width(plan: Plan) -> int:
+def width(state: Any, n: int) -> int:
     """How many lanes a chunk has."""
-    return _chunks.width_of(plan.state, plan.lanes)
+    return _chunks.width_of(state, n)
 
 
 def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:

@@ -30,14 +30,15 @@ _WIDEST, _NARROWEST = 128, 8
 _ADJOINTS = {"ReplayAdjoint": pull_back, "GaussAdjoint": gauss, "BacksolveAdjoint": backsolve}
 
 
-def width_of(state: Any, lanes: int) -> int:
-    """How many lanes a chunk has, from the size of the state and the lanes that there are.
+def width_of(state: Any, n: int) -> int:
+    """How many lanes a chunk has, from the size of the state and the number of trajectories.
 
     The same for every ensemble algorithm, as the bits of matrix products depend on it.
     """
     each = max(1, math.prod(state.shape)) * np.dtype(state.dtype).itemsize
     fitting = 2 ** int(math.log2(max(1, _CHUNK // each)))
-    return max(_NARROWEST, min(_WIDEST, fitting, lanes))
+    enough = 2 ** math.ceil(math.log2(n))
+    return max(_NARROWEST, min(_WIDEST, fitting, enough))
 
 
 class Setup(NamedTuple):
@@ -115,10 +116,8 @@ def _setup(plan: Plan, lanes: Lane, alone: bool) -> Setup:
     state = jax.ShapeDtypeStruct(shape, u0.dtype)
     assert isinstance(plan.field, Program)
     field = LaneField(plan.field, state, plan.batched.consts, plan.batched.p)
-    width = width_of(state, plan.lanes)
-    if alone:
-        width = _NARROWEST if field.scalarised else 1
-    return Setup(plan, field, width)
+    narrowest = _NARROWEST if field.scalarised else 1
+    return Setup(plan, field, narrowest if alone else plan.width)
 
 
 def _in_chunks(x: Any, chunks: int, width: int) -> Any:
