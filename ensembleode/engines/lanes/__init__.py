@@ -24,6 +24,7 @@ from ...plan import Plan, Result
 from ...program import Program, Static, trace
 from ...solvers import ODESolver
 from ...trajectories import Lane
+from ..rates import with_rates
 from . import chunks as _chunks
 from .controller import PIController
 
@@ -103,7 +104,7 @@ def integrate(plan: Plan, lane: Lane) -> Result:
         plan, lane = _traced(plan, lane)
     batched = jax.tree.map(lambda _: False, plan.batched)
     plan = dataclasses.replace(plan, batched=batched)
-    result = _with_derivatives(plan, lane, _chunks.solve_trajectories(plan, lane, 1, alone=True))
+    result = with_rates(plan, lane, _chunks.solve_trajectories(plan, lane, 1, alone=True))
     t = result.t[0] if plan.own_times else result.t
     return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
 
@@ -115,7 +116,7 @@ def width(state: Any, n: int) -> int:
 
 def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
     """Solve `n` trajectories, chunk by chunk."""
-    return _with_derivatives(plan, lanes, _chunks.solve_trajectories(plan, lanes, n, mask))
+    return with_rates(plan, lanes, _chunks.solve_trajectories(plan, lanes, n, mask))
 
 
 def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
@@ -129,25 +130,3 @@ def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     batched = plan.batched._replace(consts=(False,) * len(consts))
     plan = dataclasses.replace(plan, field=program, batched=batched)
     return plan, lane._replace(consts=tuple(consts))
-
-
-def _with_derivatives(plan: Plan, lanes: Lane, result: Result) -> Result:
-    """`f` at the states, where every step is saved."""
-    if plan.saving.mode != "steps":
-        return result
-    batched = jax.tree.map(lambda b: 0 if b else None, plan.batched)
-    reached = jnp.isfinite(result.t)
-
-    def rates(consts, p, u, t):
-        return jax.vmap(lambda u, t: plan.field(consts, u, p, t))(u, t)
-
-    # Where nothing was saved, at some state that was: a NaN in f would spread to the gradient.
-    rows = reached.reshape(*reached.shape, *(1,) * (result.u.ndim - 2))
-    u0 = jnp.asarray(lanes.u0)
-    safe_u = jnp.where(rows, result.u, u0[:, None] if plan.batched.u0 else u0)
-    t0 = jnp.asarray(lanes.t0)
-    safe_t = jnp.where(reached, result.t, t0[:, None] if plan.batched.t0 else t0)
-    du = jax.vmap(rates, in_axes=(batched.consts, batched.p, 0, 0))(
-        lanes.consts, lanes.p, safe_u, safe_t
-    )
-    return result._replace(du=jnp.where(rows, du, jnp.nan))

@@ -13,12 +13,8 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .interpreter import bind, Interpreter, LARGEST_MOVED, mapped, rule
+from .interpreter import bind, Interpreter, mapped, rule
 from .values import fill, is_constant, Scalars, spread, Stacked, tail_of, unpack, Value
-
-
-# A loop of at most this many operations, as far as one can see, is unrolled.
-LARGEST_UNROLLED = 128
 
 
 @rule("jit remat2")
@@ -183,7 +179,8 @@ def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     params = eqn.params
     length, closed = params["length"], params["jaxpr"]
     sizes = [math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]
-    if max(sizes) > LARGEST_MOVED or length * _cost(closed) > LARGEST_UNROLLED:
+    limits = run.limits
+    if max(sizes) > limits.moved or length * _cost(closed) > limits.unrolled:
         return mapped(run, eqn, ins)
     body = closed.jaxpr
     # What is scanned over, or stacked, has one more axis outside than inside.

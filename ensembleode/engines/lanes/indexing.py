@@ -12,7 +12,7 @@ import jax
 import numpy as np
 from jax import lax
 
-from .interpreter import Interpreter, LARGEST_MOVED, mapped, rule
+from .interpreter import Interpreter, mapped, rule
 from .values import (
     is_key,
     pack,
@@ -26,10 +26,6 @@ from .values import (
 )
 
 
-# A read at an index of each lane's own is a choice among so many scalars.
-LARGEST_CHOICE = 16
-
-
 @rule("dynamic_slice")
 def _dynamic_slice(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     x, *starts = ins
@@ -37,7 +33,7 @@ def _dynamic_slice(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Val
     where = _constant_window(starts, x.shape, sizes)
     if where is not None and isinstance(x, Scalars):
         return rearranged([x], lambda xs: [xs[0][where]], [shape])
-    if _is_choice(x, sizes):
+    if _is_choice(run, x, sizes):
         return [_choose(run, unpack(x), unpack(starts[0]).entries[0])]
     if any(s.batched for s in starts):
         return mapped(run, eqn, ins)
@@ -61,8 +57,8 @@ def _constant_window(starts: Sequence[Value], shape: Shape, sizes: Shape) -> tup
     return tuple(slice(i, i + k) for i, k in zip(firsts, sizes, strict=True))
 
 
-def _is_choice(x: Value, sizes: Shape) -> bool:
-    return isinstance(x, Scalars) and sizes == (1,) and len(x.entries) <= LARGEST_CHOICE
+def _is_choice(run: Interpreter, x: Value, sizes: Shape) -> bool:
+    return isinstance(x, Scalars) and sizes == (1,) and len(x.entries) <= run.limits.choice
 
 
 def _choose(run: Interpreter, x: Scalars, index: Any) -> Scalars:
@@ -105,7 +101,7 @@ def _gather(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     shape, dims = eqn.outvars[0].aval.shape, eqn.params["dimension_numbers"]
     sizes, mode = eqn.params["slice_sizes"], eqn.params["mode"]
     static = isinstance(indices, Scalars) and indices.constant and isinstance(x, Scalars)
-    if static and math.prod(shape) <= LARGEST_MOVED and not is_key(x.dtype):
+    if static and math.prod(shape) <= run.limits.moved and not is_key(x.dtype):
         numbers = _windows(
             x.shape,
             unpack(indices).numpy(),

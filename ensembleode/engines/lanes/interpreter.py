@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.extend.core as jex
@@ -14,11 +14,29 @@ from . import scalars
 from .values import from_array, from_constant, pack, Scalars, Stacked, unpack, Value
 
 
-# The largest value that is kept as scalars: where the state is, and where it is an array.
-LARGEST_SCALARS = 64
+# The largest value that is kept as scalars where the state is an array.
 LARGEST_SCALARS_AMONG_ARRAYS = 4
-# Moving scalars costs nothing, so more of them are.
-LARGEST_MOVED = 64
+
+
+class Limits(NamedTuple):
+    """Up to where a value is scalars, where the state is, and an operation is done on them.
+
+    - `scalars`: components of a value.
+    - `moved`: components that are moved, which costs nothing.
+    - `dot`: multiplications of a product with what all lanes share.
+    - `batched_dot`: those of a product of two values that have lanes.
+    - `choice`: components to choose among by an index of each lane's own.
+    - `unrolled`: operations of a loop, as far as one can see.
+    """
+
+    scalars: int = 64
+    moved: int = 64
+    dot: int = 9
+    batched_dot: int = 36
+    choice: int = 16
+    unrolled: int = 128
+
+
 # What takes many instructions, or a branch for each element.
 _COSTLY = """
     acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt concatenate cos cosh
@@ -28,6 +46,10 @@ _COSTLY = """
     zeta
 """
 COMPUTED_ONCE = frozenset(_COSTLY.split())
+
+
+# What was measured to be fast.
+_LANES = Limits()
 
 
 class TooLong(Exception):
@@ -58,11 +80,13 @@ class Interpreter:
     - `scalarised`: whether the state is scalars. Then so is all that is small; otherwise only
         what is very small.
     - `budget`: how many operations may be emitted before [`TooLong`][] is raised.
+    - `limits`: see [`Limits`][].
     """
 
-    def __init__(self, scalarised: bool, budget: int | None = None):
+    def __init__(self, scalarised: bool, budget: int | None = None, limits: Limits = _LANES):
         self.scalarised = scalarised
-        self.largest = LARGEST_SCALARS if scalarised else LARGEST_SCALARS_AMONG_ARRAYS
+        self.limits = limits
+        self.largest = limits.scalars if scalarised else LARGEST_SCALARS_AMONG_ARRAYS
         self.budget = budget
         self.operations = 0
         self.on_cpu = jax.default_backend() == "cpu"

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from .interpreter import bind, Interpreter, LARGEST_MOVED, mapped, rule, TooLong
+from .interpreter import bind, Interpreter, mapped, rule, TooLong
 from .values import (
     from_constant,
     pack,
@@ -27,11 +27,6 @@ from .values import (
     unpack,
     Value,
 )
-
-
-# A product with a matrix that all lanes share stays one, if it takes more multiplications a lane.
-LARGEST_EXPANDED_DOT = 9
-LARGEST_EXPANDED_BATCHED_DOT = 36
 
 
 #
@@ -106,15 +101,20 @@ def _aligned(x: Value, ndim: int, batched: bool) -> Any:
 #
 
 
+MOVEMENTS: dict[str, Callable] = {}
+
+
 def movement(names: str) -> Callable:
     """Registers `fn(xp, arrays, params, tail) -> arrays` for primitives that only move data."""
 
     def register(fn: Callable) -> Callable:
+        MOVEMENTS.update(dict.fromkeys(names.split(), fn))
+
         @rule(names)
         def moved(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
             shapes = [v.aval.shape for v in eqn.outvars]
             sizes = [math.prod(s) for s in shapes]
-            if all(isinstance(x, Scalars) for x in ins) and sum(sizes) <= LARGEST_MOVED:
+            if all(isinstance(x, Scalars) for x in ins) and sum(sizes) <= run.limits.moved:
                 move = functools.partial(_call_movement, fn, np, eqn.params, ())
                 return rearranged([unpack(x) for x in ins], move, shapes)
             tail = tail_of(*ins)
@@ -205,7 +205,8 @@ def _pad(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     x, value = ins
     config = eqn.params["padding_config"]
     shape = eqn.outvars[0].aval.shape
-    if isinstance(x, Scalars) and isinstance(value, Scalars) and math.prod(shape) <= LARGEST_MOVED:
+    few = math.prod(shape) <= run.limits.moved
+    if few and isinstance(x, Scalars) and isinstance(value, Scalars):
         return rearranged([x, value], lambda xs: [_pad_numbers(*xs, config)], [shape])
     if value.batched:
         return mapped(run, eqn, ins)
@@ -233,7 +234,7 @@ def _pad_numbers(x: np.ndarray, value: np.ndarray, config: Sequence) -> np.ndarr
 def _iota(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     params = eqn.params
     shape, d = params["shape"], params["dimension"]
-    if ins or math.prod(shape) > LARGEST_MOVED:
+    if ins or math.prod(shape) > run.limits.moved:
         return mapped(run, eqn, ins)
     column = np.arange(shape[d]).reshape([-1 if i == d else 1 for i in range(len(shape))])
     return [from_constant(np.broadcast_to(column, shape).astype(params["dtype"]))]
@@ -328,7 +329,7 @@ def _dot_general(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value
     inner = math.prod(x.shape[i] for i in contracted)
     products = math.prod(eqn.outvars[0].aval.shape) * inner
     both = x.batched and y.batched
-    largest = LARGEST_EXPANDED_BATCHED_DOT if both else LARGEST_EXPANDED_DOT
+    largest = run.limits.batched_dot if both else run.limits.dot
     if 0 < products <= largest:
         # Of the operands, not of the output: they may be larger than what is kept as scalars.
         components = run.as_scalars(ins, 1)

@@ -1,0 +1,10 @@
+"""From the jaxpr of a vector field to source code in another language.
+
+- `ir.py`: the small language that a field is lowered to.
+- `lower.py`: jaxpr to it; a rule a primitive.
+- `scalarise.py`: small programs taken apart into scalars first, by the lanes engine's interpreter.
+
+A printer writes it as source: `engines/julia/source.py` in Julia.
+"""
+
+from .lower import Inputs as Inputs, lower as lower, UntranslatableError as UntranslatableError
