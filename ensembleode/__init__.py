@@ -15,8 +15,11 @@ from .column_check import (
 )
 from .ensemble import (
     EnsembleColumns as EnsembleColumns,
+    EnsembleDistributed as EnsembleDistributed,
     EnsembleGPUArray as EnsembleGPUArray,
+    EnsembleGPUKernel as EnsembleGPUKernel,
     EnsembleSerial as EnsembleSerial,
+    EnsembleSplitThreads as EnsembleSplitThreads,
     EnsembleThreads as EnsembleThreads,
 )
 from .problem import (
@@ -30,6 +33,7 @@ from .sensitivity import (
     DirectAdjoint as DirectAdjoint,
     ForwardDiffSensitivity as ForwardDiffSensitivity,
     GaussAdjoint as GaussAdjoint,
+    InterpolatingAdjoint as InterpolatingAdjoint,
     RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
     ReplayAdjoint as ReplayAdjoint,
 )
@@ -48,6 +52,7 @@ from .solvers import (
     Euler as Euler,
     Heun as Heun,
     ImplicitEuler as ImplicitEuler,
+    JuliaAlg as JuliaAlg,
     KenCarp3 as KenCarp3,
     KenCarp4 as KenCarp4,
     KenCarp5 as KenCarp5,

@@ -91,6 +91,8 @@ class EnsembleGPUArray(EnsembleAlgorithm):
 
     - `devices`: how many, or a list of JAX devices; by default JAX's default device (the
         accelerator where there is one, and the CPU otherwise, in one thread).
+    - `backend`: with `engine="julia"`, the package whose GPU DiffEqGPU runs on: `"CUDA"`,
+        `"AMDGPU"`, `"oneAPI"` or `"Metal"`; `"CPU"` to try it without one.
 
     **Cost:** one program a device; on an accelerator its loop runs until the slowest trajectory of
     the batch is done. Memory is that of a batch (`batch_size`). Devices don't wait for each other
@@ -103,3 +105,64 @@ class EnsembleGPUArray(EnsembleAlgorithm):
     """
 
     devices: int | tuple | None = eqx.field(default=None, static=True, converter=_as_devices)
+    backend: str | None = eqx.field(default=None, static=True)
+
+
+class EnsembleGPUKernel(EnsembleAlgorithm):
+    """The whole solve of each trajectory in one GPU kernel, by DiffEqGPU (`engine="julia"`).
+
+    - `backend`: the package of the GPU: `"CUDA"` (the default), `"AMDGPU"`, `"oneAPI"` or
+        `"Metal"`; `"CPU"` to try it without one.
+
+    **Cost:** one kernel, which runs until the slowest trajectory is done; but an object a
+    trajectory on the host, before and after.
+
+    **Limitations:** small fields, without loops; the methods that DiffEqGPU has; `saveat`,
+    tolerances and `dt` shared by all; no step limit and no counts of steps (they are 0).
+
+    **Throws:** `ValueError` with another engine, or for what DiffEqGPU can't do.
+    """
+
+    backend: str | None = eqx.field(default=None, static=True)
+
+
+class EnsembleDistributed(EnsembleAlgorithm):
+    """Trajectories dealt out to processes, by Julia's Distributed (`engine="julia"`).
+
+    - `workers`: how many processes, by default one a core. They are started once, and kept.
+
+    **Cost:** a process each to start (some seconds, and the compilation of the method); then the
+    results, which are sent back.
+
+    **Limitations:** none.
+
+    **Throws:** `ValueError` with another engine.
+    """
+
+    workers: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        if self.workers is not None:
+            check_count("workers", self.workers)
+
+
+class EnsembleSplitThreads(EnsembleAlgorithm):
+    """Trajectories dealt out to processes, and there to threads (`engine="julia"`).
+
+    - `workers`: how many processes, by default 2.
+    - `threads`: how many threads each has, by default the cores shared out among them.
+
+    **Cost:** that of `EnsembleDistributed` with fewer processes.
+
+    **Limitations:** none.
+
+    **Throws:** `ValueError` with another engine.
+    """
+
+    workers: int | None = eqx.field(default=None, static=True)
+    threads: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        for name in ("workers", "threads"):
+            if getattr(self, name) is not None:
+                check_count(name, getattr(self, name))

@@ -39,6 +39,19 @@ class GaussAdjoint(SensitivityAlgorithm):
     """
 
 
+class InterpolatingAdjoint(SensitivityAlgorithm):
+    """The continuous adjoint along the interpolated forward solution. Of the Julia engine, and its
+    default where there are many parameters.
+
+    A trajectory is solved again, keeping its dense output, and the adjoint ODE is solved back along
+    it with the same method and tolerances: accurate to the tolerances rather than exact, and stable
+    where the forward solve is. Reverse mode only.
+
+    Source: Rackauckas et al., "A comparison of automatic differentiation and continuous sensitivity
+    analysis for derivatives of differential equation solutions", IEEE HPEC 2021.
+    """
+
+
 class RecursiveCheckpointAdjoint(SensitivityAlgorithm):
     """Reverse mode through the steps taken, with recursive checkpointing. The diffrax engine's
     default.

@@ -11,8 +11,8 @@ import numpy as np
 import tqdm
 
 from . import batches, engines, sensitivity
-from .ensemble import EnsembleAlgorithm, EnsembleThreads
-from .executors import executor_for, serial
+from .ensemble import EnsembleAlgorithm, EnsembleSerial, EnsembleThreads
+from .executors import executor_for
 from .executors.job import integers, Job, solution_of, with_output
 from .options import check_count
 from .plan import Plan, Result, shared_times
@@ -90,7 +90,7 @@ def solve(
         small enough for its cache.
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
-    - `engine`: `"auto"`, `"lanes"` or `"diffrax"`.
+    - `engine`: `"auto"`, `"lanes"`, `"diffrax"` or `"julia"`; auto is the first that runs `alg`.
     - `progress`: show a progress bar over the trajectories, batch by batch.
     - `throw`: raise when a trajectory fails.
 
@@ -119,7 +119,6 @@ def solve(
         raise TypeError(
             f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
         )
-    executor = serial if alone else executor_for(ensemblealg or EnsembleThreads())
     if batch_size is not None:
         batch_size = min(check_count("batch_size", batch_size), n)
     max_repeats = check_count("max_repeats", max_repeats)
@@ -141,6 +140,9 @@ def solve(
     engine_module, choice = engines.choose(
         engine, alg, every.options, every.field.out_avals[0].dtype
     )
+    if alone:
+        ensemblealg = EnsembleSerial()
+    executor = executor_for(ensemblealg or EnsembleThreads(), engine_module)
     job = _job(ens, n, every, engine_module, alg, key)
     executor.check(job.plan)
 
@@ -149,7 +151,7 @@ def solve(
         job = _make_traceable(job, ens)
     if alone:
         with sensitivity.explained(every.options["sensealg"]):
-            return _solve_alone(job, throw, choice)
+            return _solve_alone(job, executor, throw, choice)
     work = (job, executor, n, batch_size or batches.default_batch_size(job, executor, n))
     how = {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": max_repeats}
     if job.traced:
@@ -294,10 +296,10 @@ def _may_rerun(job: Job) -> bool:
 #
 
 
-def _solve_alone(job: Job, throw: bool, choice: EngineChoice) -> ODESolution:
+def _solve_alone(job: Job, executor: Any, throw: bool, choice: EngineChoice) -> ODESolution:
     if job.plan.saving.mode == "steps" and not job.traced:
-        job = batches.count_steps(job, serial, integers(np.arange(1)), 1)
-    outcome = serial.run_one(job, 0, 1)
+        job = batches.count_steps(job, executor, integers(np.arange(1)), 1)
+    outcome = executor.run_one(job, 0, 1)
     t = _shared_times(job) if outcome.t is None else outcome.t
     result = Result(outcome.out, t, *outcome[2:-1])
     sol = solution_of(result, choice)

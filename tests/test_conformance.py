@@ -4,6 +4,8 @@ A new ensemble algorithm joins by a line in `ALGORITHMS`. A feature it can't hav
 `REFUSED` with the error it raises.
 """
 
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,8 +13,14 @@ import pytest
 
 import ensembleode as eo
 
-from .marks import slow_unless
+from .marks import on_julia, slow_unless
 from .problems import decay, linear, lotka_volterra, scaled
+
+
+class OnJulia(NamedTuple):
+    """An ensemble algorithm with `engine="julia"`."""
+
+    alg: Any
 
 
 ALGORITHMS = {
@@ -22,15 +30,26 @@ ALGORITHMS = {
     "arrays": eo.EnsembleGPUArray(),
     "devices": eo.EnsembleGPUArray(devices=2),
 }
+ON_JULIA = {
+    "julia serial": OnJulia(eo.EnsembleSerial()),
+    "julia threads": OnJulia(eo.EnsembleThreads()),
+    "julia distributed": OnJulia(eo.EnsembleDistributed(workers=2)),
+    "julia split threads": OnJulia(eo.EnsembleSplitThreads(workers=2, threads=1)),
+    "julia columns": OnJulia(eo.EnsembleColumns()),
+}
 # (algorithm, feature): (exception, message)
 REFUSED = {
-    ("columns", "tspan of each"): (ValueError, "tspan must be the same"),
-    ("columns", "saveat of each"): (ValueError, "saveat must be the same"),
-    ("columns", "tolerance of each"): (ValueError, "reltol must be the same"),
-    ("columns", "spacing over tspan of each"): (ValueError, "tspan must be the same"),
+    (name, feature): (ValueError, f"{what} must be the same")
+    for name in ("columns", "julia columns")
+    for feature, what in {
+        "tspan of each": "tspan",
+        "saveat of each": "saveat",
+        "tolerance of each": "reltol",
+        "spacing over tspan of each": "tspan",
+    }.items()
 }
 # One failing column fails the whole solve, which shares its steps.
-SHARED_STEPS = {"columns"}
+SHARED_STEPS = {"columns", "julia columns"}
 
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 CLOSE = {"rtol": 1e-8, "atol": 1e-8}
@@ -40,14 +59,23 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 QUICK = ("serial", "threads", "columns")
 
 
-@pytest.fixture(params=[slow_unless(name in QUICK, name) for name in ALGORITHMS])
+_CASES = [slow_unless(name in QUICK, name) for name in ALGORITHMS]
+
+
+@pytest.fixture(params=[*_CASES, *map(on_julia, ON_JULIA)])
 def name(request):
     return request.param
 
 
 @pytest.fixture
 def alg(name):
-    return ALGORITHMS[name]
+    return {**ALGORITHMS, **ON_JULIA}[name]
+
+
+def solve(ens, solver, alg, **options):
+    if isinstance(alg, OnJulia):
+        alg, options = alg.alg, {"engine": "julia", **options}
+    return eo.solve(ens, solver, alg, **options)
 
 
 @pytest.fixture(params=["eager", "jit"])
@@ -57,7 +85,7 @@ def mode(request):
 
 def run(mode, ens, alg, n, solver=None, **options):
     def go():
-        return eo.solve(ens, solver or eo.Tsit5(), alg, trajectories=n, **options)
+        return solve(ens, solver or eo.Tsit5(), alg, trajectories=n, **options)
 
     return go() if mode == "eager" else jax.jit(go)()
 
@@ -509,7 +537,7 @@ def test_vmap_over_a_solve(alg):
 
     def end(rate):
         prob = eo.remake(decay(), p=rate)
-        return eo.solve(eo.EnsembleProblem(prob, scaled), None, alg, trajectories=3, **TIGHT).u[
+        return solve(eo.EnsembleProblem(prob, scaled), None, alg, trajectories=3, **TIGHT).u[
             :, -1, 0
         ]
 
@@ -525,7 +553,7 @@ def test_gradient(alg, mode, batch_size):
 
     def loss(p, u0):
         ens = eo.EnsembleProblem(eo.ODEProblem(linear, u0, (0.0, 1.0), p), scaled)
-        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=3, batch_size=batch_size, **TIGHT)
+        sim = solve(ens, eo.Tsit5(), alg, trajectories=3, batch_size=batch_size, **TIGHT)
         return sim.u[:, -1].sum()
 
     grad = jax.grad(loss, argnums=(0, 1))
@@ -545,7 +573,7 @@ def test_gradient_through_outputs_and_reduction(alg):
             lambda u, data, indices: (u + data.sum(), False),
             jnp.array(0.0),
         )
-        return eo.solve(ens, None, alg, trajectories=3, batch_size=2, **TIGHT).u
+        return solve(ens, None, alg, trajectories=3, batch_size=2, **TIGHT).u
 
     np.testing.assert_allclose(jax.grad(loss)(jnp.array(-1.0)), 14 * 2 * np.exp(-2), rtol=1e-7)
 

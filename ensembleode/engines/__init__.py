@@ -10,7 +10,9 @@ An engine is a module with
 - `solve_trajectories(plan, lanes, n, mask) -> Result`: that of several, whose axis comes first (`t`
   has it where the trajectories have their own times); those that the mask leaves out needn't be;
 - `width(state, n)`: how many of `n` trajectories of such a state belong together;
-- `chunked`: whether it takes a large ensemble apart into chunks itself.
+- `chunked`: whether it takes a large ensemble apart into chunks itself;
+- `executor(ensemblealg)`, only where it runs ensembles itself: the executor, or None for the usual
+  one (see `ensembleode.executors`).
 
 A new engine is a module here and a line in `ENGINES`, in order of preference.
 """
@@ -18,10 +20,10 @@ A new engine is a module here and a line in `ENGINES`, in order of preference.
 from typing import Any
 
 from ..solution import EngineChoice
-from . import diffrax as _diffrax, lanes as _lanes
+from . import diffrax as _diffrax, julia as _julia, lanes as _lanes
 
 
-ENGINES = (_lanes, _diffrax)
+ENGINES = (_lanes, _diffrax, _julia)
 
 
 def choose(engine: str, alg: Any, options: dict, dtype: Any) -> tuple[Any, EngineChoice]:

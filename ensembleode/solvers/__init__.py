@@ -15,6 +15,7 @@ from .implicit import (
     Kvaerno4 as Kvaerno4,
     Kvaerno5 as Kvaerno5,
 )
+from .julia_alg import JuliaAlg as JuliaAlg
 from .midpoint import Midpoint as Midpoint
 from .ralston import Ralston as Ralston
 from .rk4 import RK4 as RK4

@@ -23,7 +23,7 @@ class ODESolver(eqx.Module):
     implicit: ClassVar[bool] = False
     stages: ClassVar[int | None] = None
     fsal: ClassVar[bool] = False
-    engines: ClassVar[tuple[str, ...]] = ("diffrax",)
+    engines: ClassVar[tuple[str, ...]] = ("diffrax", "julia")
 
 
 class ExplicitRungeKutta(ODESolver):
@@ -33,7 +33,7 @@ class ExplicitRungeKutta(ODESolver):
     """
 
     tableau: ClassVar[Tableau]
-    engines: ClassVar[tuple[str, ...]] = ("lanes", "diffrax")
+    engines: ClassVar[tuple[str, ...]] = ("lanes", "diffrax", "julia")
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

@@ -1,0 +1,143 @@
+"""The Julia engine: OrdinaryDiffEq and DiffEqGPU behind the same `solve`.
+
+The vector field is translated to Julia, so no Python is called while Julia solves. Ensembles are
+run by SciML's own ensemble algorithms, in this process or one of its own.
+
+- `fields.py`: the vector field and its derivatives in Julia; `source.py` prints them.
+- `methods.py`: solvers and ensemble algorithms by their names there.
+- `numbers.py`: trajectories as arrays, and results from arrays.
+- `requests.py`, `session.py`: what is asked of Julia, and the Julia that answers.
+- `host.py`: how a compiled program gets there.
+- `gradients.py`: forward sensitivities and continuous adjoints.
+- `environment.py`: where Julia is, and how it is installed.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ... import sensitivity
+from ...plan import Plan, Result
+from ...program import Program, Static, trace
+from ...solvers import JuliaAlg, ODESolver
+from ...solvers.julia_alg import Description
+from ...trajectories import Lane
+from ..rates import with_rates
+from . import gradients as gradients, methods as methods
+
+
+name = "julia"
+default_sensealg = "forward sensitivities or InterpolatingAdjoint"
+chunked = False
+
+
+class Method(NamedTuple):
+    """A method of Julia, where its trajectories run, and how it is differentiated."""
+
+    description: Description
+    adaptive: bool | None
+    implicit: bool
+    stages: int | None
+    sensealg: str | None
+    place: methods.Place = methods.SERIAL
+
+
+_SENSEALGS = (
+    sensitivity.BacksolveAdjoint,
+    sensitivity.ForwardDiffSensitivity,
+    sensitivity.InterpolatingAdjoint,
+)
+
+
+def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
+    """Why this engine can't run `alg` with these options on such a state; None when it can."""
+    if dtype not in (np.float32, np.float64):
+        return f"its states are float32 or float64, and u0 is {dtype}."
+    if not isinstance(alg, ODESolver):
+        return "it runs ensembleode's own solvers, and JuliaAlg(...)."
+    if name not in alg.engines:
+        return f"it runs on {', '.join(alg.engines)}."
+    if options["stepsize_controller"] is not None:
+        return "stepsize_controller is one of diffrax."
+    sensealg = options["sensealg"]
+    if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
+        return f"sensealg={type(sensealg).__name__}() is not one of the Julia engine."
+    return None
+
+
+def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
+    """The solver with its options.
+
+    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
+    estimate.
+    """
+    label = type(alg).__name__
+    adaptive = options["adaptive"]
+    if not isinstance(alg, JuliaAlg):
+        if adaptive and not alg.adaptive:
+            raise ValueError(
+                f"{label} has no error estimate, so adaptive must be False: pass adaptive=False "
+                "and dt."
+            )
+        adaptive = alg.adaptive if adaptive is None else bool(adaptive)
+    if adaptive is False and not has_dt:
+        reason = f"{label} has a fixed step" if not alg.adaptive else "adaptive=False"
+        raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+    sensealg = options["sensealg"]
+    chosen = None if sensealg is None else type(sensealg).__name__
+    # Of a method that is known by name only, the derivatives may be needed.
+    implicit = alg.implicit or isinstance(alg, JuliaAlg)
+    description = methods.description(alg)
+    return Static(Method(description, adaptive, implicit, alg.stages or 8, chosen))
+
+
+def width(state: Any, n: int) -> int:
+    """Trajectories are solved one by one, as far as results go."""
+    del state, n
+    return 1
+
+
+def integrate(plan: Plan, lane: Lane) -> Result:
+    """Solve one trajectory."""
+    if not isinstance(plan.field, Program):
+        plan, lane = _traced(plan, lane)
+    every = jax.tree.map(lambda _: False, plan.batched)
+    plan = dataclasses.replace(plan, batched=every)
+    own = plan.own_times
+    result = solve_trajectories(plan, lane, 1)
+    t = result.t[0] if own else result.t
+    return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
+
+
+def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    """Solve `n` trajectories, inside a compiled program."""
+    del mask
+    return with_rates(plan, lanes, gradients.differentiable(plan, lanes, n))
+
+
+def executor(ensemblealg: Any) -> Any:
+    """Where Julia runs an ensemble; None for what JAX has to lay out.
+
+    **Raises:** `ValueError` for what Julia has not got.
+    """
+    from .ensembles import executor_for
+
+    return executor_for(ensemblealg)
+
+
+def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
+    """The plan with a field of matrices, say, traced again."""
+
+    def field(u, p, t):
+        return plan.field(lane.consts, u, p, t)
+
+    u0 = jnp.asarray(lane.u0)
+    t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
+    program, consts = trace(field, u0, lane.p, t, rules=True)
+    batched = plan.batched._replace(consts=(False,) * len(consts))
+    state = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
+    plan = dataclasses.replace(plan, field=program, batched=batched, state=state)
+    return plan, lane._replace(consts=tuple(consts))

@@ -1,0 +1,84 @@
+"""The executor of the Julia engine: SciML's own ensemble algorithms run the trajectories."""
+
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...ensemble import EnsembleColumns, EnsembleSerial
+from ...executors.job import finish_lanes, Job, Outcome
+from ...plan import Plan
+from ...program import Static
+from ..rates import with_rates
+from . import methods, session
+from .numbers import result_of
+from .solving import solve_on_host
+
+
+@dataclasses.dataclass(frozen=True)
+class Julia:
+    """The trajectories of a batch in one call of Julia, at this place."""
+
+    place: methods.Place
+
+    # A short batch compiles nothing.
+    vectorised = False
+
+    def check(self, plan: Plan) -> None:
+        """
+        **Raises:** `ValueError` for what DiffEqGPU can't do.
+        """
+        if not methods.is_gpu(self.place):
+            return
+        if plan.saving.mode == "steps":
+            raise ValueError(f"{self.place[0]} can't save every step; use saveat.")
+        for name in ("saveat", "abstol", "reltol", "dt"):
+            if getattr(plan.batched, name):
+                raise ValueError(
+                    f"{self.place[0]} shares {name} among all trajectories, and prob_func makes "
+                    "it depend on the index. Use EnsembleThreads()."
+                )
+
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+        lanes = job.trajectories.lanes(indices, repeat)
+        plan = self._placed(job.plan)
+        numbers = (lanes, indices, repeat, job.key, job.output_consts)
+        if job.traced:
+            return _solve(plan, *numbers)
+        # Straight from the host's memory to Julia's, and back.
+        n = len(indices)
+        written = solve_on_host(plan, jax.tree.map(np.asarray, lanes), n)
+        return _finish(plan, written, *numbers)
+
+    def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
+        indices = np.asarray(index)[None]
+        outcome = self.run(job, indices, repeat)
+        return jax.tree.map(lambda x: x[0], outcome)
+
+    def _placed(self, plan: Plan) -> Plan:
+        method = plan.method.value._replace(place=self.place)
+        return dataclasses.replace(plan, method=Static(method))
+
+
+def executor_for(ensemblealg: Any) -> Julia | None:
+    """
+    **Raises:** `ValueError` for what Julia has not got.
+    """
+    if isinstance(ensemblealg, EnsembleColumns):
+        return None
+    threads = 1 if isinstance(ensemblealg, EnsembleSerial) else session.start().threads
+    return Julia(methods.place(ensemblealg, threads))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _solve(plan, lanes, indices, repeat, key, output_consts):
+    result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0])
+    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _finish(plan, written, lanes, indices, repeat, key, output_consts):
+    result = with_rates(plan, lanes, result_of(plan, lanes, written, indices.shape[0]))
+    return finish_lanes(plan, result, indices, repeat, key, output_consts)

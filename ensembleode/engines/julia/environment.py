@@ -1,0 +1,525 @@
+"""Which Julia runs the engine: finding it, checking it, installing it.
+
+Nothing here starts Julia inside of Python, and only `install` downloads anything or changes a
+project. Julia is found as juliacall finds it: `PYTHON_JULIACALL_EXE` and `PYTHON_JULIACALL_PROJECT`
+name an executable and a project, otherwise juliapkg has installed both. But juliapkg resolves anew
+whenever the `juliapkg.json` of any Python package has changed, which needs the internet and a lock;
+here it is only read what it resolved last, and `check` says whether that still does.
+
+The project holds what EnsembleODE, our own Julia package, depends on, not EnsembleODE itself, which
+comes with this Python package and is loaded from `package_root` (see `loading`). So neither a
+project made anew nor an upgrade of ensembleode can part the two.
+"""
+
+import dataclasses
+import functools
+import importlib.metadata
+import json
+import os
+import pathlib
+import platform
+import re
+import shutil
+import subprocess
+import sys
+import tomllib
+from typing import Any
+
+
+OLDEST = (1, 10)
+
+# What DiffEqGPU needs, and the packages for each kind of GPU that it works with.
+GPU = {
+    "DiffEqGPU": "071ae1c0-96b5-11e9-1965-c90190d839ea",
+    "KernelAbstractions": "63c18a36-062a-441e-b654-da1e3ab1ce7c",
+}
+BACKENDS = {
+    "AMDGPU": "21141c5a-9bdb-4563-92ae-f87d6854732e",
+    "CUDA": "052768ef-5323-5732-b1bb-66c8b64840ba",
+    "Metal": "dde4c033-4e86-420c-a63e-0dd931031962",
+    "oneAPI": "8f75cd03-7ff8-4ecb-9b8f-daf728133b1b",
+}
+
+# Those of methods that are asked for less often (`JuliaAlg`).
+METHODS = {
+    "OrdinaryDiffEqAdamsBashforthMoulton": "89bda076-bce5-4f1c-845f-551c83cdda9a",
+    "OrdinaryDiffEqBDF": "6ad6398a-0878-4a85-9266-38940aa047c8",
+    "OrdinaryDiffEqFIRK": "5960d6e9-dd7a-4743-88e7-cf307b64f125",
+    "OrdinaryDiffEqFeagin": "101fe9f7-ebb6-4678-b671-3a81e7194747",
+    "OrdinaryDiffEqSSPRK": "669c94d9-1f4b-4b64-b377-1aa079aa2388",
+    "OrdinaryDiffEqStabilizedRK": "358294b1-0aab-51c3-aafe-ad5ab194a2ad",
+}
+
+_PYTHONCALL = "6099a3de-0909-46bc-b1f4-468b9a2dfc0d"
+_INSTALL = "ensembleode julia install"
+_PIP = "pip install 'ensembleode[julia]'"
+_EXE, _PROJECT = "PYTHON_JULIACALL_EXE", "PYTHON_JULIACALL_PROJECT"
+_OTHER = f"Set {_EXE} to another julia, or unset it and run `{_INSTALL}`."
+
+
+class JuliaError(RuntimeError):
+    """The engine can't run as things are: `problem` says why, and `remedy` what to do."""
+
+    def __init__(self, problem: str, remedy: str = ""):
+        super().__init__(problem, remedy)
+        self.problem, self.remedy = problem, remedy
+
+    def __str__(self) -> str:
+        return f"{self.problem} {self.remedy}".strip()
+
+
+@dataclasses.dataclass(frozen=True)
+class Julia:
+    """An executable, the project to run it with, and who named them."""
+
+    executable: str
+    project: str
+    how: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Versions:
+    """What Julia says of itself, and of the packages that it would load in a project.
+
+    `packages`, and those for GPUs in `gpu`, are versions by name; what isn't there is left out.
+    `ensembleode` is the folder of an EnsembleODE in the project, if there is one.
+    """
+
+    julia: str
+    packages: dict[str, str]
+    gpu: dict[str, str]
+    ensembleode: str | None = None
+
+
+#
+# Where things are
+#
+
+
+def package_root() -> pathlib.Path:
+    """The folder of EnsembleODE, with its `Project.toml`: in a wheel beside this module, in a
+    checkout the whole repository.
+
+    **Raises:** `JuliaError` when it is in neither place.
+    """
+    here = pathlib.Path(__file__).resolve().parent
+    for root in (here / "package", here.parents[2]):
+        if (root / "Project.toml").is_file() and (root / "src" / "EnsembleODE.jl").is_file():
+            return root
+    raise JuliaError(
+        f"The Julia sources of ensembleode are not beside {here}.",
+        f"Reinstall it: {_PIP}.",
+    )
+
+
+def loading() -> str:
+    """Julia code that loads EnsembleODE, whatever project is active.
+
+    Its folder goes last, so that the project decides which versions of other packages are loaded.
+    """
+    root = f'raw"{package_root()}"'
+    return f"{root} in LOAD_PATH || push!(LOAD_PATH, {root}); using EnsembleODE"
+
+
+@functools.cache
+def requirements() -> dict[str, dict[str, str]]:
+    """The packages to install, each with its `uuid` and, as Julia writes it, its `version`."""
+    path = pathlib.Path(__file__).resolve().parents[2] / "juliapkg.json"
+    return json.loads(path.read_text())["packages"]
+
+
+def find() -> Julia:
+    """The Julia to run. Starts nothing, installs nothing.
+
+    **Raises:** `JuliaError` when there is none, or only one of the two environment variables.
+    """
+    executable, project = _setting("juliacall", "exe"), _setting("juliacall", "project")
+    if not executable and not project:
+        return _from_juliapkg()
+    if not executable or not project:
+        given, other = (_EXE, _PROJECT) if executable else (_PROJECT, _EXE)
+        raise JuliaError(
+            f"{given} is set, but not {other}.",
+            f"Set both, or neither, for the Julia that `{_INSTALL}` installs.",
+        )
+    path = shutil.which(executable)
+    if path is None:
+        raise JuliaError(
+            f"{_EXE} is {executable!r}, which is no executable.",
+            "Set it to the path of julia.",
+        )
+    if not os.path.exists(project):
+        raise JuliaError(
+            f"{_PROJECT} is {project!r}, which doesn't exist.",
+            "Set it to a folder with a Project.toml; an empty one will do, if you then run "
+            f"`{_INSTALL}`.",
+        )
+    return Julia(os.path.abspath(path), os.path.abspath(project), f"{_EXE} and {_PROJECT}")
+
+
+def _from_juliapkg() -> Julia:
+    # Its public functions resolve first, and even a dry run waits for a lock in the project's
+    # folder, which all jobs of a cluster would queue for, and which may be read-only.
+    try:
+        from juliapkg.deps import load_meta
+        from juliapkg.state import STATE
+    except ImportError:
+        raise _no_juliacall() from None
+    project = STATE["project"]
+    meta = load_meta()
+    if meta is None:
+        raise JuliaError(f"No Julia is installed for {sys.prefix}.", _install_it())
+    executable, wanted = meta["executable"], STATE["override_executable"]
+    if wanted and wanted != executable:
+        raise JuliaError(
+            f"PYTHON_JULIAPKG_EXE is {wanted!r}, and {project} was made with {executable}.",
+            _install_it(),
+        )
+    if shutil.which(executable) is None:
+        raise JuliaError(f"The Julia that was installed, {executable}, is gone.", _install_it())
+    return Julia(executable, project, "juliapkg")
+
+
+def _setting(tool: str, name: str) -> str | None:
+    """An option of juliacall or juliapkg: `-X juliacall-exe=...`, or in the environment."""
+    value = sys._xoptions.get(f"{tool}-{name}")
+    if value is not None:
+        return "yes" if value is True else value
+    return os.environ.get(f"PYTHON_{tool}_{name}".upper())
+
+
+def offline() -> bool:
+    """Whether juliapkg was told to download nothing."""
+    return _setting("juliapkg", "offline") == "yes"
+
+
+def threads() -> int:
+    """How many threads Julia is started with: `PYTHON_JULIACALL_THREADS`, else
+    `JULIA_NUM_THREADS`, else the cores that this process may use.
+
+    **Raises:** `ValueError` for a variable that is no number of threads.
+    """
+    from ...cpu_devices import cores
+
+    for name, text in (
+        ("PYTHON_JULIACALL_THREADS", _setting("juliacall", "threads")),
+        ("JULIA_NUM_THREADS", os.environ.get("JULIA_NUM_THREADS")),
+    ):
+        if not text:
+            continue
+        # "4,1" is four threads that compute, and one for what must respond at once.
+        count = text.split(",")[0].strip()
+        if count == "auto":
+            return cores()
+        if not count.isdecimal() or int(count) == 0:
+            raise ValueError(f"{name} must be a number of threads, or 'auto', got {text!r}.")
+        return int(count)
+    return cores()
+
+
+#
+# What is there
+#
+
+
+# What `using` would load, without loading it. Packages are given as name=uuid; those that there are
+# are printed with their version and folder.
+_QUICK = ("-O0", "--compile=min")
+_INSPECT = """
+println("julia ", VERSION)
+for argument in ARGS
+    name, uuid = String.(split(argument, "="))
+    path = Base.locate_package(Base.PkgId(Base.UUID(uuid), name))
+    path === nothing && continue
+    root = dirname(dirname(path))
+    file = Base.env_project_file(root)
+    toml = file isa String ? Base.parsed_toml(file) : Dict{String,Any}()
+    println(name, " ", get(toml, "version", "unknown"), " ", root)
+end
+"""
+
+
+def inspect(julia: Julia) -> Versions:
+    """Ask Julia for its version and those of the packages. Takes a fraction of a second.
+
+    **Raises:** `JuliaError` when it can't be run.
+    """
+    required = {name: package["uuid"] for name, package in requirements().items()}
+    named = {
+        **required,
+        **METHODS,
+        **GPU,
+        **BACKENDS,
+        "PythonCall": _PYTHONCALL,
+        "EnsembleODE": _project_toml()["uuid"],
+    }
+    packages = [f"{name}={uuid}" for name, uuid in named.items()]
+    try:
+        done = _run(julia, _INSPECT, *packages, flags=_QUICK, capture=True, timeout=120.0)
+    except (OSError, subprocess.SubprocessError) as error:
+        said = (getattr(error, "stderr", None) or str(error)).strip()
+        raise JuliaError(
+            f"{julia.executable} could not be run: {said[-1000:]}",
+            "See what it says to --version. " + _OTHER,
+        ) from error
+    lines = re.findall(r"^(\w+) (\S+) ?(.*)$", done.stdout, re.MULTILINE)
+    versions = {name: version for name, version, _ in lines}
+    if "julia" not in versions:
+        raise JuliaError(
+            f"{julia.executable} is not Julia: it printed {done.stdout[:200]!r}.",
+            _OTHER,
+        )
+
+    def there(*names: str) -> dict[str, str]:
+        return {name: versions[name] for name in names if name in versions}
+
+    return Versions(
+        julia=versions["julia"],
+        packages=there(*required, *METHODS, "PythonCall"),
+        gpu=there(*GPU, *BACKENDS),
+        ensembleode=next((folder for name, _, folder in lines if name == "EnsembleODE"), None),
+    )
+
+
+def check(julia: Julia, *, in_process: bool = True) -> Versions:
+    """`inspect`, and raise if the engine could not run. `in_process`: juliacall is to run Julia
+    within Python, for which the project needs the PythonCall of its version.
+
+    **Raises:** `JuliaError`, the first of what is wrong.
+    """
+    versions = inspect(julia)
+    if problems := _problems(julia, versions, in_process):
+        raise problems[0]
+    return versions
+
+
+def _problems(julia: Julia, versions: Versions, in_process: bool) -> list[JuliaError]:
+    if tuple(_numbers(versions.julia)) < OLDEST:
+        oldest = ".".join(map(str, OLDEST))
+        problem = f"{julia.executable} is Julia {versions.julia}, and {oldest} is the oldest."
+        return [JuliaError(problem, _install_it() if julia.how == "juliapkg" else _OTHER)]
+    problems = []
+    if in_process and _juliacall() is None:
+        problems.append(_no_juliacall())
+    if needed := _needed(versions, in_process):
+        there = versions.packages
+        lacking = [
+            f"{name} {compat}" + (f" (there is {there[name]})" if name in there else "")
+            for name, compat in needed.items()
+        ]
+        problem = f"The Julia project {julia.project} lacks {'; '.join(lacking)}."
+        by_hand = f"put {', '.join(needed)} into that project by Pkg.add"
+        problems.append(JuliaError(problem, _install_it(by_hand)))
+    other = versions.ensembleode
+    if other is not None and pathlib.Path(other).resolve() != package_root():
+        problem = f"Julia would load the EnsembleODE in {other}, not that of this ensembleode."
+        remedy = 'Remove it from the Julia project by Pkg.rm("EnsembleODE"): none has to have it.'
+        problems.append(JuliaError(problem, remedy))
+    return problems
+
+
+def _needed(versions: Versions, in_process: bool) -> dict[str, str]:
+    """The packages that are missing, or there in a version that won't do, and what will."""
+    wanted = {name: package["version"] for name, package in requirements().items()}
+    if in_process and (version := _juliacall()) is not None:
+        wanted["PythonCall"] = f"={version}"
+    return {
+        name: compat
+        for name, compat in wanted.items()
+        if name not in versions.packages or not allows(compat, versions.packages[name])
+    }
+
+
+def allows(compat: str, version: str) -> bool:
+    """Whether a version is one of those that `compat` allows, by Julia's rule: "2.4, 3" is
+    2.4 to below 3, or 3 to below 4; "=1.2.3" that one.
+
+    >>> [allows("0.9.2, 1", version) for version in ("0.9.1", "0.9.3", "0.10.0", "1.4.0", "2.0.0")]
+    [False, True, False, True, False]
+    """
+    have = [*_numbers(version), 0, 0][:3]
+    for clause in compat.split(","):
+        low = _numbers(clause)
+        # The first that isn't zero is the one that must not change.
+        fixed = next((i + 1 for i, number in enumerate(low) if number), len(low))
+        same = have == low if "=" in clause else have[:fixed] == low[:fixed]
+        if same and have >= low:
+            return True
+    return False
+
+
+def _numbers(version: str) -> list[int]:
+    """Those of a version, but of what follows it: of "1.10.0-rc1", 1, 10 and 0."""
+    return [int(number) for number in re.findall(r"\d+", re.split("[-+]", version)[0])]
+
+
+def _project_toml() -> dict[str, Any]:
+    return tomllib.loads((package_root() / "Project.toml").read_text())
+
+
+def _juliacall() -> str | None:
+    return _version("juliacall")
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def status() -> dict[str, Any]:
+    """All that matters for running Julia, for `ensembleode julia status`. Raises nothing.
+
+    `problems` has what keeps the engine from running, each with its remedy; where it is empty, the
+    engine runs.
+    """
+    report: dict[str, Any] = {
+        "python": platform.python_version(),
+        "juliacall": _juliacall(),
+        "juliapkg": _version("juliapkg"),
+        "offline": offline(),
+        "threads": None,
+        "executable": None,
+        "project": None,
+        "how": None,
+        "julia": None,
+        "packages": {},
+        "gpu": {},
+        "problems": [],
+    }
+
+    def failed(error: Exception) -> None:
+        remedy = getattr(error, "remedy", "")
+        problem = getattr(error, "problem", f"{type(error).__name__}: {error}")
+        report["problems"].append({"problem": problem, "remedy": remedy})
+
+    try:
+        report["threads"] = threads()
+    except Exception as error:
+        failed(error)
+    try:
+        julia = find()
+        report |= dataclasses.asdict(julia)
+        versions = inspect(julia)
+        report |= {"julia": versions.julia, "packages": versions.packages, "gpu": versions.gpu}
+        for error in _problems(julia, versions, in_process=True):
+            failed(error)
+    except Exception as error:
+        failed(error)
+    return report
+
+
+#
+# Installing
+#
+
+
+# Packages are given as name=uuid=versions.
+_ADD = """
+import Pkg
+packages = map(ARGS) do argument
+    name, uuid, versions = String.(split(argument, "="; limit=3))
+    Pkg.PackageSpec(; name, uuid=Base.UUID(uuid), version=Pkg.Versions.semver_spec(versions))
+end
+Pkg.add(packages)
+"""
+
+
+def install(gpu: str | None = None, *, all_methods: bool = False) -> Julia:
+    """Install what is missing: Julia itself, its packages, and on demand those for a kind of GPU
+    (`BACKENDS`) or of all methods; and compile them. Progress goes to the terminal.
+
+    With `PYTHON_JULIACALL_EXE` and `PYTHON_JULIACALL_PROJECT` that Julia is used, and what the
+    project lacks is added to it; otherwise juliapkg does it, in the Python environment.
+
+    **Raises:** `JuliaError` when that fails, or is not enough; `ValueError` for an unknown `gpu`.
+    """
+    if gpu is not None and gpu not in BACKENDS:
+        raise ValueError(f"gpu must be None or one of {sorted(BACKENDS)}, got {gpu!r}.")
+    if _juliacall() is None:
+        raise _no_juliacall()
+    extra = {} if gpu is None else {**GPU, gpu: BACKENDS[gpu]}
+    extra |= METHODS if all_methods else {}
+    given = bool(_setting("juliacall", "exe") or _setting("juliacall", "project"))
+    try:
+        julia = _add_to_given(extra) if given else _resolve(extra)
+        versions = check(julia)
+        print(f"Compiling EnsembleODE for {julia.project}", flush=True)
+        extension = list(GPU) if versions.gpu.keys() >= GPU.keys() else []
+        _run(julia, ", ".join([loading(), *extension]))
+    except subprocess.CalledProcessError as error:
+        raise JuliaError(
+            "Julia's package manager, or its compiler, failed: what it said is above.",
+            f"Run `{_INSTALL}` again. Where it can't find versions that go together, its registry "
+            "may be out of date: set JULIA_PKG_SERVER_REGISTRY_PREFERENCE=eager.",
+        ) from error
+    return julia
+
+
+def _resolve(extra: dict[str, str]) -> Julia:
+    import juliapkg
+
+    for name, uuid in extra.items():
+        juliapkg.add(name, uuid=uuid)
+    try:
+        # By force, as juliapkg looks at what is asked for, not at what is there.
+        juliapkg.resolve(force=True)
+    except subprocess.CalledProcessError:
+        raise
+    except Exception as error:  # it raises nothing more special, for versions that can't be met
+        raise JuliaError(f"juliapkg failed: {error}", _install_it()) from error
+    return find()
+
+
+def _add_to_given(extra: dict[str, str]) -> Julia:
+    julia = find()
+    versions = inspect(julia)
+    compats = _project_toml()["compat"]
+    uuids = {name: package["uuid"] for name, package in requirements().items()}
+    uuids |= {"PythonCall": _PYTHONCALL, **extra}
+    wanted = _needed(versions, in_process=True)
+    there = versions.packages | versions.gpu
+    wanted |= {name: compats.get(name, ">= 0") for name in extra if name not in there}
+    if wanted and not offline():
+        _run(julia, _ADD, *(f"{name}={uuids[name]}={version}" for name, version in wanted.items()))
+    return julia
+
+
+def _run(
+    julia: Julia,
+    source: str,
+    *arguments: str,
+    flags: tuple[str, ...] = (),
+    capture: bool = False,
+    timeout: float | None = None,
+) -> subprocess.CompletedProcess[str]:
+    command = [julia.executable, "--startup-file=no", f"--project={julia.project}", *flags]
+    # Else PythonCall would install a Python of its own.
+    environment = {"JULIA_PYTHONCALL_EXE": sys.executable, **os.environ}
+    return subprocess.run(
+        [*command, "-e", source, *arguments],
+        check=True,
+        capture_output=capture,
+        text=True,
+        timeout=timeout,
+        env=environment,
+    )
+
+
+#
+# Remedies
+#
+
+
+def _no_juliacall() -> JuliaError:
+    return JuliaError("juliacall is not installed.", f"Run `{_PIP}`, then `{_INSTALL}`.")
+
+
+def _install_it(by_hand: str = f"set {_EXE} and {_PROJECT} to a Julia that is here") -> str:
+    if not offline():
+        return f"Run `{_INSTALL}`."
+    return (
+        "PYTHON_JULIAPKG_OFFLINE is set, so nothing is downloaded: with the same project and "
+        f"JULIA_DEPOT_PATH, run `{_INSTALL}` where there is internet, or {by_hand}."
+    )

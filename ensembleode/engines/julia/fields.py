@@ -1,0 +1,137 @@
+"""The vector field of a plan, with its derivatives, as Julia functions."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ...program import Program
+from ..codegen import Inputs, lower, UntranslatableError
+from .source import Definition, julia_source
+
+
+# A static Jacobian of more rows takes long to compile.
+_LARGEST_STATIC_JACOBIAN = 8
+
+
+class Field(NamedTuple):
+    """A right-hand side in Julia, and its derivatives with respect to the state and the time.
+
+    All of them store their results, or all return them (`in_place`). `inputs` says where the
+    parameters lie.
+    """
+
+    f: Definition
+    jac: Definition | None
+    tgrad: Definition | None
+    inputs: Inputs
+
+    @property
+    def in_place(self) -> bool:
+        return self.f.in_place
+
+    def as_table(self) -> dict[str, Any]:
+        """The field as a request has it."""
+        table: dict[str, Any] = {"in_place": self.in_place}
+        for role in ("f", "jac", "tgrad"):
+            definition: Definition | None = getattr(self, role)
+            if definition is not None:
+                table[role] = {
+                    "name": definition.name,
+                    "source": definition.source,
+                    "work_types": [type for type, _ in definition.work],
+                    "work_sizes": [size for _, size in definition.work],
+                }
+        return table
+
+
+def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) -> Inputs:
+    """Where the parameters lie: those that differ by trajectory in `own`, the rest in `shared`.
+
+    With `forward` the last parameter is the forward solution.
+    """
+    _, *parameters, _ = program.jaxpr.invars
+    avals: list[Any] = [v.aval for v in (*program.jaxpr.constvars, *parameters)]
+    dtype: Any = program.out_avals[0].dtype
+    groups = ["own" if b else "shared" for b in batched]
+    numbers = avals[:-1] if forward else avals
+    if forward:
+        groups.append("forward")
+    same = all(a.dtype == dtype for a in numbers)
+    return Inputs.laid_out([a.shape for a in avals], groups, dtype if same else np.float64)
+
+
+@functools.lru_cache(maxsize=256)
+def translate(
+    program: Program, batched: tuple[bool, ...], implicit: bool = False, forward: bool = False
+) -> Field:
+    """Translate a field; for an implicit method also its Jacobian and its time derivative.
+
+    **Raises:** `ValueError` for what can't be translated, naming the primitive and its place.
+    """
+    inputs = inputs_of(program, batched, forward)
+    size = math.prod(program.out_avals[0].shape)
+    try:
+        f = lower(program.jaxpr, inputs)
+        if not implicit:
+            return Field(julia_source(f), None, None, inputs)
+        jac = lower(_jacobian(program), inputs, size**2)
+        tgrad = lower(_time_derivative(program), inputs, size)
+        returned = size <= _LARGEST_STATIC_JACOBIAN
+        if not (returned and f.is_scalar and jac.is_scalar and tgrad.is_scalar):
+            f, jac, tgrad = (
+                lower(jaxpr, inputs, 0)
+                for jaxpr in (program.jaxpr, _jacobian(program), _time_derivative(program))
+            )
+    except UntranslatableError as e:
+        raise ValueError(
+            f"f can't be translated to Julia: it uses {e.what}, at {e.where}. Write that part "
+            "otherwise, or use another engine."
+        ) from e
+    return Field(julia_source(f), julia_source(jac, "jac"), julia_source(tgrad, "tgrad"), inputs)
+
+
+def _jacobian(program: Program) -> jex.Jaxpr:
+    """Transposed, so that its row-major order is Julia's column-major one."""
+
+    def jacobian(consts, u, p, t):
+        def flat(u):
+            return program(consts, u.reshape(program.out_avals[0].shape), p, t).reshape(-1)
+
+        return jax.jacfwd(flat)(u.reshape(-1)).T
+
+    return staged(program, jacobian)
+
+
+def _time_derivative(program: Program) -> jex.Jaxpr:
+    def derivative(consts, u, p, t):
+        return jax.jvp(lambda t: program(consts, u, p, t), (t,), (jnp.ones_like(t),))[1]
+
+    return staged(program, derivative)
+
+
+def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
+    """Trace `fn(consts, u, p, t)` for the inputs of a program; its constants stay constants.
+
+    With another `state`, and with `extra` inputs at the end of `p`.
+    """
+    jaxpr = program.jaxpr
+    n = len(jaxpr.constvars)
+    u, *p, t = jaxpr.invars
+    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p, u, t)]
+    *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
+    closed = jax.make_jaxpr(fn)(*args)
+    inner: Any = closed.jaxpr
+    return jex.Jaxpr(
+        constvars=[*inner.constvars, *inner.invars[:n]],
+        invars=inner.invars[n:],
+        outvars=inner.outvars,
+        eqns=inner.eqns,
+        debug_info=inner.debug_info,
+    )

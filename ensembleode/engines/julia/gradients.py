@@ -1,0 +1,475 @@
+"""Derivatives of solves in Julia: forward sensitivities, and continuous adjoints.
+
+Their right-hand sides are built by JAX's own derivatives, translated like any field, and solved by
+the same method, on the same ensemble algorithm, to the same tolerances. Accurate to those, rather
+than exact for the steps taken.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ... import sensitivity
+from ...plan import Plan, Result
+from ...program import Program, trace
+from ...saving import Saving
+from ...solution import ReturnCode
+from ...trajectories import Lane
+from . import methods, session
+from .fields import translate
+from .host import host_call
+from .numbers import flags, read_arrays
+from .requests import Request
+from .solving import field_of, options_of, solve_in_program
+
+
+# With more parameters the adjoint is cheaper.
+_MOST_SENSITIVITIES = 20
+
+
+def differentiable(plan: Plan, lanes: Lane, n: int) -> Result:
+    """Solve `n` trajectories, differentiably."""
+    chosen = plan.method.value.sensealg
+    if chosen == "ForwardDiffSensitivity":
+        return sensitivity.forward_only(_forward(plan, lanes, n))
+    label = chosen or "the default of engine='julia'"
+    lanes = sensitivity.reverse_only(lanes, f"{label}()" if chosen else label)
+    return _reverse(lanes, plan, n)
+
+
+#
+# What is differentiated
+#
+
+
+class Parameters(NamedTuple):
+    """The constants and parameters that are differentiated, as one vector of a trajectory."""
+
+    leaves: tuple[Any, ...]
+    where: tuple[bool, ...]
+
+    @property
+    def size(self) -> int:
+        return sum(math.prod(x.shape) for x in self.leaves)
+
+    def split(self, vector: Any) -> list:
+        """The leaves of a `[..., parameter]` array."""
+        leaves, start = [], 0
+        for x in self.leaves:
+            size = math.prod(x.shape)
+            part = vector[..., start : start + size]
+            leaves.append(part.reshape(*vector.shape[:-1], *x.shape).astype(x.dtype))
+            start += size
+        return leaves
+
+
+def _parameters(plan: Plan, wanted: Any) -> Parameters:
+    """Of the program's constants and parameters those wanted; each of one trajectory."""
+    jaxpr = plan.field.jaxpr
+    _, *p, _ = jaxpr.invars
+    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p)]
+    where = tuple(
+        bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in zip(wanted, avals, strict=True)
+    )
+    return Parameters(tuple(a for a, w in zip(avals, where, strict=True) if w), where)
+
+
+def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
+    """The leaves with new ones in these places."""
+    new = iter(new)
+    return [next(new) if w else x for x, w in zip(leaves, where, strict=True)]
+
+
+def _pulled_rates(plan: Plan, lanes: Lane, n: int, u: Any, t: Any) -> Any:
+    """`f` at `u [trajectory, *state]` and `t` (`[]` or `[trajectory]`)."""
+    batched: Any = jax.tree.map(lambda b: 0 if b else None, plan.batched)
+    t = jnp.broadcast_to(jnp.asarray(t), (n,))
+    return jax.vmap(plan.field, in_axes=(batched.consts, 0, batched.p, 0))(
+        lanes.consts, u, lanes.p, t
+    )
+
+
+def _starts(plan: Plan, lanes: Lane, n: int) -> Any:
+    u0 = jnp.asarray(lanes.u0)
+    return u0 if plan.batched.u0 else jnp.broadcast_to(u0, (n, *u0.shape))
+
+
+def _dot(a: Any, b: Any) -> Any:
+    """Over the state: `[trajectory]`."""
+    return jnp.sum(a * b, axis=tuple(range(1, a.ndim)))
+
+
+#
+# Forward sensitivities: du/dtheta solved next to u
+#
+
+
+def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> tuple[Any, Result]:
+    """The derivatives of the saved states, `[trajectory, time, number, *state]`, with respect to
+    the initial state and the parameters; and the solution next to them."""
+    shape, dtype = plan.state.shape, plan.state.dtype
+    d, total = math.prod(shape), math.prod(shape) + parameters.size
+    n_consts = len(plan.field.jaxpr.constvars)
+
+    def field(z, numbers, t):
+        u, s = z[0], z[1:]
+        consts, p = numbers[:n_consts], numbers[n_consts:]
+
+        def f(u, diff):
+            every = _with((*consts, *p), parameters.where, diff)
+            out = plan.field(every[:n_consts], u.reshape(shape), tuple(every[n_consts:]), t)
+            return out.reshape(-1)
+
+        diff = [x for x, w in zip(numbers, parameters.where, strict=True) if w]
+        unit = jnp.concatenate(
+            [jnp.zeros((d, parameters.size), dtype), jnp.eye(parameters.size, dtype=dtype)]
+        )
+
+        def column(s, e):
+            return jax.jvp(f, (u, diff), (s, parameters.split(e)))[1]
+
+        return jnp.concatenate([f(u, diff)[None], jax.vmap(column)(s, unit)])
+
+    z = jax.ShapeDtypeStruct((1 + total, d), dtype)
+    u0 = _starts(plan, lanes, n).reshape(n, 1, d)
+    first = jnp.concatenate([jnp.eye(d, dtype=dtype), jnp.zeros((parameters.size, d), dtype)])
+    z0 = jnp.concatenate([u0, jnp.broadcast_to(first, (n, total, d))], axis=1)
+    augmented, numbers = _replanned(plan, lanes, field, z, z0)
+    result = solve_in_program(augmented, numbers, n)
+    s = result.u[:, :, 1:].reshape(n, -1, total, *shape)
+    return s, result._replace(u=result.u[:, :, 0].reshape(n, -1, *shape))
+
+
+def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) -> tuple[Plan, Lane]:
+    """The plan and the numbers of `field(state, numbers, t)`, with the same numbers."""
+    jaxpr = plan.field.jaxpr
+    _, *p, t = jaxpr.invars
+    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p)]
+    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+    program, consts = trace(field, state, structs, jax.ShapeDtypeStruct((), t.aval.dtype))
+    assert not consts
+    size, one = math.prod(state.shape), math.prod(plan.state.shape)
+
+    def tolerance(x: Any, batched: bool) -> Any:
+        """One for each component, the same for each of its derivatives."""
+        x = jnp.asarray(x)
+        if x.ndim - batched == 0:
+            return x
+        flat = x.reshape(*x.shape[:batched], one)
+        return jnp.tile(flat, (*(1,) * batched, size // one))
+
+    batched = plan.batched
+    batched = batched._replace(u0=True, consts=(), p=(*batched.consts, *batched.p))
+    plan = dataclasses.replace(plan, field=program, state=state, batched=batched)
+    numbers = lanes._replace(
+        u0=u0,
+        consts=(),
+        p=(*lanes.consts, *lanes.p),
+        abstol=tolerance(lanes.abstol, bool(batched.abstol)),
+        reltol=tolerance(lanes.reltol, bool(batched.reltol)),
+    )
+    return plan, numbers
+
+
+@eqx.filter_custom_jvp
+def _forward(plan: Plan, lanes: Lane, n: int) -> Result:
+    return solve_in_program(plan, lanes, n)
+
+
+@_forward.def_jvp
+def _(primals, tangents):
+    plan, lanes, n = primals
+    _, dot, _ = tangents
+    wanted = [x is not None for x in (*dot.consts, *dot.p)]
+    parameters = _parameters(plan, wanted)
+    s, result = _sensitivities(plan, lanes, n, parameters)
+    d = math.prod(plan.state.shape)
+    rows = s.shape[1]
+    # The tangent of each number, `[trajectory, number]`.
+    flat = [
+        jnp.zeros((n, d), s.dtype)
+        if dot.u0 is None
+        else jnp.broadcast_to(dot.u0.reshape(-1, d), (n, d))
+    ]
+    every = zip((*dot.consts, *dot.p), (*plan.batched.consts, *plan.batched.p), strict=True)
+    for (x, batched), w in zip(every, parameters.where, strict=True):
+        if w:
+            x = x.reshape(n, -1) if batched else x.reshape(1, -1)
+            flat.append(jnp.broadcast_to(x, (n, x.shape[1])).astype(s.dtype))
+    theta = jnp.concatenate(flat, axis=1)
+    du = jnp.einsum("ntk...,nk->nt...", s, theta)
+    if dot.t0 is not None:
+        # Starting later is starting from where f leads back to.
+        u0 = _starts(plan, lanes, n)
+        shift = _pulled_rates(plan, lanes, n, u0, lanes.t0).reshape(n, d)
+        shift = shift * jnp.broadcast_to(dot.t0, (n,))[:, None]
+        du = du - jnp.einsum("ntk...,nk->nt...", s[:, :, :d], shift)
+    dt = _time_tangents(plan, dot, n, rows)
+    if dt is not None:
+        rates = jax.vmap(
+            functools.partial(_pulled_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1
+        )
+        times = _row_times(plan, lanes, result, n)
+        du = du + rates(result.u, times) * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
+    reached = jnp.isfinite(result.u)
+    zeros = jax.tree.map(_zero_tangent, result)
+    t = zeros.t
+    if t is not None and dt is not None and result.t.ndim == dt.ndim:
+        t = dt
+    return result, zeros._replace(u=jnp.where(reached, du, 0), t=t)
+
+
+def _zero_tangent(x: Any) -> Any:
+    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else None
+
+
+def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:
+    """Of the saved times, `[trajectory, time]`; None where they are held."""
+    if plan.saving.mode == "times" and dot.saveat is not None:
+        return jnp.broadcast_to(dot.saveat, (n, rows))
+    if plan.saving.mode == "ends" and dot.t1 is not None:
+        last = jnp.broadcast_to(dot.t1, (n,))
+        return jnp.zeros((n, rows), last.dtype).at[:, -1].set(last)
+    return None
+
+
+def _row_times(plan: Plan, lanes: Lane, result: Result, n: int) -> Any:
+    """The times of the saved rows, `[trajectory, time]`; some time where one was not reached."""
+    t = jnp.broadcast_to(result.t, (n, plan.saving.rows))
+    return jnp.where(jnp.isfinite(t), t, jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))[:, None])
+
+
+#
+# Reverse mode
+#
+
+
+@eqx.filter_custom_vjp
+def _reverse(lanes: Lane, plan: Plan, n: int) -> Result:
+    return solve_in_program(plan, lanes, n)
+
+
+@_reverse.def_fwd
+def _(perturbed, lanes, plan, n):
+    del perturbed
+    result = solve_in_program(plan, lanes, n)
+    return result, result
+
+
+@_reverse.def_bwd
+def _(result, cotangents, perturbed, lanes, plan, n):
+    ct = cotangents.u
+    if ct is None:
+        ct = jnp.zeros_like(result.u)
+    # A failed trajectory has a gradient of zero: a loss can mask it.
+    good = result.retcode == ReturnCode.Success.value
+    rows = jnp.arange(plan.saving.rows, dtype=result.length.dtype)[None] < result.length[:, None]
+    keep = (good[:, None] & rows).reshape(n, -1, *(1,) * len(plan.state.shape))
+    ct = jnp.where(keep, ct, 0)
+    wanted = [x is not None and w for x, w in _leaves(lanes, perturbed)]
+    parameters = _parameters(plan, wanted)
+    d = math.prod(plan.state.shape)
+    chosen = plan.method.value.sensealg
+    few = d + parameters.size <= _MOST_SENSITIVITIES or methods.is_gpu(plan.method.value.place)
+    if chosen is None and few:
+        s, augmented = _sensitivities(plan, lanes, n, parameters)
+        usable = augmented.retcode == ReturnCode.Success.value
+        s = jnp.where(keep[:, :, None], s, 0)
+        gradient = jnp.einsum("ntkx,ntx->nk", s.reshape(n, -1, s.shape[2], d), ct.reshape(n, -1, d))
+        gradient = jnp.where((usable | ~good)[:, None], gradient, jnp.nan)
+    elif chosen == "BacksolveAdjoint":
+        gradient = _backsolve(plan, lanes, n, parameters, result, ct)
+    else:
+        gradient = _interpolating(plan, lanes, n, parameters, result, ct)
+    return _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n)
+
+
+def _leaves(lanes: Lane, perturbed: Lane) -> list[tuple[Any, Any]]:
+    values = (*lanes.consts, *lanes.p)
+    return list(zip(values, (*perturbed.consts, *perturbed.p), strict=True))
+
+
+def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> Lane:
+    """From `[trajectory, number]` to the gradient of each leaf."""
+    d = math.prod(plan.state.shape)
+    state = plan.state.shape
+    at_start, rest = gradient[:, :d], gradient[:, d:]
+    leaves = iter(parameters.split(rest))
+    batched = (*plan.batched.consts, *plan.batched.p)
+    flat = []
+    for b, w in zip(batched, parameters.where, strict=True):
+        g = next(leaves) if w else None
+        flat.append(g if g is None or b else jnp.sum(g, axis=0))
+    n_consts = len(lanes.consts)
+
+    def of_times(name: str, g: Any) -> Any:
+        if not getattr(perturbed, name):
+            return None
+        return g if getattr(plan.batched, name) else jnp.sum(g, axis=0)
+
+    u0 = None
+    if perturbed.u0:
+        u0 = at_start.reshape(n, *state)
+        u0 = u0 if plan.batched.u0 else jnp.sum(u0, axis=0)
+    t0 = t1 = saveat = None
+    if perturbed.t0:
+        rates = _pulled_rates(plan, lanes, n, _starts(plan, lanes, n), lanes.t0)
+        t0 = of_times("t0", -_dot(at_start.reshape(n, *state), rates))
+        if plan.saving.mode == "ends" and plan.saving.start:
+            # The saved start does not move with its time.
+            t0_row = _dot(ct[:, 0], rates)
+            t0 = t0 + (t0_row if plan.batched.t0 else jnp.sum(t0_row))
+    if (plan.saving.mode == "times" and perturbed.saveat) or perturbed.t1:
+        times = _row_times(plan, lanes, result, n)
+        safe = jnp.where(jnp.isfinite(result.u), result.u, _starts(plan, lanes, n)[:, None])
+        rates = jax.vmap(
+            functools.partial(_pulled_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1
+        )(safe, times)
+        moved = jnp.sum((ct * rates).reshape(n, ct.shape[1], -1), axis=-1)
+        if plan.saving.mode == "times":
+            saveat = of_times("saveat", moved) if perturbed.saveat else None
+        t1 = of_times(
+            "t1", moved[:, -1] if plan.saving.mode == "ends" else jnp.zeros_like(moved[:, -1])
+        )
+    others = {
+        name: jnp.zeros_like(getattr(lanes, name))
+        for name in ("abstol", "reltol", "dt")
+        if getattr(perturbed, name)
+    }
+    empty = Lane(None, (None,) * len(lanes.p), (None,) * n_consts, *(None,) * 7)
+    return empty._replace(
+        u0=u0,
+        consts=tuple(flat[:n_consts]),
+        p=tuple(flat[n_consts:]),
+        t0=t0,
+        t1=t1,
+        saveat=saveat,
+        **others,
+    )
+
+
+def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
+    """The right-hand side of `z = [lambda, gradient]`, whose last parameter is the state."""
+    shape = plan.state.shape
+    d = math.prod(shape)
+    jaxpr = plan.field.jaxpr
+    n_consts = len(jaxpr.constvars)
+    _, *p, t = jaxpr.invars
+    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p)]
+
+    def field(z, numbers, t):
+        *numbers, u = numbers
+        diff = [x for x, w in zip(numbers, parameters.where, strict=True) if w]
+
+        def f(u, diff):
+            every = _with(numbers, parameters.where, diff)
+            return plan.field(every[:n_consts], u, tuple(every[n_consts:]), t)
+
+        _, pull = jax.vjp(f, u, diff)
+        du, dp = pull(z[:d].reshape(shape))
+        parts = [du, *dp]
+        return -jnp.concatenate([x.reshape(-1).astype(z.dtype) for x in parts])
+
+    dtype = plan.state.dtype
+    z = jax.ShapeDtypeStruct((d + parameters.size,), dtype)
+    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, plan.state))
+    program, consts = trace(field, z, structs, jax.ShapeDtypeStruct((), t.aval.dtype))
+    assert not consts
+    return program
+
+
+class _AdjointCall(NamedTuple):
+    """The adjoint of flat operands on the host, compared by content."""
+
+    plan: Plan
+    program: Program
+    n: int
+    total: int
+    structure: Any
+
+    def __call__(self, *leaves: np.ndarray) -> list[np.ndarray]:
+        lanes, rows, cotangents = jtu.tree_unflatten(self.structure, leaves)
+        plan, n = self.plan, self.n
+        field = field_of(plan)
+        method = plan.method.value
+        adjoint = translate(self.program, flags(plan), method.implicit, True)
+        d = math.prod(plan.state.shape)
+        read = read_arrays(plan, field, lanes, n)
+        for name in ("times", "counts"):
+            read.pop(name, None)
+        read["rows"] = np.ascontiguousarray(rows, plan.state.dtype)
+        read["cotangents"] = np.ascontiguousarray(cotangents).reshape(n, -1, d)
+        written = {"gradient": np.empty((n, self.total), plan.state.dtype)}
+        options = {
+            **options_of(plan, n),
+            "field": field.as_table(),
+            "adjoint": adjoint.as_table(),
+        }
+        session.start().run(Request("adjoint", options, read, written))
+        return [written["gradient"]]
+
+
+def _interpolating(plan, lanes, n, parameters, result, ct) -> Any:
+    total = math.prod(plan.state.shape) + parameters.size
+    program = _adjoint_program(plan, parameters)
+    rows = _row_times(plan, lanes, result, n)
+    operands = (lanes, rows, ct)
+    leaves, structure = jtu.tree_flatten(operands)
+    call = _AdjointCall(plan, program, n, total, structure)
+    room = jax.ShapeDtypeStruct((n, total), plan.state.dtype)
+    (gradient,) = host_call(call, [room], *leaves)
+    return gradient
+
+
+def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
+    """From saved time to saved time, the state starting anew at each."""
+    shape, dtype = plan.state.shape, plan.state.dtype
+    d = math.prod(shape)
+    adjoint = _adjoint_program(plan, parameters)
+    n_consts = len(lanes.consts)
+
+    def field(z, numbers, t):
+        u = z[:d].reshape(shape)
+        du = plan.field(numbers[:n_consts], u, tuple(numbers[n_consts:]), t)
+        return jnp.concatenate([du.reshape(-1), adjoint((), z[d:], (*numbers, u), t)])
+
+    state = jax.ShapeDtypeStruct((2 * d + parameters.size,), dtype)
+    segment, numbers = _replanned(plan, lanes, field, state, jnp.zeros((n, *state.shape), dtype))
+    ends = Saving("ends", False, 1)
+    batched = segment.batched._replace(
+        t0=True, t1=True, saveat=None, count=None, abstol=False, reltol=False
+    )
+    segment = dataclasses.replace(segment, saving=ends, batched=batched)
+    numbers = numbers._replace(
+        saveat=None, count=None, abstol=jnp.min(numbers.abstol), reltol=jnp.min(numbers.reltol)
+    )
+    u0 = _starts(plan, lanes, n)
+    t0 = jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))
+    times = jnp.concatenate([t0[:, None], _row_times(plan, lanes, result, n)], axis=1)
+    us = jnp.concatenate([u0[:, None], jnp.where(jnp.isfinite(result.u), result.u, 0)], axis=1)
+    us, cts = us.reshape(n, -1, d), ct.reshape(n, -1, d)
+
+    def back(carry, row):
+        adjoint, good = carry
+        t, before, u, ct = row
+        adjoint = adjoint.at[:, :d].add(ct)
+        z = jnp.concatenate([u, adjoint], axis=1)
+        solved = solve_in_program(segment, numbers._replace(u0=z, t0=t, t1=before), n)
+        moved = t != before
+        adjoint = jnp.where(moved[:, None], solved.u[:, 0, d:], adjoint)
+        return (adjoint, good & (~moved | (solved.retcode == ReturnCode.Success.value))), None
+
+    rows = (times[:, 1:].T, times[:, :-1].T, us[:, 1:].swapaxes(0, 1), cts.swapaxes(0, 1))
+    start = (jnp.zeros((n, d + parameters.size), dtype), jnp.ones(n, bool))
+    (adjoint, good), _ = jax.lax.scan(back, start, rows, reverse=True)
+    succeeded = result.retcode == ReturnCode.Success.value
+    adjoint = jnp.where(good[:, None], adjoint, jnp.nan)
+    return jnp.where(succeeded[:, None], adjoint, 0)

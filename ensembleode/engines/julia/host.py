@@ -1,0 +1,74 @@
+"""A call of the host from inside a compiled program, whose operands are plain NumPy arrays.
+
+`jax.pure_callback` makes JAX arrays of the operands first. Copying large ones waits for a thread
+that, on a machine with one core, is the one which waits for the callback.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.interpreters import batching, mlir
+
+
+_call_p = jex.Primitive("ensembleode_host_call")
+_call_p.multiple_results = True
+
+
+def host_call(fn: Callable, results: Sequence[Any], *operands: Any) -> list:
+    """`fn(*operands)`, a sequence of NumPy arrays of these shapes and dtypes.
+
+    Not differentiable. Mapped, it is called for one after the other.
+
+    **Arguments:**
+
+    - `fn`: hashable; compiled programs are kept by it.
+    - `results`: the shape and dtype of each result.
+    """
+    avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in results)
+    return _call_p.bind(*map(jnp.asarray, operands), fn=fn, avals=avals)
+
+
+def _called(*operands, fn, avals):
+    outs = fn(*map(np.asarray, operands))
+    return [np.asarray(x, a.dtype).reshape(a.shape) for x, a in zip(outs, avals, strict=True)]
+
+
+def _batched(operands, dims, **params):
+    is_mapped = [d is not None for d in dims]
+    moved = [jnp.moveaxis(x, d, 0) for x, d, m in zip(operands, dims, is_mapped, strict=True) if m]
+
+    def one(rows):
+        rows = iter(rows)
+        every = [next(rows) if m else x for x, m in zip(operands, is_mapped, strict=True)]
+        return _call_p.bind(*every, **params)
+
+    outs = jax.lax.map(one, moved)
+    return outs, [0] * len(outs)
+
+
+def _lower(ctx, *operands, fn, avals):
+    def callback(*arrays):
+        return tuple(_called(*arrays, fn=fn, avals=avals))
+
+    results, _, _ = mlir.emit_python_callback(
+        ctx,
+        callback,
+        None,
+        list(operands),
+        ctx.avals_in,
+        ctx.avals_out,
+        has_side_effect=False,
+        returns_token=False,
+    )
+    return results
+
+
+_call_p.def_impl(lambda *operands, **params: [jnp.asarray(x) for x in _called(*operands, **params)])
+_call_p.def_abstract_eval(lambda *_, fn, avals: avals)
+batching.primitive_batchers[_call_p] = _batched
+mlir.register_lowering(_call_p, _lower)

@@ -1,0 +1,76 @@
+"""What Python asks of Julia: a TOML text, with arrays by their address."""
+
+from collections.abc import Collection, Mapping
+from typing import Any, get_args
+
+import numpy as np
+
+from .source import Role, TYPES
+
+
+_ROLES = get_args(Role)
+
+
+class Request:
+    """One request: an operation, its options, and the arrays that Julia reads and writes.
+
+    An array of `[trajectory, ..., last]` is in Julia `[last, ..., trajectory]`: the same memory.
+    Those of `written` Julia writes to.
+    """
+
+    def __init__(
+        self,
+        operation: str,
+        options: Mapping[str, Any],
+        read: Mapping[str, np.ndarray],
+        written: Mapping[str, np.ndarray] | None = None,
+    ):
+        self.options = {"operation": operation, **options}
+        self.written = dict(written or {})
+        self.arrays = {**read, **self.written}
+        for name, x in self.arrays.items():
+            assert x.flags.c_contiguous, name
+
+    def leave_out(self, defined: Collection[str]) -> set[str]:
+        """Leave out the source of these functions. Returns the names of the others."""
+        new = set()
+        for name in ("field", "adjoint"):
+            for role, function in self.options.get(name, {}).items():
+                if role in _ROLES:
+                    if function["name"] in defined:
+                        function.pop("source", None)
+                    new.add(function["name"])
+        return new - set(defined)
+
+    def text(self, places: Mapping[str, Mapping[str, Any]], **more: Any) -> str:
+        """The text, with each array at its place."""
+        arrays = {
+            name: {"type": TYPES[x.dtype.name], "dims": list(x.shape[::-1]), **places[name]}
+            for name, x in self.arrays.items()
+        }
+        return toml({**self.options, **more, "arrays": arrays})
+
+
+def toml(table: Mapping[str, Any]) -> str:
+    """A table as TOML; what is None is left out."""
+    return "\n".join(f"{key} = {_value(v)}" for key, v in table.items() if v is not None) + "\n"
+
+
+def _value(x: Any) -> str:
+    if isinstance(x, str):
+        return _string(x)
+    if isinstance(x, bool | np.bool_):
+        return "true" if x else "false"
+    if isinstance(x, int | np.integer):
+        return str(int(x))
+    if isinstance(x, float | np.floating):
+        return repr(float(x))
+    if isinstance(x, Mapping):
+        inner = ", ".join(f"{k} = {_value(v)}" for k, v in x.items() if v is not None)
+        return f"{{{inner}}}"
+    return f"[{', '.join(map(_value, x))}]"
+
+
+def _string(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+    return f'"{escaped}"'

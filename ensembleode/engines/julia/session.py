@@ -1,0 +1,311 @@
+"""The Julia that answers: in this process, by juliacall, or in one of its own.
+
+Everything asked of it goes through one thread. In this process Julia is started there, too, so that
+Python's main thread keeps its signals: Julia needs some of them for its threads, and Ctrl-C is
+Python's.
+"""
+
+import atexit
+import concurrent.futures
+import contextlib
+import ctypes
+import os
+import queue
+import signal
+import subprocess
+import sys
+import tempfile
+import threading
+import tomllib
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import numpy as np
+
+from . import environment
+from .environment import JuliaError
+from .requests import Request
+
+
+# The environment variable that asks for a process of its own.
+PROCESS = "ENSEMBLEODE_JULIA_PROCESS"
+_DISTRIBUTED = ("EnsembleDistributed", "EnsembleSplitThreads")
+
+
+class _Thread:
+    """A thread that does one thing after the other, also while Python ends."""
+
+    def __init__(self) -> None:
+        self._asked: queue.SimpleQueue = queue.SimpleQueue()
+        threading.Thread(target=self._work, name="julia", daemon=True).start()
+
+    def submit(self, fn: Callable, *args: Any) -> Future:
+        future: Future = Future()
+        self._asked.put((future, fn, args))
+        return future
+
+    def _work(self) -> None:
+        while True:
+            future, fn, args = self._asked.get()
+            try:
+                future.set_result(fn(*args))
+            except BaseException as e:
+                future.set_exception(e)
+
+
+class Session:
+    """A running Julia."""
+
+    def __init__(self, threads: int):
+        self.threads = threads
+        self._thread = _Thread()
+        self._workers: list[int] = []
+        self._defined: set[str] = set()
+        self._thread.submit(self._start).result()
+        # Before what juliacall does then, which would wait for them.
+        atexit.register(self.close)
+
+    def run(self, request: Request) -> dict[str, Any]:
+        """Julia's answer.
+
+        **Raises:** [`JuliaError`][] with Julia's message; `KeyboardInterrupt`, after Julia has
+        stopped.
+        """
+        place = request.options.get("place", {})
+        if place.get("name") in _DISTRIBUTED:
+            # Their process ids are needed to interrupt them.
+            self._workers = self._ask(Request("workers", {"place": place}, {}))["worker_pids"]
+        new = request.leave_out(self._defined)
+        answer = self._ask(request)
+        self._defined |= new
+        return answer
+
+    def close(self) -> None:
+        """End the processes of distributed ensembles."""
+        if self._workers:
+            self._ask(Request("stop_workers", {}, {}))
+            self._workers = []
+
+    def _ask(self, request: Request) -> dict[str, Any]:
+        stop = np.zeros(1, np.int32)
+        request.arrays["stop"] = stop
+        answer = self._thread.submit(self._answer, request)
+        try:
+            text = answer.result()
+        except KeyboardInterrupt:
+            self._interrupt(request)
+            # The arrays are Julia's until it is done with them.
+            concurrent.futures.wait([answer])
+            raise
+        answered = tomllib.loads(text)
+        if "error" in answered:
+            raise JuliaError(f"Julia failed: {answered['kind']}: {answered['error']}")
+        return answered
+
+    def _interrupt(self, request: Request) -> None:
+        request.arrays["stop"][0] = 1
+        for pid in self._workers:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGINT)
+
+    def _start(self) -> None:
+        raise NotImplementedError
+
+    def _answer(self, request: Request) -> str:
+        raise NotImplementedError
+
+
+@contextlib.contextmanager
+def _own_interrupt() -> Iterator[None]:
+    """Ctrl-C stays Python's: Julia, when it starts, takes it away."""
+    api: Any = ctypes.pythonapi
+    api.PyOS_getsig.restype = ctypes.c_void_p
+    api.PyOS_setsig.restype = ctypes.c_void_p
+    api.PyOS_setsig.argtypes = (ctypes.c_int, ctypes.c_void_p)
+    handler = api.PyOS_getsig(signal.SIGINT)
+    yield
+    api.PyOS_setsig(signal.SIGINT, handler)
+
+
+class InProcess(Session):
+    """Julia in this process, by juliacall."""
+
+    def _start(self) -> None:
+        julia = environment.find()
+        os.environ.setdefault("PYTHON_JULIACALL_EXE", julia.executable)
+        os.environ.setdefault("PYTHON_JULIACALL_PROJECT", julia.project)
+        # Read once, when juliacall is imported. With several threads Julia needs its signals.
+        os.environ.setdefault("PYTHON_JULIACALL_THREADS", str(self.threads))
+        os.environ.setdefault("PYTHON_JULIACALL_HANDLE_SIGNALS", "yes")
+        os.environ.setdefault("PYTHON_JULIACALL_AUTOLOAD_IPYTHON_EXTENSION", "no")
+        already = "juliacall" in sys.modules
+        try:
+            with _own_interrupt():
+                import juliacall
+        except ImportError as e:
+            raise JuliaError(
+                "engine='julia' needs juliacall: pip install 'ensembleode[julia]', or run Julia in "
+                "a process of its own: ensembleode.julia.start(process=True)."
+            ) from e
+        if not already:
+            self._end_in_thread(juliacall.CONFIG["lib"])
+        main: Any = juliacall.newmodule("ensembleode")
+        try:
+            main.seval(environment.loading())
+        except juliacall.JuliaError as e:
+            environment.check(julia)  # too old, or a package is missing
+            raise JuliaError(f"EnsembleODE does not load in {julia.project}: {e}") from e
+        self.threads = int(main.seval("Threads.nthreads(:default)"))
+        self._handle = main.seval("EnsembleODE.handle")
+
+    def _end_in_thread(self, lib: Any) -> None:
+        """Have juliacall end Julia in the thread that started it, for which it would wait."""
+        end = lib.jl_atexit_hook
+        end.argtypes, end.restype = [ctypes.c_int], None
+        lib.jl_atexit_hook = lambda code: self._thread.submit(end, code).result()
+
+    def _answer(self, request: Request) -> str:
+        places = {name: {"address": x.ctypes.data} for name, x in request.arrays.items()}
+        # Without Python's lock: Julia calls no Python.
+        return str(self._handle._jl_call_nogil(request.text(places)))
+
+
+class OwnProcess(Session):
+    """Julia in a process of its own, with arrays in memory that both map."""
+
+    def _start(self) -> None:
+        julia = environment.find()
+        folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
+        self._memory = tempfile.NamedTemporaryFile(prefix="ensembleode-", dir=folder)  # noqa: SIM115
+        self._log = tempfile.TemporaryFile()  # noqa: SIM115
+        command = [
+            julia.executable,
+            f"--project={julia.project}",
+            f"--threads={self.threads}",
+            "--startup-file=no",
+            "-e",
+            environment.loading() + "; EnsembleODE.serve()",
+        ]
+        self._process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._log,
+            start_new_session=True,  # Ctrl-C is ours
+        )
+        if self._output.readline() != b"ready\n":
+            environment.check(julia, in_process=False)
+            raise JuliaError(f"Julia did not start.{self._last_words()}")
+
+    @property
+    def _output(self) -> Any:
+        return self._process.stdout
+
+    def close(self) -> None:
+        atexit.unregister(self.close)
+        self._process.terminate()
+        self._process.wait()
+        self._memory.close()
+
+    def _answer(self, request: Request) -> str:
+        ends = np.cumsum([-(-x.nbytes // 64) * 64 for x in request.arrays.values()])
+        starts = dict(zip(request.arrays, (0, *map(int, ends)), strict=False))
+        size = max(64, int(ends[-1]))
+        if os.fstat(self._memory.fileno()).st_size < size:
+            os.ftruncate(self._memory.fileno(), size)
+        shared = np.memmap(self._memory.name, np.uint8, "r+", shape=(size,))
+        views = {}
+        for name, x in request.arrays.items():
+            view = np.ndarray(x.shape, x.dtype, shared, starts[name])
+            view[...] = x
+            views[name] = view
+        # An interrupt is written where Julia reads it.
+        arrays, request.arrays = request.arrays, {**request.arrays, "stop": views["stop"]}
+        places = {name: {"offset": start} for name, start in starts.items()}
+        text = request.text(places, memory=self._memory.name).encode()
+        try:
+            self._input.write(b"%d\n" % len(text) + text)
+            self._input.flush()
+            line = self._output.readline()
+        except BrokenPipeError:
+            line = b""
+        if not line:
+            _forget(self)
+            raise JuliaError(
+                "the Julia process ended in the middle of a solve; the next solve starts another "
+                f"one.{self._last_words()}"
+            )
+        answer = self._output.read(int(line)).decode()
+        for name, x in arrays.items():
+            if name in request.written:
+                x[...] = views[name]
+        return answer
+
+    @property
+    def _input(self) -> Any:
+        return self._process.stdin
+
+    def _last_words(self) -> str:
+        code = self._process.wait()
+        self._log.seek(0)
+        words = self._log.read()[-2000:].decode(errors="replace").strip()
+        return f" Its exit code is {code}." + (f" It said:\n{words}" if words else "")
+
+
+#
+# The one that runs
+#
+
+
+_running: Session | None = None
+
+
+def start(*, threads: int | None = None, process: bool | None = None) -> Session:
+    """Start Julia, if it does not run yet.
+
+    **Arguments:**
+
+    - `threads`: how many threads it has; by default `PYTHON_JULIACALL_THREADS`,
+        `JULIA_NUM_THREADS`, or the cores that this process may use.
+    - `process`: whether it runs in a process of its own; by default as the environment variable
+        `ENSEMBLEODE_JULIA_PROCESS` says (`1`), else in this one.
+
+    **Raises:** [`JuliaError`][] where there is no Julia, saying how to install it; `ValueError`
+    when it runs already, and otherwise.
+    """
+    global _running
+    if _running is not None:
+        same = threads in (None, _running.threads)
+        same &= process in (None, isinstance(_running, OwnProcess))
+        if not same:
+            where = "a process of its own" if isinstance(_running, OwnProcess) else "this process"
+            raise ValueError(
+                f"Julia runs already, with {_running.threads} threads in {where}: call "
+                "ensembleode.julia.start before the first solve, and once."
+            )
+        return _running
+    if process is None:
+        process = os.environ.get(PROCESS, "") not in ("", "0")
+    kind = OwnProcess if process else InProcess
+    _running = kind(threads or environment.threads())
+    return _running
+
+
+def _forget(session: Session) -> None:
+    global _running
+    if _running is session:
+        _running = None
+
+
+def close() -> None:
+    """End the Julia that runs in a process of its own, if there is one.
+
+    **Raises:** `ValueError` for one in this process, which lasts as long as that does.
+    """
+    session = _running
+    if isinstance(session, InProcess):
+        raise ValueError("Julia runs in this process, and ends with it.")
+    if session is not None:
+        _forget(session)
+        session.close()

@@ -1,0 +1,81 @@
+"""Solving on the host: the numbers go to Julia, and the solutions come back."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ...plan import Plan, Result
+from ...trajectories import Lane
+from . import methods, session
+from .fields import Field, translate
+from .host import host_call
+from .numbers import flags, read_arrays, result_of, written_arrays
+from .requests import Request
+
+
+def field_of(plan: Plan) -> Field:
+    """The translated field of a plan.
+
+    **Raises:** `ValueError` for what can't be translated, or not run on a GPU.
+    """
+    method = plan.method.value
+    on_gpu = methods.is_gpu(method.place)
+    field = translate(plan.field, flags(plan), method.implicit and not on_gpu)
+    if on_gpu and field.in_place:
+        raise ValueError(
+            f"{method.place[0]} runs fields of a few hundred operations on a state of a few "
+            "components, and f is larger (or loops): use EnsembleThreads() or "
+            "EnsembleDistributed()."
+        )
+    return field
+
+
+def options_of(plan: Plan, n: int) -> dict[str, Any]:
+    """What a request says of a solve, besides its arrays."""
+    method = plan.method.value
+    place, options = method.place
+    return {
+        "trajectories": n,
+        "maxiters": plan.maxiters,
+        "adaptive": method.adaptive,
+        "method": methods.as_table(method.description),
+        "place": {"name": place, **dict(options)},
+    }
+
+
+def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
+    """Have Julia solve `n` trajectories.
+
+    **Raises:** [`JuliaError`][] with what Julia says.
+    """
+    field = field_of(plan)
+    written = written_arrays(plan, n)
+    saving = {"mode": plan.saving.mode, "start": plan.saving.start}
+    options = {**options_of(plan, n), **saving, "field": field.as_table()}
+    session.start().run(Request("solve", options, read_arrays(plan, field, lanes, n), written))
+    return written
+
+
+class _Call(NamedTuple):
+    """[`solve_on_host`][] of flat operands, compared by content."""
+
+    plan: Plan
+    n: int
+    structure: Any
+
+    def __call__(self, *leaves: np.ndarray) -> list[np.ndarray]:
+        lanes = jtu.tree_unflatten(self.structure, leaves)
+        return list(solve_on_host(self.plan, lanes, self.n).values())
+
+
+def solve_in_program(plan: Plan, lanes: Lane, n: int) -> Result:
+    """The same inside a compiled program."""
+    field_of(plan)  # what can't be translated is said now, not when the program runs
+    leaves, structure = jtu.tree_flatten(lanes)
+    room = jax.eval_shape(lambda: {k: jnp.asarray(x) for k, x in written_arrays(plan, n).items()})
+    names = list(written_arrays(plan, 0))
+    outs = host_call(_Call(plan, n, structure), [room[k] for k in names], *leaves)
+    return result_of(plan, lanes, dict(zip(names, outs, strict=True)), n)

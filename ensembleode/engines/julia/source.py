@@ -1,0 +1,344 @@
+"""A lowered function as Julia source.
+
+A small one returns a static vector, and needs neither memory nor branches, so that it may run
+inside a GPU kernel. A larger one stores its result, and has its scratch memory in `p.work`. The
+primitives that Julia has under another name, or that throw there where JAX gives a NaN, are the
+functions of the module `Primitives` (`julia/src/primitives.jl`).
+"""
+
+import hashlib
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Literal, NamedTuple
+
+import numpy as np
+
+from ..codegen.ir import (
+    Assign,
+    Buffer,
+    Const,
+    Expr,
+    For,
+    Function,
+    Index,
+    Let,
+    Load,
+    Matrix,
+    Op,
+    Product,
+    Stmt,
+    Store,
+    Switch,
+    Var,
+    While,
+)
+
+
+Role = Literal["f", "jac", "tgrad"]
+
+TYPES = {
+    "bool": "Bool",
+    **{f"float{n}": f"Float{n}" for n in (16, 32, 64)},
+    **{f"int{n}": f"Int{n}" for n in (8, 16, 32, 64)},
+    **{f"uint{n}": f"UInt{n}" for n in (8, 16, 32, 64)},
+}
+
+
+class Definition(NamedTuple):
+    """A function in Julia: its name, its source, and what it needs.
+
+    - `in_place`: whether it stores its result, `f(du, u, p, t)`, instead of returning it.
+    - `work`: how many elements of scratch memory, by Julia type.
+    """
+
+    name: str
+    source: str
+    in_place: bool
+    work: tuple[tuple[str, int], ...]
+
+
+def julia_source(fn: Function, role: Role = "f") -> Definition:
+    """The source of a function; equal functions have equal names.
+
+    **Arguments:**
+
+    - `role`: what it is to a solver. A Jacobian is given transposed, as row-major order is then
+        Julia's column-major one.
+    """
+    body = list(_body(fn, role))
+    digest = hashlib.sha256("\n".join([*body, *map(str, fn.tables)]).encode()).hexdigest()[:16]
+    name = f"{role}_{digest}"
+    arguments = "u, p, t" if fn.is_scalar else "out, u, p, t"
+    lines = [f"const TABLE_{name} = Int64[{', '.join(map(str, fn.tables))}]"] if fn.tables else []
+    lines += [f"function {name}({arguments})"]
+    if fn.tables:
+        lines += [f"    table = TABLE_{name}"]
+    lines += [f"    {line}" for line in body]
+    lines += ["end"]
+    work = tuple((TYPES[dtype.name], size) for dtype, size in fn.work)
+    return Definition(name, "\n".join(lines) + "\n", not fn.is_scalar, work)
+
+
+#
+# Statements
+#
+
+
+def _body(fn: Function, role: Role) -> Iterator[str]:
+    if any(b.group == "forward" for b in _buffers(fn.body, fn.outputs)):
+        yield "forward = p.forward(t)"
+    printer = _Printer([dtype for dtype, _ in fn.work])
+    if fn.work:
+        names = ", ".join(f"work{i + 1}" for i in range(len(fn.work)))
+        yield f"({names},) = p.work.{role}"
+    if fn.is_scalar:
+        yield from printer.block(fn.body)
+        dtype = TYPES[fn.dtype.name]
+        kind = f"SVector{{{fn.size}, {dtype}}}"
+        if role == "jac":
+            n = round(fn.size**0.5)
+            kind = f"SMatrix{{{n}, {n}, {dtype}}}"
+        yield f"return {kind}({', '.join(map(printer.expr, fn.outputs))})"
+    else:
+        yield "@inbounds begin"
+        yield from _indented(printer.block(fn.body))
+        yield "end"
+        yield "return nothing"
+
+
+def _indented(lines: Iterator[str]) -> Iterator[str]:
+    for line in lines:
+        yield "    " + line
+
+
+class _Printer:
+    def __init__(self, work: Sequence[np.dtype]):
+        self.work = list(work)
+
+    def block(self, stmts: Sequence[Stmt]) -> Iterator[str]:
+        for stmt in stmts:
+            yield from self.stmt(stmt)
+
+    def stmt(self, stmt: Stmt) -> Iterator[str]:
+        match stmt:
+            case Let(var, expr) | Assign(var, expr):
+                yield f"{var.name} = {self.bare(expr)}"
+            case Store(buffer, index, expr):
+                yield f"{self.element(buffer, index)} = {self.bare(expr)}"
+            case For(var, n, body):
+                simd = "@simd " if _is_simple(body) else ""
+                yield f"{simd}for {var.name} in 0:{n - 1}"
+                yield from _indented(self.block(body))
+                yield "end"
+            case While(test, condition, body):
+                yield "while true"
+                yield from _indented(self.block(test))
+                yield f"    {self.expr(condition)} || break"
+                yield from _indented(self.block(body))
+                yield "end"
+            case Switch(which, cases):
+                yield from self.switch(which, cases)
+            case Product(out, x, y):
+                yield self.product(out, x, y)
+
+    def switch(self, which: Expr, cases: Sequence[Sequence[Stmt]]) -> Iterator[str]:
+        *others, last = cases
+        if not others:
+            yield from self.block(last)
+            return
+        for i, case in enumerate(others):
+            yield f"{'elseif' if i else 'if'} {self.expr(which)} == {i}"
+            yield from _indented(self.block(case))
+        yield "else"
+        yield from _indented(self.block(last))
+        yield "end"
+
+    def product(self, out: Matrix, x: Matrix, y: Matrix) -> str:
+        """A matrix in row-major order is the transposed one in Julia's: `out' = y' x'`."""
+        if y.columns == 1:
+            target, vector = self.array(out.buffer, out.rows), self.array(y.buffer, y.rows)
+            return f"mul!({target}, {self.matrix(x, swapped=False)}, {vector})"
+        if x.rows == 1:
+            target, vector = self.array(out.buffer, out.columns), self.array(x.buffer, x.columns)
+            return f"mul!({target}, {self.matrix(y, swapped=True)}, {vector})"
+        target = self.array(out.buffer, out.columns, out.rows)
+        return f"mul!({target}, {self.matrix(y, swapped=True)}, {self.matrix(x, swapped=True)})"
+
+    def matrix(self, m: Matrix, swapped: bool) -> str:
+        """A matrix, or `swapped` the transposed one."""
+        dims = (m.rows, m.columns) if m.transposed else (m.columns, m.rows)
+        array = self.array(m.buffer, *dims)
+        return array if m.transposed != swapped else f"transpose({array})"
+
+    def array(self, buffer: Buffer, *dims: int) -> str:
+        """A buffer as an array of these dimensions, in Julia's order."""
+        part = f"view({self.group(buffer)}, {buffer.start + 1}:{buffer.start + buffer.size})"
+        return part if len(dims) == 1 else f"reshape({part}, {', '.join(map(str, dims))})"
+
+    #
+    # Expressions
+    #
+
+    def element(self, buffer: Buffer, index: Index) -> str:
+        terms = [f"{s} * {self.expr(e)}" if s != 1 else self.expr(e) for e, s in index.terms]
+        offset = buffer.start + index.offset + 1
+        return f"{self.group(buffer)}[{' + '.join([*terms, str(offset)])}]"
+
+    def group(self, buffer: Buffer) -> str:
+        match buffer.group:
+            case "own" | "shared":
+                return f"p.{buffer.group}"
+            case "work":
+                return f"work{self.work.index(buffer.dtype) + 1}"
+        return buffer.group
+
+    def expr(self, expr: Expr) -> str:
+        match expr:
+            case Const(value):
+                return _literal(value)
+            case Var(name, _):
+                return name
+            case Load(buffer, index):
+                return self.element(buffer, index)
+            case Op(name, args, dtype, param):
+                return self.op(name, args, dtype, param)
+
+    def bare(self, expr: Expr) -> str:
+        """Without parentheses around it."""
+        text = self.expr(expr)
+        around = text.startswith("(") and isinstance(expr, Op) and expr.name in (*_INFIX, "neg")
+        return text[1:-1] if around else text
+
+    def op(self, name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any) -> str:
+        xs = list(map(self.expr, args))
+        kind = args[0].dtype.kind
+        if name in _INFIX and (name != "div" or kind == "f"):
+            return f"({xs[0]} {_INFIX[name]} {xs[1]})"
+        if name == "neg":
+            return f"(-{xs[0]})"
+        if name == "not":
+            return f"({'!' if kind == 'b' else '~'}{xs[0]})"
+        if name == "select_n":
+            return self.select(args[0], xs)
+        if name == "convert_element_type":
+            return _converted(xs[0], kind, dtype)
+        if name == "bitcast_convert_type":
+            return f"reinterpret({TYPES[dtype.name]}, {xs[0]})"
+        if param is not None:
+            xs.append(f"Val({param})")
+        return f"Primitives.{name}({', '.join(xs)})"
+
+    def select(self, which: Expr, xs: list[str]) -> str:
+        test, *cases = xs
+        if which.dtype.kind == "b":
+            return f"ifelse({test}, {cases[1]}, {cases[0]})"
+        text = cases[-1]
+        for i in reversed(range(len(cases) - 1)):
+            text = f"ifelse({test} == {i}, {cases[i]}, {text})"
+        return text
+
+
+_INFIX = {
+    "add": "+",
+    "and": "&",
+    "div": "/",
+    "eq": "==",
+    "ge": ">=",
+    "gt": ">",
+    "le": "<=",
+    "lt": "<",
+    "mul": "*",
+    "ne": "!=",
+    "or": "|",
+    "sub": "-",
+    "xor": "⊻",
+}
+
+
+def _converted(x: str, kind: str, dtype: np.dtype) -> str:
+    name = TYPES[dtype.name]
+    if dtype.kind == "b":
+        return f"({x} != 0)"
+    if dtype.kind in "iu":
+        return f"Primitives.truncated({name}, {x})" if kind == "f" else f"({x} % {name})"
+    return f"{name}({x})"
+
+
+def _literal(value: Any) -> str:
+    kind, name = value.dtype.kind, TYPES[value.dtype.name]
+    if kind == "b":
+        return "true" if value else "false"
+    if kind == "f":
+        text = _float(value, name)
+        return f"({text})" if text.startswith("-") else text
+    if kind == "i" and value == np.iinfo(value.dtype).min:
+        return f"typemin({name})"
+    if name == "Int64":
+        return str(value) if value >= 0 else f"({value})"
+    return f"{name}({value})"
+
+
+def _float(value: Any, name: str) -> str:
+    if not np.isfinite(value):
+        suffix = name.removeprefix("Float").removesuffix("64")
+        text = "NaN" if np.isnan(value) else "Inf"
+        return f"{'-' if value < 0 else ''}{text}{suffix}"
+    text = str(value)  # the shortest digits that read back as this number
+    if name == "Float32":
+        digits, _, exponent = text.partition("e")
+        return f"{digits}f{int(exponent or 0)}"
+    return text if name == "Float64" else f"{name}({text})"
+
+
+def _is_simple(body: Sequence[Stmt]) -> bool:
+    """Whether the turns of a loop may be reordered: a sum may, what else is carried may not."""
+    match body:
+        case [Assign(var, Op("add", (first, other)))]:
+            return first == var and var not in _variables((other,))
+    if not all(isinstance(s, Let | Store) for s in body):
+        return False
+    own = {s.var for s in body if isinstance(s, Let)}
+    for s in body:
+        # What is written where a turn computes to, or read again, may be another turn's.
+        if isinstance(s, Store) and (
+            s.buffer in set(_buffers(body, ())) or own & _variables(e for e, _ in s.index.terms)
+        ):
+            return False
+    return True
+
+
+def _variables(exprs: Iterable[Expr]) -> set[Var]:
+    found: set[Var] = set()
+    for expr in exprs:
+        match expr:
+            case Var():
+                found.add(expr)
+            case Load(_, index):
+                found |= _variables(e for e, _ in index.terms)
+            case Op(_, args, _, _):
+                found |= _variables(args)
+    return found
+
+
+def _buffers(stmts: Sequence[Stmt], exprs: Sequence[Expr]) -> Iterator[Buffer]:
+    """What is read."""
+    for stmt in stmts:
+        match stmt:
+            case Let(_, expr) | Assign(_, expr):
+                yield from _buffers((), (expr,))
+            case Store(_, index, expr):
+                yield from _buffers((), (expr, *(e for e, _ in index.terms)))
+            case For(_, _, body):
+                yield from _buffers(body, ())
+            case While(test, condition, body):
+                yield from _buffers((*test, *body), (condition,))
+            case Switch(which, cases):
+                yield from _buffers([s for case in cases for s in case], (which,))
+            case Product(_, x, y):
+                yield from (x.buffer, y.buffer)
+    for expr in exprs:
+        match expr:
+            case Load(buffer, index):
+                yield buffer
+                yield from _buffers((), [e for e, _ in index.terms])
+            case Op(_, args, _, _):
+                yield from _buffers((), args)

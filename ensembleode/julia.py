@@ -1,0 +1,13 @@
+"""The Julia of `engine="julia"`: how it runs, and whether it can.
+
+It is started by the first solve that needs it, or by [`start`][ensembleode.julia.start] with other
+settings. `install` and `status` are what `ensembleode julia install` and `ensembleode julia status`
+do.
+"""
+
+from .engines.julia.environment import (
+    install as install,
+    JuliaError as JuliaError,
+    status as status,
+)
+from .engines.julia.session import close as close, start as start

@@ -1,0 +1,119 @@
+"""Any method of OrdinaryDiffEq, by its name in Julia."""
+
+import ast
+from typing import Any, ClassVar
+
+import equinox as eqx
+
+from .base import ODESolver
+
+
+# The methods by the package of OrdinaryDiffEq that has them. Only these names are let through.
+PACKAGES: dict[str, str] = {
+    "OrdinaryDiffEqTsit5": "AutoTsit5 Tsit5",
+    "OrdinaryDiffEqVerner": """
+        AutoVern6 AutoVern7 AutoVern8 AutoVern9 RKV76IIa Vern6 Vern7 Vern8 Vern9
+    """,
+    "OrdinaryDiffEqLowOrderRK": """
+        Alshina2 Alshina3 Alshina6 Anas5 AutoDP5 BS3 BS5 DP5 Euler FRK65 Heun MSRK5 MSRK6 Midpoint
+        OwrenZen3 OwrenZen4 OwrenZen5 PSRK3p5q4 PSRK3p6q5 PSRK4p7q6 RK4 RKM RKO65 Ralston SIR54
+        Stepanov5
+    """,
+    "OrdinaryDiffEqHighOrderRK": "DP8 PFRK87 TanYam7 TsitPap8",
+    "OrdinaryDiffEqFeagin": "Feagin10 Feagin12 Feagin14",
+    "OrdinaryDiffEqSSPRK": """
+        KYK2014DGSSPRK_3S2 KYKSSPRK42 SSPRK104 SSPRK22 SSPRK33 SSPRK43 SSPRK432 SSPRK53 SSPRK54
+        SSPRK63 SSPRK73 SSPRK83 SSPRK932
+    """,
+    "OrdinaryDiffEqStabilizedRK": "ESERK4 ESERK5 RKC ROCK2 ROCK4 SERK2",
+    "OrdinaryDiffEqAdamsBashforthMoulton": """
+        AB3 AB4 AB5 ABM32 ABM43 ABM54 VCAB3 VCAB4 VCAB5 VCABM VCABM3 VCABM4 VCABM5
+    """,
+    "OrdinaryDiffEqRosenbrock": """
+        GRK4A GRK4T ROS2 ROS3 ROS3P ROS3PR ROS3PRL ROS34PRw ROS34PW1a ROS34PW2 ROS34PW3 Rodas23W
+        Rodas3 Rodas3P Rodas4 Rodas42 Rodas4P Rodas4P2 Rodas5 Rodas5P Rodas5Pe Rodas5Pr RosShamp4
+        Rosenbrock23 Rosenbrock32 Ros4LStab Scholz4_7 Veldd4 Velds4
+    """,
+    "OrdinaryDiffEqSDIRK": """
+        Cash4 ESDIRK54I8L2SA Hairer4 Hairer42 ImplicitEuler ImplicitMidpoint KenCarp3 KenCarp4
+        KenCarp47 KenCarp5 KenCarp58 Kvaerno3 Kvaerno4 Kvaerno5 SDIRK2 SDIRK22 SSPSDIRK2 TRBDF2
+        Trapezoid
+    """,
+    "OrdinaryDiffEqBDF": "ABDF2 FBDF QBDF QBDF1 QBDF2 QNDF QNDF1 QNDF2",
+    "OrdinaryDiffEqFIRK": "AdaptiveRadau RadauIIA3 RadauIIA5 RadauIIA9",
+}
+_PACKAGE_OF = {name: package for package, names in PACKAGES.items() for name in names.split()}
+
+# What a method is in a request: its name, its package, its arguments and options.
+Description = tuple[str, str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
+
+
+def described(name: str) -> Description:
+    """A method without arguments."""
+    return (name, _PACKAGE_OF[name], (), ())
+
+
+class JuliaAlg(ODESolver):
+    """A method of OrdinaryDiffEq by its name in Julia, for `engine="julia"`.
+
+    - `text`: how it is called there, such as `"Rodas5P()"`, `"AutoTsit5(Rosenbrock23())"` or
+        `"QNDF(kappa=0.1)"`: a known name, with numbers, booleans or methods as arguments.
+
+    The text is read and never run: what is not a known method is refused. Jacobians come from JAX.
+
+    **Raises:** `ValueError` for anything else.
+    """
+
+    adaptive: ClassVar[bool] = True
+    engines: ClassVar[tuple[str, ...]] = ("julia",)
+
+    text: str = eqx.field(static=True)
+    description: Description = eqx.field(static=True, init=False, repr=False)
+
+    def __post_init__(self):
+        if not isinstance(self.text, str):
+            raise TypeError(
+                "JuliaAlg takes the method as it is called in Julia, such as 'Rodas5P()', got "
+                f"{self.text!r}."
+            )
+        text = self.text.strip()
+        if text.isidentifier():
+            text += "()"
+        try:
+            call = ast.parse(text, mode="eval").body
+        except (SyntaxError, ValueError):
+            call = None
+        if not isinstance(call, ast.Call):
+            raise ValueError(
+                f"JuliaAlg takes one method as it is called in Julia, such as 'Rodas5P()', got "
+                f"{self.text!r}."
+            )
+        object.__setattr__(self, "description", self._method(call))
+
+    def _method(self, call: ast.Call) -> Description:
+        name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)
+        if name not in _PACKAGE_OF:
+            raise ValueError(
+                f"JuliaAlg knows no method {name!r} (in {self.text!r}). It knows "
+                f"{', '.join(sorted(_PACKAGE_OF))}."
+            )
+        options = tuple((k.arg, self._argument(k.value)) for k in call.keywords if k.arg)
+        if len(options) < len(call.keywords):
+            raise ValueError(f"JuliaAlg can't read {self.text!r}: ** is no option.")
+        return (name, _PACKAGE_OF[name], tuple(map(self._argument, call.args)), options)
+
+    def _argument(self, node: ast.expr) -> Any:
+        if isinstance(node, ast.Call):
+            return self._method(node)
+        if isinstance(node, ast.Name) and node.id in ("true", "false"):
+            return node.id == "true"
+        try:
+            value = ast.literal_eval(node)
+        except ValueError:
+            value = None
+        if not isinstance(value, int | float):
+            raise ValueError(
+                f"JuliaAlg can't take {ast.unparse(node)!r} as an argument (in {self.text!r}): "
+                "it takes numbers, true and false, and methods."
+            )
+        return value

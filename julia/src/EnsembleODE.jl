@@ -1,0 +1,49 @@
+"""
+Ensembles of differential equations whose right-hand sides were written in JAX.
+
+Python traces the right-hand side and sends its translation; from then on Julia solves alone, with
+the arrays that Python shares. What Python asks for comes as one TOML text (`requests.jl`).
+
+- `primitives.jl`: the operations of a translated function that Julia has not under JAX's terms.
+- `fields.jl`: the translated functions, and where they are defined.
+- `methods.jl`: the methods by name.
+- `trajectories.jl`: the problem of each trajectory, from columns of arrays.
+- `records.jl`: what is kept of its solution.
+- `ensembles.jl`: where trajectories run.
+- `adjoints.jl`: the continuous adjoint.
+- `requests.jl`: the requests of Python, and the loop of a process of its own.
+"""
+module EnsembleODE
+
+using Distributed: Distributed
+using LinearAlgebra: LinearAlgebra, BLAS
+using Mmap: Mmap
+using SciMLBase:
+    SciMLBase,
+    DiscreteCallback,
+    EnsembleDistributed,
+    EnsembleProblem,
+    EnsembleSerial,
+    EnsembleSplitThreads,
+    EnsembleThreads,
+    ODEFunction,
+    ODEProblem,
+    ReturnCode,
+    solve
+using StaticArrays: SMatrix, SVector
+using TOML: TOML
+
+using OrdinaryDiffEqRosenbrock: OrdinaryDiffEqRosenbrock
+using OrdinaryDiffEqTsit5: OrdinaryDiffEqTsit5
+using OrdinaryDiffEqVerner: OrdinaryDiffEqVerner
+
+include("primitives.jl")
+include("fields.jl")
+include("methods.jl")
+include("trajectories.jl")
+include("records.jl")
+include("ensembles.jl")
+include("adjoints.jl")
+include("requests.jl")
+
+end

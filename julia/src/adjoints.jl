@@ -1,0 +1,125 @@
+"""
+    AdjointNumbers(own, shared, work, forward)
+
+The parameters of an adjoint's right-hand side: also the forward solution, a function of the time.
+"""
+struct AdjointNumbers{O,S,W,F}
+    own::O
+    shared::S
+    work::W
+    forward::F
+end
+
+"""The forward solution, interpolated by the method's own polynomial."""
+struct Forward{S,C}
+    sol::S
+    cache::C
+end
+(f::Forward{S,Nothing})(t) where {S} = f.sol(t)
+(f::Forward)(t) = (f.sol(f.cache, t); f.cache)
+
+"""
+The cotangents of the states at the saved times, added to the adjoint state when it gets there.
+
+`next` counts down through the rows.
+"""
+mutable struct Jumps{T}
+    const times::Vector{T}
+    const cotangents::Matrix{T}
+    next::Int
+end
+(jumps::Jumps)(u, t, integrator) = jumps.next >= 1 && t == jumps.times[jumps.next]
+
+"""Add the cotangents of all rows at the time `t`; the rest of the state is left as it is."""
+function (jumps::Jumps)(integrator)
+    integrator.u = jumped(integrator.u, jumps, integrator.t)
+    return nothing
+end
+
+function jumped(z::SVector{N,T}, jumps::Jumps, t) where {N,T}
+    while jumps.next >= 1 && jumps.times[jumps.next] == t
+        row = jumps.next
+        z += SVector{N,T}(ntuple(k -> cotangent(jumps, k, row), Val(N)))
+        jumps.next -= 1
+    end
+    return z
+end
+
+function jumped(z::Vector, jumps::Jumps, t)
+    while jumps.next >= 1 && jumps.times[jumps.next] == t
+        for k in axes(jumps.cotangents, 1)
+            z[k] += jumps.cotangents[k, jumps.next]
+        end
+        jumps.next -= 1
+    end
+    return z
+end
+
+cotangent(jumps::Jumps{T}, k, row) where {T} =
+    k <= size(jumps.cotangents, 1) ? jumps.cotangents[k, row] : zero(T)
+
+"""
+    solve_adjoint!(gradient, ens, times, cotangents, field, adjoint, method, place, n; stop, common)
+
+The continuous adjoint of `n` trajectories: solve forwards, then backwards for
+`z = [lambda; integral of the parameters' gradient]` along the interpolated forward solution.
+
+- `gradient [state + parameters, trajectory]`: what comes out.
+- `ens`: without `times`, so that the forward solution is whole.
+- `times [time]` or `[time, trajectory]`, `cotangents [state, time, trajectory]`: of the saved states.
+- `adjoint`: the right-hand side of `z`, which reads the forward state by `p.forward(t)`.
+
+A trajectory that failed forwards has a gradient of zero; where the adjoint fails, it is NaN.
+"""
+function solve_adjoint!(
+    gradient::Matrix{T}, ens::Trajectories{T}, times, cotangents::Array{T,3}, field::Field,
+    adjoint::Field, method, place::Place, n; stop = C_NULL, common...
+) where {T}
+    kind = Kind(ens, field)
+    shared = shared_numbers(ens, kind)
+    forward_function, adjoint_function = ode_function(field), ode_function(adjoint)
+    total = size(gradient, 1)
+    check = Interruptible(is_distributed(place) ? C_NULL : Ptr{Int32}(stop))
+    shared_options = (; common..., unstable_check = check, verbose = quiet())
+    static_adjoint = adjoint.in_place ? nothing : Val(total)
+    function problem(i)
+        u0, span, p = start(ens, kind, field, shared, i)
+        steps = (; options(ens, kind)..., options(ens, kind, i)...)
+        tolerances = scalar_tolerances(steps)
+        forward = solve(
+            ODEProblem(forward_function, u0, span, p), method; steps..., shared_options...
+        )
+        failed = code(forward.retcode) != SUCCESS
+        cache = field.in_place ? copy(u0) : nothing
+        work = adjoint.in_place ? scratch(adjoint) : nothing
+        numbers = AdjointNumbers(p.own, p.shared, work, Forward(forward, cache))
+        # In the order that the solution gets there; rows without a time are said to be at the start.
+        rows = column(times, i)
+        order = failed ? Int[] : sortperm(rows; by = t -> abs(t - span[1]))
+        jumps = Jumps(Vector{T}(rows[order]), cotangents[:, order, i], length(order))
+        from = isempty(order) ? span[1] : jumps.times[end]
+        z = jumped(held(zeros(T, total), static_adjoint), jumps, from)
+        callback = DiscreteCallback(jumps, jumps; save_positions = (false, false))
+        return ODEProblem(
+            adjoint_function, z, (from, span[1]), numbers;
+            callback, tstops = unique(jumps.times), tolerances..., step_back(steps)...,
+        )
+    end
+    function keep(sol, i)
+        z = Vector{T}(sol.u[end])
+        return code(sol.retcode) == SUCCESS ? z : fill!(z, NaN)
+    end
+    columns = solve_each(
+        problem, keep, method, place, n;
+        save_everystep = false, save_start = false, dense = false, shared_options...,
+    )
+    foreach(i -> gradient[:, i] = columns[i], 1:n)
+    return nothing
+end
+
+# A tolerance of each component of the state says nothing of the adjoint's: the smallest holds.
+scalar_tolerances(steps) =
+    (; (k => minimum(steps[k]) for k in (:abstol, :reltol) if haskey(steps, k))...)
+
+# With a fixed step it is as long on the way back.
+step_back(steps) = haskey(steps, :dt) ? (; dt = -steps.dt) : (;)

@@ -1,0 +1,39 @@
+# What Python calls a method is data, never code: a name, the package that has it, and arguments.
+
+"""
+    method(description)
+
+The method of `Dict("name" => "KenCarp4", "package" => "OrdinaryDiffEqSDIRK", "arguments" => [],
+"options" => Dict())`, where arguments and the values of options are numbers, or methods.
+"""
+function method(description::AbstractDict)
+    name, package = description["name"], description["package"]
+    startswith(package, "OrdinaryDiffEq") || error("$package is not a package of OrdinaryDiffEq.")
+    arguments = map(argument, get(description, "arguments", []))
+    options = [Symbol(k) => argument(v) for (k, v) in get(description, "options", Dict())]
+    # What was loaded only now is newer than this call.
+    return Base.invokelatest(make, load(package), Symbol(name), arguments, options)
+end
+
+function make(package::Module, name::Symbol, arguments, options)
+    isdefined(package, name) || error("$package has no method $name.")
+    found = getproperty(package, name)
+    found isa Type || found isa Function || error("$name is not a method.")
+    return found(arguments...; options...)
+end
+
+argument(x::AbstractDict) = method(x)
+argument(x::Union{Real,Bool}) = x
+
+"""A package, loaded when it is first needed."""
+function load(package::AbstractString)
+    for parent in (@__MODULE__, nothing)
+        id = parent === nothing ? Base.identify_package(package) :
+             Base.identify_package(parent, package)
+        id === nothing || return Base.require(id)
+    end
+    return error(
+        "the Julia package $package is not in the project $(Base.active_project()). Install all " *
+        "methods with `ensembleode julia install --all_methods`, or add it there.",
+    )
+end

@@ -1,0 +1,205 @@
+# Python asks in one TOML text, whose arrays are addresses in its memory (or, of a process of its
+# own, places in memory that both have), and is answered in TOML.
+
+"""
+    handle(text) -> text
+
+Do what is asked for. What goes wrong is the answer, too: `error`, with what Julia says of it.
+"""
+function handle(text::AbstractString)
+    answer = try
+        request = TOML.parse(text)
+        # What is defined or loaded on the way is newer than this call.
+        Base.invokelatest(OPERATIONS[request["operation"]], request)
+    catch e
+        cause = unwrapped(e)
+        Dict("error" => sprint(showerror, cause), "kind" => string(nameof(typeof(cause))))
+    end
+    return sprint(TOML.print, answer)
+end
+
+unwrapped(e::CompositeException) = unwrapped(first(e.exceptions))
+unwrapped(e::TaskFailedException) = unwrapped(first(first(Base.current_exceptions(e.task))))
+unwrapped(e::Distributed.RemoteException) = unwrapped(e.captured)
+unwrapped(e::CapturedException) = unwrapped(e.ex)
+unwrapped(e) = e
+
+"""The arrays of a request, by name."""
+struct Arrays
+    described::Dict{String,Any}
+    memory::Ptr{UInt8}
+end
+
+const TYPES = Dict(
+    string(T) => T for T in (
+        Bool, Float16, Float32, Float64, Int8, Int16, Int32, Int64, UInt8, UInt16, UInt32, UInt64
+    )
+)
+
+function Base.getindex(arrays::Arrays, name)
+    d = arrays.described[name]
+    place = haskey(d, "offset") ? arrays.memory + d["offset"] : Ptr{UInt8}(UInt(d["address"]))
+    dims = Tuple(Int.(d["dims"]))
+    return unsafe_wrap(Array, Ptr{TYPES[d["type"]]}(place), dims)
+end
+Base.get(arrays::Arrays, name, default) = haskey(arrays.described, name) ? arrays[name] : default
+
+function with_arrays(fn, request)
+    haskey(request, "memory") || return fn(Arrays(request["arrays"], C_NULL))
+    memory = open(io -> Mmap.mmap(io, Vector{UInt8}), request["memory"], "r+")
+    GC.@preserve memory fn(Arrays(request["arrays"], pointer(memory)))
+end
+
+function field(description, processes)
+    functions, work = Dict{Symbol,Any}(), Dict{Symbol,Any}()
+    for role in (:f, :jac, :tgrad)
+        d = get(description, string(role), nothing)
+        functions[role] = nothing
+        d === nothing && continue
+        define(d["name"], get(d, "source", nothing), processes)
+        functions[role] = Base.invokelatest(getproperty, Fields, Symbol(d["name"]))
+        sizes = zip(d["work_types"], d["work_sizes"])
+        work[role] = Tuple((TYPES[type], Int(n)) for (type, n) in sizes)
+    end
+    in_place = description["in_place"]
+    return Field(functions[:f], functions[:jac], functions[:tgrad], in_place, (; work...))
+end
+
+function place(description)
+    chosen = Place(;
+        name = Symbol(description["name"]),
+        workers = get(description, "workers", 0),
+        threads = get(description, "threads", 0),
+        backend = get(description, "backend", ""),
+    )
+    is_gpu(chosen) && load_gpu(chosen.backend)
+    processes = is_distributed(chosen) ? start_workers(chosen.workers, max(1, chosen.threads)) :
+                Int[]
+    return chosen, [Distributed.myid(); processes]
+end
+
+const BACKENDS = ("CPU", "CUDA", "AMDGPU", "oneAPI", "Metal")
+
+function load_gpu(backend)
+    backend in BACKENDS || error("backend must be one of $(join(BACKENDS, ", ")), got $backend.")
+    foreach(load, ("DiffEqGPU", "KernelAbstractions"))
+    backend == "CPU" || load(backend)
+    return nothing
+end
+
+function trajectories(arrays::Arrays)
+    of(name) = get(arrays, name, nothing)
+    return Trajectories(;
+        u0 = arrays["u0"], own = arrays["own"], shared = arrays["shared"],
+        t0 = arrays["t0"], t1 = arrays["t1"], times = of("times"), counts = of("counts"),
+        abstol = arrays["abstol"], reltol = arrays["reltol"], dt = of("dt"),
+    )
+end
+
+function common(request)
+    given = Pair{Symbol,Any}[:maxiters => request["maxiters"]]
+    haskey(request, "adaptive") && push!(given, :adaptive => request["adaptive"])
+    return (; given...)
+end
+
+function operation_solve(request)
+    chosen, processes = place(request["place"])
+    right_hand_side = field(request["field"], processes)
+    algorithm = method(request["method"])
+    with_arrays(request) do arrays
+        out = Outputs(;
+            mode = Symbol(request["mode"]), start = request["start"],
+            u = arrays["u"], t = get(arrays, "t", nothing), lengths = arrays["lengths"],
+            codes = arrays["codes"], naccept = arrays["naccept"], nreject = arrays["nreject"],
+            nf = arrays["nf"],
+        )
+        in_one_thread(chosen) do
+            Base.invokelatest(
+                solve_ensemble!, out, trajectories(arrays), right_hand_side, algorithm, chosen,
+                request["trajectories"]; stop = pointer(arrays["stop"]), common(request)...,
+            )
+        end
+    end
+    return Dict{String,Any}()
+end
+
+function operation_adjoint(request)
+    chosen, processes = place(request["place"])
+    right_hand_side = field(request["field"], processes)
+    adjoint = field(request["adjoint"], processes)
+    algorithm = method(request["method"])
+    with_arrays(request) do arrays
+        in_one_thread(chosen) do
+            Base.invokelatest(
+                solve_adjoint!, arrays["gradient"], trajectories(arrays), arrays["rows"],
+                arrays["cotangents"], right_hand_side, adjoint, algorithm, chosen,
+                request["trajectories"]; stop = pointer(arrays["stop"]), common(request)...,
+            )
+        end
+    end
+    return Dict{String,Any}()
+end
+
+"""BLAS has no threads of its own, where trajectories have."""
+function in_one_thread(fn, place::Place)
+    place.name === :EnsembleThreads || return fn()
+    threads = BLAS.get_num_threads()
+    BLAS.set_num_threads(1)
+    try
+        return fn()
+    finally
+        BLAS.set_num_threads(threads)
+    end
+end
+
+function operation_status(request)
+    processes, threads = WORKERS[]
+    return Dict{String,Any}(
+        "version" => string(VERSION),
+        "threads" => Threads.nthreads(),
+        "workers" => length(processes),
+        "worker_pids" => [Distributed.remotecall_fetch(getpid, i) for i in processes],
+        "scimlbase" => string(pkgversion(SciMLBase)),
+        "project" => something(Base.active_project(), ""),
+    )
+end
+
+"""Have the processes of a distributed ensemble: their process ids are needed to interrupt them."""
+function operation_workers(request)
+    place(request["place"])
+    return operation_status(request)
+end
+
+function operation_stop_workers(request)
+    stop_workers()
+    return Dict{String,Any}()
+end
+
+const OPERATIONS = Dict(
+    "solve" => operation_solve,
+    "adjoint" => operation_adjoint,
+    "status" => operation_status,
+    "workers" => operation_workers,
+    "stop_workers" => operation_stop_workers,
+)
+
+"""
+    serve(requests, answers)
+
+Answer one request after the other, until there are no more: the loop of a process of its own. A
+text goes with its length in bytes on a line before it.
+"""
+function serve(requests::IO = stdin, answers::IO = stdout)
+    # What is printed on the way must not come between the answers.
+    redirect_stdout(stderr)
+    println(answers, "ready")
+    flush(answers)
+    while !eof(requests)
+        text = String(read(requests, parse(Int, readline(requests))))
+        answer = handle(text)
+        println(answers, ncodeunits(answer))
+        print(answers, answer)
+        flush(answers)
+    end
+    return nothing
+end

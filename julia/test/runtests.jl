@@ -1,0 +1,24 @@
+# With two threads or more. The part "gpu" needs DiffEqGPU and KernelAbstractions, and runs on the
+# CPU. Arguments are the parts to run; by default all.
+
+using Distributed: Distributed
+using EnsembleODE: EnsembleODE
+using LinearAlgebra: LinearAlgebra
+using Mmap: Mmap
+using SciMLBase: SciMLBase, ReturnCode
+using SpecialFunctions: SpecialFunctions
+using StaticArrays: SMatrix, SVector
+using Test
+using TOML: TOML
+
+include("asking.jl")
+
+const PARTS = ("primitives", "fields", "solving", "codes", "adjoints", "requests", "gpu", "code")
+
+@testset "EnsembleODE" begin
+    for name in (isempty(ARGS) ? PARTS : ARGS)
+        @testset "$name" begin
+            include("$(name).jl")
+        end
+    end
+end

@@ -1,0 +1,2 @@
+# Pkg.test() looks for the tests here and nowhere else.
+include("../julia/test/runtests.jl")

@@ -1,0 +1,495 @@
+"""The Julia engine against the lanes engine, whose steps are the same, and against JAX's shapes."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.julia.environment import JuliaError
+
+from ...marks import why_no_julia
+from ...problems import lorenz, lotka_volterra, mlp, network
+from ...test_tutorial import loss, PUBLISHED
+
+
+pytestmark = [
+    pytest.mark.julia,
+    pytest.mark.skipif(bool(why_no_julia()), reason=why_no_julia() or "there is a Julia"),
+]
+
+PLACES = {
+    "serial": eo.EnsembleSerial(),
+    "threads": eo.EnsembleThreads(),
+    "distributed": eo.EnsembleDistributed(workers=2),
+    "split threads": eo.EnsembleSplitThreads(workers=2, threads=1),
+}
+LORENZ = eo.ODEProblem(
+    lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 2.0), jnp.array([10.0, 28.0, 8 / 3])
+)
+
+
+def sweep(prob):
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=prob.p.at[1].set(21.0 * ctx.index / 7))
+
+    return eo.EnsembleProblem(prob, prob_func)
+
+
+def both(ens, solver, n, place=None, **options):
+    """Solved by Julia, and by the lanes engine."""
+    place = place or eo.EnsembleThreads()
+    sim = eo.solve(ens, solver, place, trajectories=n, engine="julia", **options)
+    return sim, eo.solve(ens, solver, trajectories=n, engine="lanes", **options)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_steps_of_the_lanes_engine(place):
+    options = {"abstol": 1e-8, "reltol": 1e-8, "saveat": 0.25}
+    sim, lanes = both(sweep(LORENZ), eo.Tsit5(), 8, PLACES[place], **options)
+    assert sim.engine.name == "julia"
+    np.testing.assert_array_equal(sim.stats.naccept, lanes.stats.naccept)
+    np.testing.assert_array_equal(sim.stats.nreject, lanes.stats.nreject)
+    np.testing.assert_array_equal(sim.stats.nf, lanes.stats.nf)
+    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("solver", [eo.Tsit5(), eo.Vern7(), eo.Vern9()], ids=str)
+def test_accepted_times(solver):
+    options = {"abstol": 1e-6, "reltol": 1e-6, "save_everystep": True}
+    sim, lanes = both(sweep(LORENZ), solver, 3, **options)
+    np.testing.assert_array_equal(sim.lengths, lanes.lengths)
+    np.testing.assert_allclose(sim.t, lanes.t, rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(sim(0.7), lanes(0.7), rtol=1e-2, atol=1e-2)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_the_same_bits_wherever(place):
+    ens = sweep(LORENZ)
+    sim = eo.solve(ens, None, PLACES[place], trajectories=9, engine="julia", saveat=0.5)
+    serial = eo.solve(ens, None, PLACES["serial"], trajectories=9, engine="julia", saveat=0.5)
+    np.testing.assert_array_equal(sim.u, serial.u)
+
+
+METHODS = {
+    "Bosh3": (eo.Bosh3(), 1e-6),
+    "Dopri5": (eo.Dopri5(), 1e-8),
+    "Euler": (eo.Euler(), 1e-2),
+    "Heun": (eo.Heun(), 1e-4),
+    "Midpoint": (eo.Midpoint(), 1e-4),
+    "Ralston": (eo.Ralston(), 1e-4),
+    "RK4": (eo.RK4(), 1e-8),
+    "ImplicitEuler": (eo.ImplicitEuler(), 1e-2),
+    "KenCarp4": (eo.KenCarp4(), 1e-6),
+    "Kvaerno5": (eo.Kvaerno5(), 1e-6),
+    "Rodas5P": (eo.JuliaAlg("Rodas5P()"), 1e-6),
+    "AutoTsit5": (eo.JuliaAlg("AutoTsit5(Rosenbrock23())"), 1e-6),
+    "Vern8": (eo.JuliaAlg("Vern8(lazy=false)"), 1e-8),
+}
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_methods(name):
+    """A forced pendulum, whose time derivative the implicit methods need, too."""
+    solver, rtol = METHODS[name]
+
+    def f(u, p, t):
+        return jnp.array([u[1], jnp.cos(p * t) - jnp.sin(u[0])])
+
+    prob = eo.ODEProblem(f, jnp.array([0.1, 0.0]), (0.0, 2.0), 1.5)
+    options = {"abstol": 1e-9, "reltol": 1e-9}
+    if not isinstance(solver, eo.JuliaAlg) and (not solver.adaptive or name == "Euler"):
+        options = {"dt": 1e-3, "adaptive": False}
+    if name == "ImplicitEuler":
+        options = {"dt": 1e-3, "adaptive": False}
+    sol = eo.solve(prob, solver, engine="julia", saveat=0.5, **options)
+    exact = eo.solve(prob, eo.Vern9(), saveat=0.5, abstol=1e-12, reltol=1e-12)
+    np.testing.assert_allclose(sol.u, exact.u, rtol=rtol, atol=rtol)
+
+
+@pytest.mark.parametrize("solver", ["Rosenbrock23()", "Rodas5P()", "KenCarp4()", "QNDF()"])
+def test_stiff(solver):
+    """Robertson's problem, with the Jacobian from JAX."""
+
+    def robertson(u, p, t):
+        slow, back, fast = p[0] * u[0], p[2] * u[1] * u[2], p[1] * u[1] ** 2
+        return jnp.array([back - slow, slow - fast - back, fast])
+
+    prob = eo.ODEProblem(
+        robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1e4), jnp.array([0.04, 3e7, 1e4])
+    )
+    sol = eo.solve(prob, eo.JuliaAlg(solver), abstol=1e-10, reltol=1e-6)
+    assert sol.engine is not None
+    assert sol.engine.name == "julia"
+    exact = eo.solve(prob, eo.Kvaerno5(), abstol=1e-12, reltol=1e-9)
+    np.testing.assert_allclose(sol.u[-1], exact.u[-1], rtol=1e-3)
+    assert sol.stats.naccept < 2000
+
+
+def test_large_fields():
+    """With loops, matrix products and memory of their own."""
+    prob = eo.ODEProblem(mlp, jnp.array([1.0, -0.5]), (0.0, 1.0), network(100))
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
+    sim, lanes = both(ens, eo.Tsit5(), 6, saveat=0.25, abstol=1e-8, reltol=1e-8)
+    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-10)
+    np.testing.assert_array_equal(sim.stats.naccept, lanes.stats.naccept)
+
+    def heat(u, p, t):
+        return p * (jnp.roll(u, 1) - 2 * u + jnp.roll(u, -1))
+
+    x = jnp.linspace(0, 2 * jnp.pi, 200, endpoint=False)
+    ens = eo.EnsembleProblem(
+        eo.ODEProblem(heat, jnp.sin(x), (0.0, 1.0), 1.0),
+        lambda prob, ctx: eo.remake(prob, p=100.0 * ctx.sim_id),
+    )
+    sim, lanes = both(ens, eo.Tsit5(), 3, abstol=1e-8, reltol=1e-8)
+    np.testing.assert_allclose(sim.u, lanes.u, atol=1e-9)
+
+
+def test_single_precision():
+    prob = eo.remake(LORENZ, u0=LORENZ.u0.astype("float32"), p=LORENZ.p.astype("float32"))
+    sim, lanes = both(sweep(prob), eo.Tsit5(), 4, abstol=1e-4, reltol=1e-4)
+    assert np.asarray(sim.u).dtype == np.float32
+    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-2, atol=1e-2)
+
+
+#
+# Gradients
+#
+
+
+def lotka_loss(x, place, **options):
+    prob = eo.ODEProblem(lotka_volterra, x["u0"], (0.0, 2.0), x["p"])
+
+    def prob_func(prob, ctx):
+        own = prob.p * (1 + 0.1 * x["own"][ctx.index])
+        return eo.remake(prob, u0=prob.u0 * (1 + 0.05 * ctx.index), p=own)
+
+    options = {"saveat": jnp.linspace(0.0, 2.0, 5), "abstol": 1e-10, "reltol": 1e-10, **options}
+    sim = eo.solve(eo.EnsembleProblem(prob, prob_func), None, place, trajectories=3, **options)
+    return jnp.sum(jnp.sin(sim.u) * jnp.cos(jnp.arange(sim.u.shape[1]))[None, :, None])
+
+
+POINT = {
+    "u0": jnp.array([1.0, 1.0]),
+    "p": jnp.array([1.5, 1.0, 3.0, 1.0]),
+    "own": jnp.array([0.0, 1.0, -1.0]),
+}
+SENSEALGS = {
+    "default": None,
+    "interpolating": eo.InterpolatingAdjoint(),
+    "backsolve": eo.BacksolveAdjoint(),
+}
+
+
+def close(a, b, rtol=1e-6):
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=rtol, atol=1e-7), a, b)
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("sensealg", SENSEALGS)
+def test_gradient(sensealg, place):
+    """Against the exact adjoint of the lanes engine, at tight tolerances."""
+    chosen = SENSEALGS[sensealg]
+
+    @jax.jit
+    def gradient(x):
+        return jax.grad(lotka_loss)(x, PLACES[place], engine="julia", sensealg=chosen)
+
+    close(gradient(POINT), jax.grad(lotka_loss)(POINT, None, engine="lanes"))
+
+
+@pytest.mark.parametrize("sensealg", ["default", "interpolating"])
+def test_gradient_against_differences(sensealg):
+    def of(x):
+        chosen = SENSEALGS[sensealg]
+        return lotka_loss(x, PLACES["serial"], engine="julia", sensealg=chosen)
+
+    gradient = jax.grad(of)(POINT)
+    for name, direction in (
+        ("p", jnp.array([0.3, -1.0, 0.2, 0.5])),
+        ("u0", jnp.array([1.0, -2.0])),
+    ):
+        h = 1e-4
+
+        def at(k, name=name, direction=direction, h=h):
+            return of({**POINT, name: POINT[name] + k * h * direction})
+
+        difference = (8 * (at(1) - at(-1)) - (at(2) - at(-2))) / (12 * h)
+        np.testing.assert_allclose(gradient[name] @ direction, difference, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    "options", [{"saveat": None}, {"saveat": None, "save_start": False}], ids=str
+)
+@pytest.mark.parametrize("sensealg", SENSEALGS)
+def test_gradient_of_the_ends(sensealg, options):
+    options = {**options, "sensealg": SENSEALGS[sensealg]}
+    gradient = jax.grad(lotka_loss)(POINT, PLACES["serial"], engine="julia", **options)
+    del options["sensealg"]
+    close(gradient, jax.grad(lotka_loss)(POINT, None, engine="lanes", **options))
+
+
+@pytest.mark.parametrize("sensealg", SENSEALGS)
+def test_gradient_of_times(sensealg):
+    """With respect to the span and the saved times."""
+
+    def of(x, engine, chosen=None):
+        def prob_func(prob, ctx):
+            return eo.remake(prob, tspan=(x["t0"], 2.0 + x["more"] * ctx.index))
+
+        prob = eo.ODEProblem(lotka_volterra, POINT["u0"], (0.0, 2.0), POINT["p"])
+        ens = eo.EnsembleProblem(prob, prob_func)
+        tight = {"abstol": 1e-10, "reltol": 1e-10, "engine": engine, "sensealg": chosen}
+        ends = eo.solve(ens, trajectories=3, save_start=False, **tight).u
+        saved = eo.solve(ens, trajectories=3, saveat=x["times"], **tight).u
+        return jnp.sum(jnp.sin(ends)) + jnp.sum(jnp.cos(saved))
+
+    x = {"t0": jnp.array(0.1), "more": jnp.array(0.3), "times": jnp.array([0.5, 1.0, 1.7])}
+    gradient = jax.grad(of)(x, "julia", SENSEALGS[sensealg])
+    close(gradient, jax.grad(of)(x, "lanes"), rtol=1e-5)
+
+
+def test_forward_mode():
+    sensealg = eo.ForwardDiffSensitivity()
+
+    def of(x, engine):
+        return lotka_loss(x, PLACES["serial"], engine=engine, sensealg=sensealg)
+
+    tangent = jax.tree.map(lambda x: jnp.cos(jnp.arange(x.size) + 1.0).reshape(x.shape), POINT)
+    out, d = jax.jvp(lambda x: of(x, "julia"), (POINT,), (tangent,))
+    expected, d_expected = jax.jvp(lambda x: of(x, "lanes"), (POINT,), (tangent,))
+    np.testing.assert_allclose(out, expected, rtol=1e-8)
+    np.testing.assert_allclose(d, d_expected, rtol=1e-6)
+    with pytest.raises(TypeError, match="is for forward mode only"):
+        jax.grad(of)(POINT, "julia")
+    with pytest.raises(TypeError, match="is for reverse mode only"):
+        jax.jvp(lambda x: lotka_loss(x, None, engine="julia"), (POINT,), (tangent,))
+
+
+def test_gradient_of_a_network():
+    """Of more parameters than forward sensitivities are for."""
+    net = network(16)
+
+    def of(net, engine):
+        prob = eo.ODEProblem(mlp, jnp.array([1.0, -0.5]), (0.0, 1.0), net)
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
+        tight = {"abstol": 1e-9, "reltol": 1e-9, "engine": engine}
+        return jnp.sum(eo.solve(ens, trajectories=5, saveat=0.25, **tight).u ** 2)
+
+    close(eqx.filter_grad(of)(net, "julia"), eqx.filter_grad(of)(net, "lanes"), rtol=1e-5)
+
+
+def test_gradient_past_a_failure():
+    """A failed trajectory has a gradient of zero, and touches no other."""
+
+    def of(p, chosen):
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p=p * jnp.array([-1.0, 2.0, -0.5])[ctx.index])
+
+        prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.array([1.0]), (0.0, 1.0), 1.0)
+        sim = eo.solve(
+            eo.EnsembleProblem(prob, prob_func),
+            trajectories=3,
+            engine="julia",
+            sensealg=chosen,
+            abstol=1e-10,
+            reltol=1e-10,
+        )
+        good = sim.retcode == eo.ReturnCode.Success
+        return jnp.sum(jnp.where(good[:, None], sim.u[:, -1], 0.0))
+
+    # u(1) = 1 / (1 - c p)
+    expected = sum(c / (1 - c) ** 2 for c in (-1.0, -0.5))
+    for chosen in SENSEALGS.values():
+        np.testing.assert_allclose(jax.grad(of)(jnp.array(1.0), chosen), expected, rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_published_parameters(place):
+    """SciML's tutorial, trained through Julia."""
+    optimizer = optax.adam(0.1)
+    theta = jnp.array([3.0, 1.0])
+    state = optimizer.init(theta)
+    options = {"abstol": 1e-10, "reltol": 1e-10, "engine": "julia"}
+
+    @jax.jit
+    def update(theta, state):
+        gradient = jax.grad(loss)(theta, PLACES[place], **options)
+        updates, state = optimizer.update(gradient, state)
+        return optax.apply_updates(theta, updates), state
+
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+        for _ in range(99):
+            theta, state = update(theta, state)
+    np.testing.assert_allclose(theta, PUBLISHED, atol=2e-6, rtol=0)
+
+
+#
+# GPU kernels, on the CPU
+#
+
+
+KERNELS = {
+    "kernel": eo.EnsembleGPUKernel(backend="CPU"),
+    "array": eo.EnsembleGPUArray(backend="CPU"),
+}
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", KERNELS)
+def test_gpu_algorithms(name):
+    options = {"abstol": 1e-8, "reltol": 1e-8, "saveat": 0.25}
+    sim, lanes = both(sweep(LORENZ), eo.Tsit5(), 8, KERNELS[name], **options)
+    np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-4, atol=1e-4)
+    assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
+    gradient = jax.grad(lotka_loss)(POINT, KERNELS[name], engine="julia", saveat=0.5)
+    close(gradient, jax.grad(lotka_loss)(POINT, None, engine="lanes", saveat=0.5), rtol=1e-4)
+
+
+def test_what_a_gpu_kernel_refuses():
+    kernel = KERNELS["kernel"]
+
+    def tolerances(prob, ctx):
+        return eo.remake(prob, reltol=jnp.array([1e-3, 1e-6])[ctx.index])
+
+    ens = eo.EnsembleProblem(LORENZ, tolerances)
+    with pytest.raises(ValueError, match="shares reltol among all"):
+        eo.solve(ens, None, kernel, trajectories=2, engine="julia")
+    with pytest.raises(ValueError, match="can't save every step"):
+        eo.solve(sweep(LORENZ), None, kernel, trajectories=2, engine="julia", save_everystep=True)
+    large = eo.ODEProblem(mlp, jnp.array([1.0, -0.5]), (0.0, 1.0), network(400))
+    with pytest.raises(ValueError, match="f is larger"):
+        eo.solve(eo.EnsembleProblem(large), None, kernel, trajectories=2, engine="julia")
+    with pytest.raises(JuliaError, match="Kvaerno4"):
+        eo.solve(sweep(LORENZ), eo.Kvaerno4(), kernel, trajectories=2, engine="julia")
+
+
+#
+# Errors, interrupts and processes
+#
+
+
+def test_nothing_is_lost_by_an_error():
+    with pytest.raises(JuliaError, match="OrdinaryDiffEqFeagin"):
+        eo.solve(LORENZ, eo.JuliaAlg("Feagin14()"), dt=0.1)
+    assert eo.solve(LORENZ, engine="julia").retcode == eo.ReturnCode.Success
+
+
+def test_interrupt():
+    """Ctrl-C stops Julia, and the next solve works."""
+    prob = eo.remake(LORENZ, tspan=(0.0, 1e9))
+    ens = eo.EnsembleProblem(prob)
+    main = threading.main_thread().ident
+    assert main is not None
+
+    def press():
+        time.sleep(3)
+        signal.pthread_kill(main, signal.SIGINT)
+
+    eo.solve(eo.EnsembleProblem(LORENZ), None, PLACES["threads"], trajectories=4, engine="julia")
+    threading.Thread(target=press).start()
+    started = time.perf_counter()
+    with pytest.raises(KeyboardInterrupt):
+        eo.solve(
+            ens,
+            None,
+            PLACES["threads"],
+            trajectories=4,
+            engine="julia",
+            maxiters=10**9,
+            abstol=1e-12,
+        )
+    assert time.perf_counter() - started < 30
+    assert eo.solve(LORENZ, engine="julia").retcode == eo.ReturnCode.Success
+
+
+def run_python(code, **environment):
+    return subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        env={**os.environ, **environment},
+        check=False,
+    )
+
+
+OWN = """
+    import jax, jax.numpy as jnp, numpy as np, sys
+    jax.config.update("jax_enable_x64", True)
+    import ensembleode as eo
+    from ensembleode import julia
+
+    prob = eo.ODEProblem(lambda u, p, t: p * u, jnp.ones(2), (0.0, 1.0), -1.0)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=-1.0 * ctx.sim_id))
+
+    def ends(place=None):
+        options = dict(trajectories=50, engine="julia", abstol=1e-10, reltol=1e-10)
+        return np.asarray(eo.solve(ens, None, place, **options).u)[:, -1, 0]
+
+    exact = np.exp(-np.arange(1, 51))
+"""
+
+
+def test_a_process_of_its_own():
+    """juliacall is never imported; when Julia's process dies, the next solve has another."""
+    done = run_python(
+        OWN
+        + """
+    np.testing.assert_allclose(ends(), exact, atol=1e-9)
+    np.testing.assert_allclose(ends(eo.EnsembleDistributed(2)), exact, atol=1e-9)
+    assert "juliacall" not in sys.modules
+    def loss(p):
+        ens = eo.EnsembleProblem(eo.remake(prob, p=p))
+        tight = dict(abstol=1e-10, reltol=1e-10)
+        return eo.solve(ens, trajectories=3, engine="julia", **tight).u[:, -1].sum()
+    np.testing.assert_allclose(jax.jit(jax.grad(loss))(-1.0), 6 / np.e, rtol=1e-7)
+    session = julia.start(process=True)
+    session._process.kill()
+    try:
+        ends()
+    except julia.JuliaError as e:
+        assert "the next solve starts another" in str(e), e
+    else:
+        raise AssertionError("no error")
+    np.testing.assert_allclose(ends(), exact, atol=1e-9)
+    print("done")
+    """,
+        ENSEMBLEODE_JULIA_PROCESS="1",
+    )
+    assert done.stdout.strip().endswith("done"), done.stderr
+
+
+@pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
+def test_one_core_and_large_arrays():
+    """40 MB each way, where a callback that waits for JAX would never come back."""
+    done = run_python(
+        "import os; os.sched_setaffinity(0, {min(os.sched_getaffinity(0))})"
+        + textwrap.dedent(OWN)
+        + textwrap.dedent("""
+    n = 100_000
+    u0 = jnp.linspace(0.5, 1.0, 50 * n).reshape(n, 50)
+
+    @jax.jit
+    def total(u0, scale):
+        prob = eo.ODEProblem(lambda u, p, t: p * u, u0[0], (0.0, 1.0), scale)
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
+        options = dict(trajectories=n, engine="julia", dt=1.0, batch_size=n)
+        return eo.solve(ens, eo.Euler(), eo.EnsembleSerial(), **options).u[:, -1].sum()
+
+    np.testing.assert_allclose(total(u0, -0.5), 0.5 * u0.sum(), rtol=1e-9)
+    print("done")
+    """)
+    )
+    assert done.stdout.strip().endswith("done"), done.stderr
