@@ -3,7 +3,8 @@
 A comment on a line of its own stands for it, so that neither can fall out of step:
 
 - `<!-- gallery -->`: every example, with the start of its docstring, its picture and its source;
-- `<!-- readme: Measured -->`: a section of the README, without its heading.
+- `<!-- readme: Measured -->`: a section of the README, without its heading;
+- `<!-- julia methods -->`: the methods that `JuliaAlg` knows.
 """
 
 import ast
@@ -17,6 +18,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 def on_page_markdown(markdown: str, **_) -> str:
     markdown = markdown.replace("<!-- gallery -->", gallery())
+    markdown = markdown.replace("<!-- julia methods -->", julia_methods())
     return re.sub(r"<!-- readme: (.+?) -->", lambda found: readme(found[1]), markdown)
 
 
@@ -46,6 +48,26 @@ def _docstring(path: pathlib.Path) -> str:
     if not text:
         raise ValueError(f"{path} has no docstring, which the gallery would show.")
     return text
+
+
+def julia_methods() -> str:
+    """A table of the methods by the Julia package that has them."""
+    packages = _constant("solvers/julia_alg.py", "PACKAGES")
+    on_demand = _constant("engines/julia/environment.py", "METHODS")
+    rows = ["| package | methods |", "|---|---|"]
+    for package, names in packages.items():
+        mark = "\\*" if package in on_demand else ""
+        rows.append(f"| {package}{mark} | {', '.join(f'`{name}`' for name in names.split())} |")
+    return "\n".join(rows)
+
+
+def _constant(path: str, name: str):
+    """The value of a constant of a module, which is not imported."""
+    for node in ast.parse((ROOT / "ensembleode" / path).read_text()).body:
+        targets = getattr(node, "targets", [getattr(node, "target", None)])
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            return ast.literal_eval(node.value)
+    raise ValueError(f"{path} has no {name}.")
 
 
 def readme(section: str) -> str:

@@ -1,10 +1,13 @@
 """The examples run, in a short form."""
 
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+
+from .marks import on_julia
 
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -19,6 +22,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
         ("parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "lanes engine"),
         ("uncertainty.py", ["--trajectories", "100", "--no-plot"], "in batches of 37: True"),
         ("digits_neural_ode.py", ["--ensemble", "columns", "--epochs", "1", "--no-plot"], "%"),
+        on_julia("julia_engine.py", [], "published"),
     ],
 )
 def test_example(name, arguments, expected):
@@ -29,6 +33,20 @@ def test_example(name, arguments, expected):
     assert expected in done.stdout
 
 
+def test_example_without_julia(tmp_path):
+    environment = {"PYTHON_JULIACALL_EXE": "no/julia", "PYTHON_JULIACALL_PROJECT": str(tmp_path)}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / "julia_engine.py"],
+        env={**os.environ, **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 1
+    (said,) = done.stderr.splitlines()
+    assert "Set it to the path of julia" in said
+
+
 def test_every_example_is_run():
     assert {path.name for path in EXAMPLES.glob("*.py")} == {
         "quickstart.py",
@@ -37,4 +55,5 @@ def test_every_example_is_run():
         "digits_neural_ode.py",
         "parameter_sweep.py",
         "uncertainty.py",
+        "julia_engine.py",
     }

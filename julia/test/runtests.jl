@@ -15,9 +15,9 @@ include("asking.jl")
 
 const PARTS = ("primitives", "fields", "solving", "codes", "adjoints", "requests", "gpu", "code")
 
-@testset "EnsembleODE" begin
+@testset verbose = true "EnsembleODE" begin
     for name in (isempty(ARGS) ? PARTS : ARGS)
-        @testset "$name" begin
+        @testset verbose = true "$name" begin
             include("$(name).jl")
         end
     end

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -127,6 +128,11 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
     *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
     closed = jax.make_jaxpr(fn)(*args)
+    if closed.consts:  # of a derivative rule
+        consts = list(map(_spelled_out, closed.consts))
+        closed = jax.make_jaxpr(lambda *xs: jax.core.eval_jaxpr(closed.jaxpr, consts, *xs))(
+            *jax.tree.leaves(args)
+        )
     inner: Any = closed.jaxpr
     return jex.Jaxpr(
         constvars=[*inner.constvars, *inner.invars[:n]],
@@ -135,3 +141,10 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
         eqns=inner.eqns,
         debug_info=inner.debug_info,
     )
+
+
+def _spelled_out(array: Any) -> Any:
+    """A constant array as numbers of the program."""
+    array = np.asarray(array)
+    numbers = [jax.lax.full((1,), x, array.dtype) for x in array.reshape(-1)]
+    return jax.lax.reshape(jax.lax.concatenate(numbers, 0), array.shape)

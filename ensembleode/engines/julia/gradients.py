@@ -386,7 +386,8 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
     return program
 
 
-class _AdjointCall(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _AdjointCall:
     """The adjoint of flat operands on the host, compared by content."""
 
     plan: Plan

@@ -1,6 +1,7 @@
 """Solving on the host: the numbers go to Julia, and the solutions come back."""
 
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -59,7 +60,8 @@ def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
     return written
 
 
-class _Call(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Call:
     """[`solve_on_host`][] of flat operands, compared by content."""
 
     plan: Plan

@@ -29,6 +29,7 @@ class Lowered:
     - `apart`: whether it may be taken apart into scalars.
     - `groups`: of the leaves of `p`, where they lie; what `fn` closes over is shared.
     - `storage`: the dtype in which parameters are stored.
+    - `limits`: further arguments of `lower`.
     """
 
     def __init__(
@@ -41,6 +42,7 @@ class Lowered:
         apart: bool = True,
         groups: Sequence[str] | None = None,
         storage: Any = np.float64,
+        **limits: int,
     ):
         program, consts = trace(fn, u, p, t)
         leaves = jtu.tree_leaves(p)
@@ -51,10 +53,10 @@ class Lowered:
         shapes = [np.shape(x) for x in (*consts, *leaves)]
         inputs = Inputs.laid_out(shapes, self.groups, storage)
         if apart:
-            self.function: Function = lower(program.jaxpr, inputs)
+            self.function: Function = lower(program.jaxpr, inputs, **limits)
         else:
             with mock.patch.object(_lower, "scalarise", return_value=None):
-                self.function = lower(program.jaxpr, inputs)
+                self.function = lower(program.jaxpr, inputs, **limits)
 
     def memory(self, p: Any) -> dict[str, np.ndarray]:
         """The groups of the parameters."""

@@ -24,6 +24,10 @@ def positive(u):
 REFUSED = {
     "sort": (lambda u, p, t: jnp.sort(u), "the primitive sort"),
     "argsort": (lambda u, p, t: u[jnp.argsort(u)], "the primitive sort"),
+    "search": (
+        lambda u, p, t: jnp.searchsorted(u, u, method="sort").astype(u.dtype),
+        "the primitive",
+    ),
     "fft": (lambda u, p, t: u + abs(jnp.fft.rfft(u)[0]), "the primitive fft"),
     "cholesky": (lambda u, p, t: jnp.linalg.cholesky(positive(u))[0], "the primitive cholesky"),
     "solve": (lambda u, p, t: jnp.linalg.solve(positive(u), u), "the primitive lu"),

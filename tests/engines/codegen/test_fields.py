@@ -7,8 +7,13 @@ import pytest
 
 from ensembleode.engines.codegen.ir import For, Product
 
+from ...marks import slow_unless
+from ..lanes.test_field import FIELDS as FIELDS_OF_LANES
 from .fields import FIELDS, jacobian, vjp
 from .lowered import agree, Lowered
+
+
+FEW = [slow_unless(name in ("lorenz", "heat", "network"), name) for name in FIELDS]
 
 
 def as_arrays(tree, dtype=np.float64):
@@ -27,14 +32,14 @@ def test_functions(name):
     agree(fn, u, as_arrays(p), groups=groups_of(p))
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", FEW)
 def test_jacobians(name):
     fn, u, p, fewer = FIELDS[name]
     u = u if fewer is None else fewer
     agree(jacobian(fn), u, as_arrays(p), groups=groups_of(p))
 
 
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize("name", FEW)
 def test_vector_jacobian_products(name):
     fn, u, p, _ = FIELDS[name]
     w = np.cos(np.arange(u.size)).reshape(u.shape)
@@ -50,6 +55,24 @@ def test_single_precision(name):
     agree(jacobian(fn), u, p, t, 2e-5, **options)
     options["groups"] = ["forward", *options["groups"]]
     agree(vjp(fn), np.cos(u), (u, p), t, 2e-5, **options)
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS_OF_LANES if "sorting" not in name])
+def test_fields_of_the_lanes_engine(name):
+    fn, shape, p, _ = FIELDS_OF_LANES[name]
+    agree(fn, np.random.default_rng(0).normal(size=shape), as_arrays(p), rtol=1e-10)
+
+
+def test_small_results_are_returned_or_stored():
+    fn, u, p, _ = FIELDS["lorenz"]
+    for field in (fn, jacobian(fn)):
+        returned, stored = (
+            Lowered(field, u, as_arrays(p), largest_returned=n) for n in (u.size**2, 0)
+        )
+        assert returned.function.is_scalar
+        assert not stored.function.is_scalar
+        assert not stored.function.work
+        np.testing.assert_array_equal(returned(u, p), stored(u, p))
 
 
 #

@@ -33,6 +33,7 @@ from ensembleode.engines.codegen.ir import (
 from ensembleode.engines.codegen.lower import ELEMENTWISE
 from ensembleode.engines.julia.source import julia_source, TYPES
 
+from ...marks import slow_unless
 from ..codegen.fields import FIELDS, jacobian, vjp
 from ..codegen.lowered import Lowered
 from ..codegen.python_printer import run
@@ -117,9 +118,15 @@ def test_golden(name, what):
     assert source == path.read_text(encoding="utf-8")
 
 
-@pytest.mark.parametrize("apart", [True, False])
-@pytest.mark.parametrize("what", ["f", "jacobian", "vjp"])
-@pytest.mark.parametrize("name", FIELDS)
+@pytest.mark.parametrize(
+    ("name", "what", "apart"),
+    [
+        slow_unless(what == "f" or name == "lorenz", name, what, apart)
+        for name in FIELDS
+        for what in ("f", "jacobian", "vjp")
+        for apart in (True, False)
+    ],
+)
 def test_the_source_computes_what_was_lowered(name, what, apart):
     program, u, p = lowered(name, what, apart=apart)
     np.testing.assert_allclose(by_model(program, u, p), program(u, p, 0.25), rtol=1e-12)

@@ -1,0 +1,21 @@
+# Of the code itself.
+const MODULES = (EnsembleODE, EnsembleODE.Primitives, EnsembleODE.Fields)
+
+@testset "hygiene" begin
+    @test isempty(detect_ambiguities(EnsembleODE; recursive = true))
+    @test isempty(detect_unbound_args(EnsembleODE; recursive = true))
+    for m in MODULES
+        @test all(name -> isdefined(m, name), names(m))
+    end
+    extension = Base.get_extension(EnsembleODE, :EnsembleODEGPUExt)
+    extension === nothing || @test isempty(detect_ambiguities(EnsembleODE, extension))
+    # Whatever is loaded from here is named in the project.
+    project = TOML.parsefile(joinpath(pkgdir(EnsembleODE), "Project.toml"))
+    named = union(keys(project["deps"]), keys(project["weakdeps"]))
+    for folder in ("src", "ext"), file in readdir(joinpath(pkgdir(EnsembleODE), "julia", folder); join = true)
+        for m in eachmatch(r"^ *using (\w+)"m, read(file, String))
+            @test m[1] == "EnsembleODE" || m[1] in named
+        end
+    end
+    @test issubset(union(keys(project["deps"]), keys(project["weakdeps"])), keys(project["compat"]))
+end

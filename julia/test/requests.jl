@@ -1,0 +1,142 @@
+using EnsembleODE: OutputOf, ProblemOf
+
+request(; more...) = (;
+    field = linear(), mode = "ends", start = false, maxiters = 1000, trajectories = 1,
+    method = named("Tsit5"), place = Dict("name" => "EnsembleSerial"), more...,
+)
+arrays_of_one() = merge(
+    read_by_solve(Float64, 1; u0 = [1.0, 2.0], own = [1.0;;], shared = [1.0]),
+    written_by_solve(Float64, 1, 2, 1, "ends"),
+)
+
+"""What Julia says is wrong with a request for a solve; after it, the next one works."""
+function failure(; more...)
+    answer = ask("solve", arrays_of_one(); request(; more...)...)
+    @test isempty(ask("solve", arrays_of_one(); request()...))
+    @test Set(keys(answer)) == Set(["error", "kind"])
+    return answer["kind"] * ": " * answer["error"]
+end
+
+@testset "SciMLBase's forms" begin
+    context = (; sim_id = 3)
+    for problem in (ProblemOf(i -> 10i), OutputOf((sol, i) -> sol + 10i))
+        @test problem(1, context) == (problem isa ProblemOf ? 30 : (31, false))
+    end
+    @test ProblemOf(i -> 10i)(nothing, 3, 1) == 30
+    @test OutputOf((sol, i) -> sol + 10i)(1, 3) == (31, false)
+end
+
+@testset "errors" begin
+    @test occursin("OrdinaryDiffEqNowhere is not in the project",
+                   failure(; method = Dict("name" => "Tsit5", "package" => "OrdinaryDiffEqNowhere")))
+    @test occursin("LinearAlgebra is not a package of OrdinaryDiffEq",
+                   failure(; method = Dict("name" => "lu", "package" => "LinearAlgebra")))
+    @test occursin("OrdinaryDiffEqTsit5 has no method Tsit6",
+                   failure(; method = Dict("name" => "Tsit6", "package" => "OrdinaryDiffEqTsit5")))
+    @test occursin("OrdinaryDiffEqTsit5 is not a method", failure(;
+        method = Dict("name" => "OrdinaryDiffEqTsit5", "package" => "OrdinaryDiffEqTsit5")))
+    @test startswith(failure(; method = merge(named("Tsit5"), Dict("arguments" => [1, 2, 3]))),
+                     "MethodError")
+    @test occursin("backend must be one of",
+                   failure(; place = Dict("name" => "EnsembleGPUKernel", "backend" => "Abacus")))
+    @test startswith(failure(; place = Dict("name" => "EnsembleNowhere")), "KeyError")
+    @test occursin("syntax", lowercase(failure(; field = described(; f = "NAME(u, p, t) = 1 +* 2"))))
+    @test occursin("UndefVarError", failure(; field = described(; f = "NAME(u, p, t) = u .+ nowhere")))
+    @test startswith(failure(; field = described(; f = "NAME(u, p) = u")), "")
+    for name in ("EnsembleSerial", "EnsembleThreads", "EnsembleDistributed")
+        place = Dict("name" => name, "workers" => 1)
+        field = described(; f = "NAME(u, p, t) = throw(ArgumentError(\"inside of f \\\"\\n\"))")
+        what = failure(; field, place)
+        @test what == "ArgumentError: ArgumentError: inside of f \"\n"
+        arrays = merge(
+            read_by_solve(Float64, 4; u0 = [1.0, 2.0]), written_by_solve(Float64, 4, 2, 1, "ends")
+        )
+        answer = ask("solve", arrays; request(; field, place, trajectories = 4)...)
+        @test answer["kind"] == "ArgumentError"
+    end
+    ask("stop_workers")
+    @test ask("nothing")["kind"] == "KeyError"
+    @test TOML.parse(EnsembleODE.handle("this is = not = TOML"))["kind"] == "ParserError"
+    answer = ask("solve", Dict("u0" => [1.0]); request()...)
+    @test answer["kind"] == "KeyError"
+end
+
+@testset "stopped by another task, $place" for place in ("EnsembleSerial", "EnsembleThreads")
+    # It lets other tasks run, as the thread that stops it, Python's, does not wait for it.
+    field = described(; f = "NAME(u, p, t) = (yield(); SVector{2, Float64}(u[2], -u[1]))")
+    stop = Int32[0]
+    timer = Timer(_ -> stop[1] = 1, 1)
+    took = @elapsed out = solved(
+        field, 8; u0 = [1.0, 0.0], t1 = 1e9, maxiters = 10^9, start = true, place, stop
+    )
+    close(timer)
+    @test stop[1] == 1 && took < 60
+    @test all(!=(SUCCESS), out.codes) && all(==(1), out.lengths)
+    # It is the request's own: the next one is not stopped.
+    @test solved(field, 1; u0 = [1.0, 0.0], place).codes == [SUCCESS]
+end
+
+@testset "options of methods" begin
+    autodiff = merge(named("KenCarp4"), Dict(
+        "options" => Dict("nlsolve" => Dict(
+            "name" => "NLNewton", "package" => "OrdinaryDiffEqNonlinearSolve",
+            "options" => Dict("max_iter" => 7),
+        )),
+    ))
+    found = EnsembleODE.method(autodiff)
+    @test nameof(typeof(found)) === :KenCarp4
+    @test found.nlsolve.max_iter == 7
+end
+
+@testset "status" begin
+    status = ask("status")
+    @test status["version"] == string(VERSION) && status["threads"] == Threads.nthreads()
+    @test status["project"] == Base.active_project() && status["worker_pids"] == []
+    @test VersionNumber(status["scimlbase"]) == pkgversion(SciMLBase)
+end
+
+@testset "a process of its own" begin
+    # Python's: requests and answers through pipes, and arrays in a file that both map.
+    options = addenv(
+        `$(Base.julia_cmd()) --startup-file=no --project=$(Base.active_project())`,
+        "JULIA_LOAD_PATH" => join(LOAD_PATH, Sys.iswindows() ? ';' : ':'),
+    )
+    code = "using EnsembleODE: EnsembleODE; println(stderr); EnsembleODE.serve()"
+    process = open(pipeline(`$options -e $code`; stderr = devnull), "r+")
+    @test readline(process) == "ready"
+    function answered(text)
+        print(process, ncodeunits(text), "\n", text)
+        flush(process)
+        return TOML.parse(String(read(process, parse(Int, readline(process)))))
+    end
+
+    arrays = arrays_of_one()
+    path = tempname()
+    ends = cumsum(64 * cld(sizeof(x), 64) for x in values(arrays))
+    starts = Dict(zip(keys(arrays), [0; ends]))
+    open(io -> write(io, zeros(UInt8, last(ends))), path, "w")
+    memory = open(io -> Mmap.mmap(io, Vector{UInt8}), path, "r+")
+    there(name) = unsafe_wrap(
+        Array, Ptr{eltype(arrays[name])}(pointer(memory) + starts[name]), size(arrays[name])
+    )
+    offsets = IdDict(x => starts[name] for (name, x) in arrays)
+    placed(x) = Dict("offset" => offsets[x])
+    GC.@preserve memory begin
+        foreach(name -> copyto!(there(name), arrays[name]), keys(arrays))
+        # What a right-hand side prints does not come between the answers.
+        loud = described(; f = replace(LINEAR, "k = " => "t == 0 && println(\"loud\"); k = "))
+        for field in (linear(), loud)
+            there("u") .= 0
+            solve = text("solve", arrays; placed, memory = path, request(; field)...)
+            @test answered(solve) == Dict()
+            @test there("codes") == [SUCCESS] && there("u")[:, 1, 1] ≈ exact(1.0, [1.0, 2.0], 0.0, 1.0)
+        end
+        @test answered("operation = \"täglich\"")["kind"] == "KeyError"
+        @test answered(text("status"))["threads"] == 1
+    end
+    close(process.in)
+    @test eof(process)
+    wait(process)
+    @test success(process)
+    rm(path)
+end

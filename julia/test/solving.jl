@@ -1,0 +1,198 @@
+# u' = own * shared * (u - t): with a solution to compare with, time-dependent, and with parameters
+# of both kinds.
+const LINEAR = """
+function NAME(u, p, t)
+    k = p.own[1] * p.shared[1]
+    return SVector{2, Float64}(k * (u[1] - t), k * (u[2] - t))
+end
+"""
+const LINEAR_IN_PLACE = """
+function NAME(out, u, p, t)
+    k = p.own[1] * p.shared[1]
+    for i in 1:2
+        out[i] = k * (u[i] - t)
+    end
+    return nothing
+end
+"""
+linear(T = Float64) = described(; f = replace(LINEAR, "Float64" => T))
+linear_in_place() = described(; in_place = true, f = LINEAR_IN_PLACE)
+
+"""The solution at `t` of what starts with `u0` at `t0`, with `k = own * shared`."""
+exact(k, u0, t0, t) = t + 1 / k .+ (u0 .- t0 .- 1 / k) .* exp(k * (t - t0))
+
+const N = 5
+const OWN = reshape(collect(range(-1.0, 0.6, N)), 1, N)
+const NUMBERS = (; u0 = [1.0 + 0.1j + i for i in 1:2, j in 1:N], own = OWN, shared = [0.5])
+rate(i) = 0.5 * OWN[i]
+exact(i, t; t0 = 0.0) = exact(rate(i), NUMBERS.u0[:, i], t0, t)
+
+"""Whether the rows of each trajectory are at these times, and NaN after them."""
+function right(out, times; t0 = i -> 0.0, rtol = 1e-7)
+    return all(1:N) do i
+        at = times(i)
+        reached = out.lengths[i] == length(at) && out.codes[i] == SUCCESS
+        rows = all(k -> isapprox(out.u[:, k, i], exact(i, at[k]; t0 = t0(i)); rtol), eachindex(at))
+        return reached && rows && all(isnan, out.u[:, (length(at)+1):end, i])
+    end
+end
+
+const FIELDS = (("out of place", linear()), ("in place", linear_in_place()))
+
+@testset "what is saved, $how" for (how, field) in FIELDS
+    @test right(solved(field, N; NUMBERS...), i -> [1.0])
+    @test right(solved(field, N; start = true, NUMBERS...), i -> [0.0, 1.0])
+    for times in ([0.5], [0.0, 0.3, 1.0], [0.25, 0.25, 0.75], [0.0, 0.0, 1.0, 1.0], [0.0], Float64[])
+        out = solved(field, N; mode = "times", times, NUMBERS...)
+        @test right(out, i -> times)
+    end
+    # Each its own times, of which the first are meant: the others repeat the last.
+    counts = [3, 1, 2, 3, 1]
+    times = hcat(([0.1i, 0.5, 1.0][min.(1:3, counts[i])] for i in 1:N)...)
+    out = solved(field, N; mode = "times", times, counts, NUMBERS...)
+    @test right(out, i -> times[1:counts[i], i])
+    # Times that all share, where only some start at one of them.
+    t0 = [0.0, 0.25, -0.5, 0.25, 0.0]
+    out = solved(field, N; mode = "times", times = [0.25, 0.5], t0, NUMBERS...)
+    @test right(out, i -> [0.25, 0.5]; t0 = i -> t0[i])
+
+    out = solved(field, N; mode = "steps", start = true, rows = 40, NUMBERS...)
+    for i in 1:N
+        steps = out.t[1:out.lengths[i], i]
+        @test first(steps) == 0 && last(steps) == 1 && issorted(steps) && allunique(steps)
+        @test out.lengths[i] == out.naccept[i] + 1
+        @test all(isnan, out.t[(out.lengths[i]+1):end, i])
+    end
+    @test right(out, i -> out.t[1:out.lengths[i], i])
+    later = solved(field, N; mode = "steps", rows = 40, NUMBERS...)
+    @test later.lengths == out.lengths .- 1
+    @test isequal(later.u[:, 1:39, :], out.u[:, 2:40, :])
+    # With less room the first are kept.
+    few = solved(field, N; mode = "steps", start = true, rows = 3, NUMBERS...)
+    @test all(==(3), few.lengths) && few.u == out.u[:, 1:3, :]
+end
+
+@testset "spans, tolerances and steps, $how" for (how, field) in FIELDS
+    t0, t1 = [0.0, -1.0, 0.5, 0.0, 0.25], [1.0, 0.5, 2.0, 0.75, 1.0]
+    out = solved(field, N; start = true, t0, t1, NUMBERS...)
+    @test right(out, i -> [t0[i], t1[i]]; t0 = i -> t0[i])
+    # Backwards, alone and next to those that go forwards.
+    out = solved(field, N; mode = "times", times = [0.5, 0.0, -1.0], t0 = 0.5, t1 = -1, NUMBERS...)
+    @test right(out, i -> [0.5, 0.0, -1.0]; t0 = i -> 0.5)
+    t1 = [1.0, -1.0, 0.5, -0.5, 1.0]
+    out = solved(field, N; t1, NUMBERS...)
+    @test right(out, i -> [t1[i]])
+    out = solved(field, N; mode = "steps", start = true, t1 = -1, NUMBERS...)
+    @test right(out, i -> out.t[1:out.lengths[i], i])
+
+    # Tighter tolerances take more steps, and are each trajectory's own.
+    reltol = reshape([1e-3, 1e-5, 1e-7, 1e-9, 1e-11], 1, N)
+    numbers = (; NUMBERS..., own = fill(-1.0, 1, N), u0 = [2.0, 3.0])
+    out = solved(field, N; abstol = reltol, reltol, t1 = 10, numbers...)
+    @test issorted(out.naccept) && allunique(out.naccept)
+    one = solved(field, 1; abstol = 1e-7, reltol = 1e-7, t1 = 10, numbers..., own = fill(-1.0, 1, 1))
+    @test one.u[:, 1, 1] == out.u[:, 1, 3] && one.naccept[1] == out.naccept[3]
+    for abstol in ([1e-9, 1e-3], repeat([1e-9, 1e-3], 1, N))
+        @test right(solved(field, N; abstol, NUMBERS...), i -> [1.0]; rtol = 1e-4)
+    end
+
+    # Fixed steps: 1, 1/2, 1/3, ... of them, also on the way back.
+    dt = 1 ./ (1:N)
+    for t1 in (1.0, -1.0)
+        out = solved(field, N; adaptive = false, dt, t1, NUMBERS...)
+        @test out.naccept == 1:N && all(==(SUCCESS), out.codes)
+        @test all(==(6), diff(out.nf))
+        out = solved(field, N; adaptive = false, dt = 0.01, t1, NUMBERS...)
+        @test all(==(100), out.naccept) && right(out, i -> [t1])
+    end
+    mixed = [1.0, -1.0, 1.0, -1.0, 1.0]
+    @test all(==(100), solved(field, N; adaptive = false, dt = 0.01, t1 = mixed, NUMBERS...).naccept)
+end
+
+@testset "single precision" begin
+    out = solved(linear(Float32), N; T = Float32, mode = "times", times = [0.1, 0.7, 1.0],
+                 abstol = 1e-6, reltol = 1e-6, NUMBERS...)
+    @test out.u isa Array{Float32}
+    @test right(out, i -> [0.1, 0.7, 1.0]; rtol = 1e-5)
+end
+
+const LINEAR_DERIVATIVES = (
+    jac = "NAME(u, p, t) = SMatrix{2, 2, Float64}(p.own[1] * p.shared[1], 0.0, 0.0,
+        p.own[1] * p.shared[1])",
+    tgrad = "NAME(u, p, t) = SVector{2, Float64}(-(p.own[1] * p.shared[1]), -(p.own[1] * p.shared[1]))",
+)
+const LINEAR_DERIVATIVES_IN_PLACE = (
+    jac = """
+    function NAME(out, u, p, t)
+        out[1] = out[4] = p.own[1] * p.shared[1]
+        out[2] = out[3] = 0.0
+        return nothing
+    end
+    """,
+    tgrad = "NAME(out, u, p, t) = (out[1] = out[2] = -(p.own[1] * p.shared[1]); nothing)",
+)
+
+@testset "by $method" for method in ("DP5", "Vern7", "Rodas5P")
+    stiff = method == "Rodas5P"
+    options = (; method, mode = "times", times = [0.0, 0.4, 0.9], NUMBERS...)
+    field = stiff ? described(; f = LINEAR, LINEAR_DERIVATIVES...) : linear()
+    @test right(solved(field, N; options...), i -> [0.0, 0.4, 0.9])
+    derivatives = stiff ? LINEAR_DERIVATIVES_IN_PLACE : (;)
+    field = described(; in_place = true, f = LINEAR_IN_PLACE, derivatives...)
+    @test right(solved(field, N; options...), i -> [0.0, 0.4, 0.9])
+end
+
+# Robertson's: stiff.
+const ROBERTSON = "SVector{3, Float64}(-(0.04 * u[1]) + (1.0e4 * u[2] * u[3]),
+    (0.04 * u[1]) - (1.0e4 * u[2] * u[3]) - (p.own[1] * u[2] * u[2]), p.own[1] * u[2] * u[2])"
+const ROBERTSON_JACOBIAN = "SMatrix{3, 3, Float64}(-0.04, 0.04, 0.0, 1.0e4 * u[3],
+    -(1.0e4 * u[3]) - (2.0 * p.own[1] * u[2]), 2.0 * p.own[1] * u[2], 1.0e4 * u[2],
+    -(1.0e4 * u[2]), 0.0)"
+const NO_TGRAD = "SVector{3, Float64}(0.0, 0.0, 0.0)"
+returning(x) = "NAME(u, p, t) = $x"
+storing(x) = "NAME(out, u, p, t) = (copyto!(out, $x); nothing)"
+robertson(form; in_place = form === storing) = described(;
+    in_place, f = form(ROBERTSON), jac = form(ROBERTSON_JACOBIAN), tgrad = form(NO_TGRAD)
+)
+
+@testset "stiff: $method" for method in ("Rosenbrock23", "KenCarp4")
+    # By Rodas5P at 1e-13.
+    reference = [0.617234928, 0.000006153591, 0.382758918]
+    results = map((returning, storing)) do form
+        out = solved(robertson(form), 2; method, u0 = [1.0, 0.0, 0.0], own = [3e7 3e7], t1 = 100,
+                     abstol = [1e-8, 1e-12, 1e-8], reltol = 1e-6)
+        @test all(==(SUCCESS), out.codes)
+        @test out.u[:, 1, 1] == out.u[:, 1, 2]
+        @test sum(out.u[:, 1, 1]) ≈ 1
+        @test out.u[:, 1, 1] ≈ reference rtol = 1e-4
+        return out
+    end
+    @test results[1].u ≈ results[2].u rtol = 1e-5
+end
+
+@testset "the same bits wherever they run" begin
+    options = (; mode = "times", times = [0.0, 0.3, 1.0], NUMBERS...)
+    places = (
+        (; place = "EnsembleThreads"),
+        (; place = "EnsembleDistributed", workers = 2, threads = 1),
+        (; place = "EnsembleSplitThreads", workers = 2, threads = 2),
+    )
+    for (how, field) in FIELDS
+        serial = solved(field, N; options...)
+        steps = solved(field, N; mode = "steps", rows = 60, start = true, NUMBERS...)
+        for place in places
+            out = solved(field, N; options..., place...)
+            @test right(out, i -> [0.0, 0.3, 1.0])
+            @test isequal(out, serial)
+            @test isequal(solved(field, N; mode = "steps", rows = 60, start = true, NUMBERS..., place...), steps)
+        end
+    end
+    # Workers stay while the same are asked for, and go.
+    status = ask("workers"; place = Dict("name" => "EnsembleDistributed", "workers" => 2, "threads" => 2))
+    @test status["workers"] == 2 && length(unique(status["worker_pids"])) == 2
+    again = ask("workers"; place = Dict("name" => "EnsembleSplitThreads", "workers" => 2, "threads" => 2))
+    @test again["worker_pids"] == status["worker_pids"]
+    @test !(getpid() in status["worker_pids"])
+    ask("stop_workers")
+    @test ask("status")["workers"] == 0 && Distributed.nprocs() == 1
+end
