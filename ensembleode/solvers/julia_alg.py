@@ -68,14 +68,18 @@ class JuliaAlg(ODESolver):
     engines: ClassVar[tuple[str, ...]] = ("julia",)
 
     text: str = eqx.field(static=True)
-    description: Description = eqx.field(static=True, init=False, repr=False)
 
-    def __post_init__(self):
+    def __check_init__(self):
         if not isinstance(self.text, str):
             raise TypeError(
                 "JuliaAlg takes the method as it is called in Julia, such as 'Rodas5P()', got "
                 f"{self.text!r}."
             )
+        assert self.description
+
+    @property
+    def description(self) -> Description:
+        """What is asked of Julia."""
         text = self.text.strip()
         if text.isidentifier():
             text += "()"
@@ -88,7 +92,7 @@ class JuliaAlg(ODESolver):
                 f"JuliaAlg takes one method as it is called in Julia, such as 'Rodas5P()', got "
                 f"{self.text!r}."
             )
-        object.__setattr__(self, "description", self._method(call))
+        return self._method(call)
 
     def _method(self, call: ast.Call) -> Description:
         name = call.func.id if isinstance(call.func, ast.Name) else ast.unparse(call.func)

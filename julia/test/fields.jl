@@ -1,12 +1,6 @@
 using EnsembleODE: Field, Kind, Trajectories, ode_function, scratch, shared_numbers, start
 
 # As Python prints them.
-const LORENZ = """
-function NAME(u, p, t)
-    x1 = u[1] * (p.own[1] - u[3])
-    return SVector{3, Float64}(p.shared[1] * (u[2] - u[1]), x1 - u[2], (u[1] * u[2]) - (p.shared[2] * u[3]))
-end
-"""
 const NETWORK = """
 const TABLE_NAME = Int64[$(join(39:-1:0, ", "))]
 function NAME(out, u, p, t)

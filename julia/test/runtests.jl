@@ -12,6 +12,7 @@ using Test
 using TOML: TOML
 
 include("asking.jl")
+include("problems.jl")
 
 const PARTS = ("primitives", "fields", "solving", "codes", "adjoints", "requests", "gpu", "code")
 

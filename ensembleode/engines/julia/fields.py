@@ -128,11 +128,14 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
     *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
     closed = jax.make_jaxpr(fn)(*args)
-    if closed.consts:  # of a derivative rule
-        consts = list(map(_spelled_out, closed.consts))
-        closed = jax.make_jaxpr(lambda *xs: jax.core.eval_jaxpr(closed.jaxpr, consts, *xs))(
-            *jax.tree.leaves(args)
-        )
+    if closed.consts:  # a derivative rule brings them along
+        with_consts = closed
+
+        def spelled_out(*xs):
+            consts = map(_spelled_out, with_consts.consts)
+            return jax.core.eval_jaxpr(with_consts.jaxpr, list(consts), *xs)
+
+        closed = jax.make_jaxpr(spelled_out)(*jax.tree.leaves(args))
     inner: Any = closed.jaxpr
     return jex.Jaxpr(
         constvars=[*inner.constvars, *inner.invars[:n]],

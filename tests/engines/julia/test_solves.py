@@ -16,6 +16,7 @@ import optax
 import pytest
 
 import ensembleode as eo
+from ensembleode.engines.julia import session
 from ensembleode.engines.julia.environment import JuliaError
 
 from ...marks import why_no_julia
@@ -493,3 +494,23 @@ def test_one_core_and_large_arrays():
     """)
     )
     assert done.stdout.strip().endswith("done"), done.stderr
+
+
+def test_a_worker_that_dies():
+    """One error, and the next solve has other workers."""
+    place = eo.EnsembleDistributed(workers=2)
+    short, ens = eo.EnsembleProblem(LORENZ), eo.EnsembleProblem(eo.remake(LORENZ, tspan=(0.0, 1e8)))
+    options = {"trajectories": 4, "engine": "julia"}
+    eo.solve(short, None, place, **options)
+    victim = session.start()._workers[0]
+
+    def kill():
+        time.sleep(3)
+        os.kill(victim, signal.SIGKILL)
+
+    threading.Thread(target=kill).start()
+    with pytest.raises(JuliaError, match="ProcessExitedException"):
+        eo.solve(ens, None, place, maxiters=10**9, abstol=1e-12, **options)
+    sim = eo.solve(short, None, place, **options)
+    assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
+    assert victim not in session.start()._workers

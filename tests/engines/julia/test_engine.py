@@ -1,0 +1,214 @@
+"""The Julia engine where there is no Julia: what it asks for, and what it says."""
+
+import subprocess
+import sys
+import tomllib
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.julia import methods, session
+from ensembleode.engines.julia.environment import JuliaError
+from ensembleode.engines.julia.fields import translate
+from ensembleode.engines.julia.host import host_call
+from ensembleode.engines.julia.requests import Request, toml
+from ensembleode.program import trace
+
+
+PROB = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(2), (0.0, 1.0), 1.0)
+
+
+class Asked(Exception):
+    """Ends a solve where Julia would begin."""
+
+
+class NoJulia(session.Session):
+    """Takes a request, and keeps it."""
+
+    def __init__(self):
+        self.threads, self.request = 2, None
+
+    def run(self, request):
+        self.request = tomllib.loads(request.text({k: {"address": 1} for k in request.arrays}))
+        raise Asked
+
+
+@pytest.fixture
+def asked(monkeypatch):
+    """What Julia is asked by a solve."""
+    fake = NoJulia()
+    monkeypatch.setattr(session, "_running", fake)
+
+    def solve(ens, alg=None, place=None, **options):
+        trajectories = {} if isinstance(ens, eo.ODEProblem) else {"trajectories": 3}
+        with pytest.raises(Asked):
+            eo.solve(ens, alg, place, engine="julia", **trajectories, **options)
+        return fake.request
+
+    return solve
+
+
+def test_toml():
+    table = {
+        "text": 'a "b"\\\n⊻ c',
+        "no": None,
+        "numbers": [1, 2.5e-300, True],
+        "inner": {"x": 1, "none": None, "list": [{"y": 1.0}]},
+    }
+    assert tomllib.loads(toml(table)) == {
+        "text": table["text"],
+        "numbers": table["numbers"],
+        "inner": {"x": 1, "list": [{"y": 1.0}]},
+    }
+
+
+def test_a_request(asked):
+    ens = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, p=1.0 * ctx.sim_id))
+    request = asked(ens, eo.Vern7(), eo.EnsembleSplitThreads(2, 1), saveat=[0.5, 1.0])
+    assert request["operation"] == "solve"
+    assert request["method"]["name"] == "Vern7"
+    assert request["place"] == {"name": "EnsembleSplitThreads", "workers": 2, "threads": 1}
+    assert (request["mode"], request["start"], request["trajectories"]) == ("times", False, 3)
+    assert request["field"]["f"]["source"].startswith("function f_")
+    assert "jac" not in request["field"]
+    # Julia's order of the axes is the other way round.
+    dims = {name: x["dims"] for name, x in request["arrays"].items()}
+    assert dims["u0"] == [2]
+    assert dims["own"] == [1, 3]
+    assert dims["u"] == [2, 2, 3]
+
+
+def test_implicit_methods_have_their_jacobian(asked):
+    request = asked(eo.EnsembleProblem(PROB), eo.KenCarp4(), eo.EnsembleSerial())
+    assert request["method"]["package"] == "OrdinaryDiffEqSDIRK"
+    assert {"f", "jac", "tgrad"} <= request["field"].keys()
+    assert "SMatrix{2, 2, Float64}" in request["field"]["jac"]["source"]
+
+
+def test_names_in_julia(asked):
+    for alg, name in ((eo.Bosh3(), "BS3"), (eo.Dopri5(), "DP5"), (eo.Vern9(), "Vern9")):
+        assert asked(eo.EnsembleProblem(PROB), alg, eo.EnsembleSerial())["method"]["name"] == name
+
+
+def test_places():
+    assert methods.place(eo.EnsembleThreads(), 4) == ("EnsembleThreads", ())
+    assert methods.place(eo.EnsembleThreads(1), 4) == methods.SERIAL
+    assert methods.place(eo.EnsembleThreads(), 1) == methods.SERIAL
+    kernel = methods.place(eo.EnsembleGPUKernel(backend="AMDGPU"), 4)
+    assert kernel == ("EnsembleGPUKernel", (("backend", "AMDGPU"),))
+    with pytest.raises(ValueError, match=r"EnsembleThreads\(n=3\) wants 3 threads, and Julia runs"):
+        methods.place(eo.EnsembleThreads(3), 4)
+    with pytest.raises(ValueError, match="are devices of JAX"):
+        methods.place(eo.EnsembleGPUArray(devices=2), 4)
+
+
+def test_what_the_engine_refuses():
+    def refused(message, alg=None, **options):
+        with pytest.raises(ValueError, match=message):
+            eo.solve(PROB, alg, engine="julia", **options)
+
+    refused("runs ensembleode's own solvers", diffrax.Tsit5())
+    refused("it runs on lanes, diffrax", eo.Dopri8())
+    refused("ReplayAdjoint\\(\\) is not one of the Julia engine", sensealg=eo.ReplayAdjoint())
+    refused("is one of diffrax", stepsize_controller=diffrax.PIDController(1e-3, 1e-6))
+    refused("Euler has a fixed step", eo.Euler())
+    refused("Euler has no error estimate", eo.Euler(), adaptive=True, dt=0.1)
+
+
+@pytest.mark.parametrize("alg", [eo.EnsembleDistributed(2), eo.EnsembleGPUKernel()], ids=str)
+def test_algorithms_of_julia_alone(alg):
+    with pytest.raises(ValueError, match="runs with engine='julia' only"):
+        eo.solve(eo.EnsembleProblem(PROB), None, alg, trajectories=2)
+
+
+def test_what_can_not_be_translated():
+    """The primitive and its line are named, before Julia is looked for."""
+
+    def f(u, p, t):
+        return jnp.sort(u)
+
+    line = f.__code__.co_firstlineno + 1
+    prob = eo.ODEProblem(f, jnp.ones(3), (0.0, 1.0))
+    with pytest.raises(
+        ValueError, match=rf"it uses the primitive sort, at .*{__name__[-11:]}.py:{line}"
+    ):
+        eo.solve(prob, engine="julia")
+
+
+def test_constants_of_derivative_rules():
+    """An array that a derivative brings along."""
+    weights = np.array([0.5, 2.0])
+
+    @jax.custom_jvp
+    def g(u):
+        return u * u
+
+    g.defjvp(lambda primals, tangents: (g(*primals), jnp.asarray(weights) * tangents[0]))
+    u, t = jax.ShapeDtypeStruct((2,), np.float64), jax.ShapeDtypeStruct((), np.float64)
+    program, consts = trace(lambda u, p, t: g(u), u, (), t, rules=True)
+    assert not consts
+    jacobian = translate(program, (), implicit=True).jac
+    assert jacobian is not None
+    assert "0.5" in jacobian.source
+    assert "2.0" in jacobian.source
+
+
+def test_without_julia(monkeypatch):
+    monkeypatch.setattr(session, "_running", None)
+    monkeypatch.setenv("PYTHON_JULIACALL_EXE", "/nowhere/julia")
+    monkeypatch.setenv("PYTHON_JULIACALL_PROJECT", "/nowhere")
+    with pytest.raises(JuliaError, match="which is no executable"):
+        eo.solve(PROB, engine="julia")
+
+
+def test_juliacall_is_left_alone():
+    code = (
+        "import sys, ensembleode as eo, ensembleode.julia\n"
+        "eo.solve(eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0)))\n"
+        "sys.exit('juliacall' in sys.modules or 'juliapkg' in sys.modules)"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_starting_twice(monkeypatch):
+    monkeypatch.setattr(session, "_running", NoJulia())
+    assert session.start().threads == 2
+    with pytest.raises(ValueError, match="Julia runs already, with 2 threads"):
+        session.start(threads=3)
+    with pytest.raises(ValueError, match="Julia runs already"):
+        session.start(process=True)
+
+
+def test_what_julia_says_is_raised():
+    class Failing(session.Session):
+        def _start(self):
+            pass
+
+        def _answer(self, request):
+            return 'kind = "BoundsError"\nerror = "at index [3]"\n'
+
+    with pytest.raises(JuliaError, match=r"Julia failed: BoundsError: at index \[3\]"):
+        Failing(1).run(Request("status", {}, {}))
+
+
+def doubled(x):
+    return (2 * x,)
+
+
+def test_host_calls():
+    """With plain arrays, under every transformation but differentiation."""
+    x = jnp.arange(6.0).reshape(2, 3)
+
+    def call(x):
+        return host_call(doubled, [jax.ShapeDtypeStruct(x.shape, x.dtype)], x)[0]
+
+    np.testing.assert_array_equal(call(x), 2 * x)
+    np.testing.assert_array_equal(jax.jit(call)(x), 2 * x)
+    np.testing.assert_array_equal(jax.vmap(call)(x), 2 * x)
+    np.testing.assert_array_equal(jax.jit(jax.vmap(call, in_axes=1, out_axes=1))(x), 2 * x)
+    _, ys = jax.lax.scan(lambda c, x: (c, call(x)), 0.0, x)
+    np.testing.assert_array_equal(ys, 2 * x)
