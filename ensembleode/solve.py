@@ -83,7 +83,8 @@ def solve(
     - `maxiters`: the limit on steps of a trajectory, by default 100,000.
     - `stepsize_controller`: a diffrax step-size controller, in place of the tolerances.
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
-        (lanes) or `RecursiveCheckpointAdjoint()` (diffrax).
+        (lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward sensitivities where
+        there are few numbers and `InterpolatingAdjoint()` where there are many.
     - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
         the results of several are gathered on the host (as NumPy arrays). By default from an
         estimate of the memory needed (see `ensembleode.batches`), and with diffrax on the CPU

@@ -75,11 +75,14 @@ class JuliaAlg(ODESolver):
                 "JuliaAlg takes the method as it is called in Julia, such as 'Rodas5P()', got "
                 f"{self.text!r}."
             )
-        assert self.description
+        self._read()
 
     @property
     def description(self) -> Description:
         """What is asked of Julia."""
+        return self._read()
+
+    def _read(self) -> Description:
         text = self.text.strip()
         if text.isidentifier():
             text += "()"

@@ -7,7 +7,8 @@ run by SciML's own ensemble algorithms, in this process or one of its own.
 - `methods.py`: solvers and ensemble algorithms by their names there.
 - `numbers.py`: trajectories as arrays, and results from arrays.
 - `requests.py`, `session.py`: what is asked of Julia, and the Julia that answers.
-- `host.py`: how a compiled program gets there.
+- `solving.py`: a solve as such a request; `host.py`: how a compiled program gets there.
+- `ensembles.py`: the executor.
 - `gradients.py`: forward sensitivities and continuous adjoints.
 - `environment.py`: where Julia is, and how it is installed.
 """

@@ -34,6 +34,11 @@ class Julia:
             return
         if plan.saving.mode == "steps":
             raise ValueError(f"{self.place[0]} can't save every step; use saveat.")
+        if plan.method.value.sensealg == "InterpolatingAdjoint":
+            raise ValueError(
+                f"{self.place[0]} can't keep the forward solution that InterpolatingAdjoint() "
+                "follows back: leave sensealg out, or use BacksolveAdjoint()."
+            )
         for name in ("saveat", "abstol", "reltol", "dt"):
             if getattr(plan.batched, name):
                 raise ValueError(

@@ -88,7 +88,7 @@ def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
     return [next(new) if w else x for x, w in zip(leaves, where, strict=True)]
 
 
-def _pulled_rates(plan: Plan, lanes: Lane, n: int, u: Any, t: Any) -> Any:
+def _rates(plan: Plan, lanes: Lane, n: int, u: Any, t: Any) -> Any:
     """`f` at `u [trajectory, *state]` and `t` (`[]` or `[trajectory]`)."""
     batched: Any = jax.tree.map(lambda b: 0 if b else None, plan.batched)
     t = jnp.broadcast_to(jnp.asarray(t), (n,))
@@ -209,14 +209,12 @@ def _(primals, tangents):
     if dot.t0 is not None:
         # Starting later is starting from where f leads back to.
         u0 = _starts(plan, lanes, n)
-        shift = _pulled_rates(plan, lanes, n, u0, lanes.t0).reshape(n, d)
+        shift = _rates(plan, lanes, n, u0, lanes.t0).reshape(n, d)
         shift = shift * jnp.broadcast_to(dot.t0, (n,))[:, None]
         du = du - jnp.einsum("ntk...,nk->nt...", s[:, :, :d], shift)
     dt = _time_tangents(plan, dot, n, rows)
     if dt is not None:
-        rates = jax.vmap(
-            functools.partial(_pulled_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1
-        )
+        rates = jax.vmap(functools.partial(_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1)
         times = _row_times(plan, lanes, result, n)
         du = du + rates(result.u, times) * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
     reached = jnp.isfinite(result.u)
@@ -321,7 +319,7 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         u0 = u0 if plan.batched.u0 else jnp.sum(u0, axis=0)
     t0 = t1 = saveat = None
     if perturbed.t0:
-        rates = _pulled_rates(plan, lanes, n, _starts(plan, lanes, n), lanes.t0)
+        rates = _rates(plan, lanes, n, _starts(plan, lanes, n), lanes.t0)
         t0 = of_times("t0", -_dot(at_start.reshape(n, *state), rates))
         if plan.saving.mode == "ends" and plan.saving.start:
             # The saved start does not move with its time.
@@ -330,9 +328,9 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
     if (plan.saving.mode == "times" and perturbed.saveat) or perturbed.t1:
         times = _row_times(plan, lanes, result, n)
         safe = jnp.where(jnp.isfinite(result.u), result.u, _starts(plan, lanes, n)[:, None])
-        rates = jax.vmap(
-            functools.partial(_pulled_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1
-        )(safe, times)
+        rates = jax.vmap(functools.partial(_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1)(
+            safe, times
+        )
         moved = jnp.sum((ct * rates).reshape(n, ct.shape[1], -1), axis=-1)
         if plan.saving.mode == "times":
             saveat = of_times("saveat", moved) if perturbed.saveat else None

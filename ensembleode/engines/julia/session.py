@@ -177,7 +177,7 @@ class OwnProcess(Session):
     def _start(self) -> None:
         julia = environment.find()
         folder = "/dev/shm" if os.path.isdir("/dev/shm") else None
-        self._memory = tempfile.NamedTemporaryFile(prefix="ensembleode-", dir=folder)  # noqa: SIM115
+        self._memory = _shared_file(folder)
         self._log = tempfile.TemporaryFile()  # noqa: SIM115
         command = [
             julia.executable,
@@ -212,8 +212,7 @@ class OwnProcess(Session):
         ends = np.cumsum([-(-x.nbytes // 64) * 64 for x in request.arrays.values()])
         starts = dict(zip(request.arrays, (0, *map(int, ends)), strict=False))
         size = max(64, int(ends[-1]))
-        if os.fstat(self._memory.fileno()).st_size < size:
-            os.ftruncate(self._memory.fileno(), size)
+        self._have_room(size)
         shared = np.memmap(self._memory.name, np.uint8, "r+", shape=(size,))
         views = {}
         for name, x in request.arrays.items():
@@ -242,6 +241,17 @@ class OwnProcess(Session):
                 x[...] = views[name]
         return answer
 
+    def _have_room(self, size: int) -> None:
+        """Memory for so many bytes: in a file on disk where memory for files has no room."""
+        if os.fstat(self._memory.fileno()).st_size >= size:
+            return
+        try:
+            _reserve(self._memory, size)
+        except OSError:
+            self._memory.close()
+            self._memory = _shared_file(None)
+            _reserve(self._memory, size)
+
     @property
     def _input(self) -> Any:
         return self._process.stdin
@@ -251,6 +261,18 @@ class OwnProcess(Session):
         self._log.seek(0)
         words = self._log.read()[-2000:].decode(errors="replace").strip()
         return f" Its exit code is {code}." + (f" It said:\n{words}" if words else "")
+
+
+def _shared_file(folder: str | None) -> Any:
+    return tempfile.NamedTemporaryFile(prefix="ensembleode-", dir=folder)
+
+
+def _reserve(file: Any, size: int) -> None:
+    """Make the file this large, with its memory: a page that is missing later ends the process."""
+    if hasattr(os, "posix_fallocate"):
+        os.posix_fallocate(file.fileno(), 0, size)
+    else:
+        os.ftruncate(file.fileno(), size)
 
 
 #
