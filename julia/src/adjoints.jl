@@ -102,7 +102,8 @@ function solve_adjoint!(
         callback = DiscreteCallback(jumps, jumps; save_positions = (false, false))
         return ODEProblem(
             adjoint_function, z, (from, span[1]), numbers;
-            callback, tstops = unique(jumps.times), tolerances..., step_back(steps)...,
+            callback, tstops = unique(jumps.times[1:jumps.next]), tolerances...,
+            step_back(steps)...,
         )
     end
     function keep(sol, i)

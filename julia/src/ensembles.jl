@@ -44,7 +44,7 @@ end
 (o::OutputOf)(sol, ctx) = (o.keep(sol, index(ctx)), false)
 
 """
-    interruptible(stop)
+    Interruptible(stop)
 
 A check at each step: for a state that is NaN, and for `stop`, the address of a number that is not
 zero once the user has interrupted.
@@ -75,6 +75,7 @@ function solve_ensemble!(
 )
     # One alone DiffEqGPU does not solve on a GPU, and on the CPU not with all options.
     place = is_gpu(place) && n == 1 ? Place(; name = :EnsembleSerial) : place
+    is_gpu(place) && check_spans(ens, place)
     kind = Kind(ens, field; isbits = is_gpu(place))
     shared = shared_numbers(ens, kind)
     f = ode_function(field)
@@ -97,6 +98,16 @@ function solve_ensemble!(
         options(ens, kind)..., saving..., checks..., common...,
     )
     remote && foreach(i -> write!(out, records[i], i), 1:n)
+    return nothing
+end
+
+"""What DiffEqGPU would solve otherwise, or not at all."""
+function check_spans(ens::Trajectories, place::Place)
+    if is_kernel(place)
+        all(ens.t0 .<= ens.t1) || error("EnsembleGPUKernel solves forwards in time only.")
+    elseif !(allequal(ens.t0) && allequal(ens.t1))
+        error("EnsembleGPUArray solves all trajectories over one tspan; use EnsembleGPUKernel.")
+    end
     return nothing
 end
 
@@ -135,9 +146,19 @@ function start_workers(n::Int, threads::Int)
     flags = `--project=$(Base.active_project()) --threads=$threads --startup-file=no`
     processes = Distributed.addprocs(n; exeflags = flags, topology = :master_worker)
     Distributed.remotecall_eval(Main, processes, :(using EnsembleODE: EnsembleODE))
+    foreach(i -> Distributed.remotecall_wait(end_with, i, getpid()), processes)
     foreach(i -> delete!(DEFINED, i), processes)
     WORKERS[] = (processes, threads)
     return processes
 end
 
 stop_workers() = start_workers(0, 0)
+
+"""End this process when that one has ended: killed, it can't say so, and a worker may wait on."""
+function end_with(process)
+    Sys.isunix() || return nothing
+    Timer(2; interval = 2) do _
+        ccall(:kill, Cint, (Cint, Cint), process, 0) == 0 || ccall(:_exit, Cvoid, (Cint,), 1)
+    end
+    return nothing
+end

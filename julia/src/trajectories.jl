@@ -106,7 +106,8 @@ function options(ens::Trajectories, kind::Kind, i = nothing)
     # Its sign is that of the span.
     own_step = ens.dt !== nothing && (length(ens.dt) > 1 || length(ens.t0) + length(ens.t1) > 2)
     if ens.dt !== nothing && own_step == is_own
-        direction = sign(entry(ens.t1, at) - entry(ens.t0, at))
+        # Not zero where the span is empty.
+        direction = entry(ens.t1, at) < entry(ens.t0, at) ? -1 : 1
         push!(given, :dt => abs(entry(ens.dt, at)) * direction)
     end
     return (; given...)

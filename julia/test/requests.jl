@@ -40,21 +40,9 @@ end
     @test occursin("backend must be one of",
                    failure(; place = Dict("name" => "EnsembleGPUKernel", "backend" => "Abacus")))
     @test startswith(failure(; place = Dict("name" => "EnsembleNowhere")), "KeyError")
-    @test occursin("syntax", lowercase(failure(; field = described(; f = "NAME(u, p, t) = 1 +* 2"))))
+    @test startswith(failure(; field = described(; f = "NAME(u, p, t) = 1 +* 2")), r"ParseError|ErrorException: syntax")
     @test occursin("UndefVarError", failure(; field = described(; f = "NAME(u, p, t) = u .+ nowhere")))
-    @test startswith(failure(; field = described(; f = "NAME(u, p) = u")), "")
-    for name in ("EnsembleSerial", "EnsembleThreads", "EnsembleDistributed")
-        place = Dict("name" => name, "workers" => 1)
-        field = described(; f = "NAME(u, p, t) = throw(ArgumentError(\"inside of f \\\"\\n\"))")
-        what = failure(; field, place)
-        @test what == "ArgumentError: ArgumentError: inside of f \"\n"
-        arrays = merge(
-            read_by_solve(Float64, 4; u0 = [1.0, 2.0]), written_by_solve(Float64, 4, 2, 1, "ends")
-        )
-        answer = ask("solve", arrays; request(; field, place, trajectories = 4)...)
-        @test answer["kind"] == "ArgumentError"
-    end
-    ask("stop_workers")
+    @test !isempty(failure(; field = described(; f = "NAME(u, p) = u")))
     @test ask("nothing")["kind"] == "KeyError"
     @test TOML.parse(EnsembleODE.handle("this is = not = TOML"))["kind"] == "ParserError"
     answer = ask("solve", Dict("u0" => [1.0]); request()...)

@@ -14,7 +14,9 @@ using TOML: TOML
 include("asking.jl")
 include("problems.jl")
 
-const PARTS = ("primitives", "fields", "solving", "codes", "adjoints", "requests", "gpu", "code")
+const PARTS = (
+    "primitives", "fields", "solving", "codes", "adjoints", "places", "requests", "gpu", "code"
+)
 
 @testset verbose = true "EnsembleODE" begin
     for name in (isempty(ARGS) ? PARTS : ARGS)

@@ -46,6 +46,12 @@ end
     out = solved(field, N; mode = "steps", start = true, t1 = -1, NUMBERS...)
     @test right(out, i -> out.t[1:out.lengths[i], i])
 
+    # Some of them over no time at all.
+    for options in ((;), (; adaptive = false, dt = 0.01)), t1 in (0.0, [1.0, 0.0, 1.0, 0.0, 1.0])
+        out = solved(field, N; start = true, t1, options..., NUMBERS...)
+        @test right(out, i -> [0.0, t1[min(i, end)]])
+    end
+
     # Tighter tolerances take more steps, and are each trajectory's own.
     reltol = reshape([1e-3, 1e-5, 1e-7, 1e-9, 1e-11], 1, N)
     numbers = (; NUMBERS..., own = fill(-1.0, 1, N), u0 = [2.0, 3.0])
@@ -113,31 +119,4 @@ robertson(form; in_place = form === storing) = described(;
         return out
     end
     @test results[1].u ≈ results[2].u rtol = 1e-5
-end
-
-@testset "the same bits wherever they run" begin
-    options = (; mode = "times", times = [0.0, 0.3, 1.0], NUMBERS...)
-    places = (
-        (; place = "EnsembleThreads"),
-        (; place = "EnsembleDistributed", workers = 2, threads = 1),
-        (; place = "EnsembleSplitThreads", workers = 2, threads = 2),
-    )
-    for (how, field) in FIELDS
-        serial = solved(field, N; options...)
-        steps = solved(field, N; mode = "steps", rows = 60, start = true, NUMBERS...)
-        for place in places
-            out = solved(field, N; options..., place...)
-            @test right(out, i -> [0.0, 0.3, 1.0])
-            @test isequal(out, serial)
-            @test isequal(solved(field, N; mode = "steps", rows = 60, start = true, NUMBERS..., place...), steps)
-        end
-    end
-    # Workers stay while the same are asked for, and go.
-    status = ask("workers"; place = Dict("name" => "EnsembleDistributed", "workers" => 2, "threads" => 2))
-    @test status["workers"] == 2 && length(unique(status["worker_pids"])) == 2
-    again = ask("workers"; place = Dict("name" => "EnsembleSplitThreads", "workers" => 2, "threads" => 2))
-    @test again["worker_pids"] == status["worker_pids"]
-    @test !(getpid() in status["worker_pids"])
-    ask("stop_workers")
-    @test ask("status")["workers"] == 0 && Distributed.nprocs() == 1
 end

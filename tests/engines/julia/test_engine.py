@@ -129,13 +129,13 @@ def test_what_gpu_kernels_refuse(monkeypatch):
     monkeypatch.setattr(session, "_running", NoJulia())
     own = jnp.array([1e-3, 1e-6, 1e-9])
     ens = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, reltol=own[ctx.index]))
-    for message, ens, options in (
+    for message, case, options in (
         ("shares reltol among all", ens, {}),
         ("can't save every step", eo.EnsembleProblem(PROB), {"save_everystep": True}),
         ("can't keep", eo.EnsembleProblem(PROB), {"sensealg": eo.InterpolatingAdjoint()}),
     ):
         with pytest.raises(ValueError, match=message):
-            eo.solve(ens, None, eo.EnsembleGPUKernel(), trajectories=3, engine="julia", **options)
+            eo.solve(case, None, eo.EnsembleGPUKernel(), trajectories=3, engine="julia", **options)
 
 
 def test_what_can_not_be_translated():
