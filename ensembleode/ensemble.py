@@ -118,7 +118,8 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     trajectory on the host, before and after.
 
     **Limitations:** small fields, without loops; the methods that DiffEqGPU has; `saveat`,
-    tolerances and `dt` shared by all; no step limit and no counts of steps (they are 0).
+    tolerances and `dt` shared by all; forwards in time; no step limit and no counts of steps (they
+    are 0). DiffEqGPU raises for all where one trajectory can't begin, or its step underflows.
 
     **Throws:** `ValueError` with another engine, or for what DiffEqGPU can't do.
     """

@@ -66,7 +66,8 @@ The continuous adjoint of `n` trajectories: solve forwards, then backwards for
 
 - `gradient [state + parameters, trajectory]`: what comes out.
 - `ens`: without `times`, so that the forward solution is whole.
-- `times [time]` or `[time, trajectory]`, `cotangents [state, time, trajectory]`: of the saved states.
+- `times [time]` or `[time, trajectory]`, `cotangents [state, time, trajectory]`: of the saved
+  states.
 - `adjoint`: the right-hand side of `z`, which reads the forward state by `p.forward(t)`.
 
 A trajectory that failed forwards has a gradient of zero; where the adjoint fails, it is NaN.
@@ -93,7 +94,8 @@ function solve_adjoint!(
         cache = field.in_place ? copy(u0) : nothing
         work = adjoint.in_place ? scratch(adjoint) : nothing
         numbers = AdjointNumbers(p.own, p.shared, work, Forward(forward, cache))
-        # In the order that the solution gets there; rows without a time are said to be at the start.
+        # In the order that the solution gets there; rows that it did not get to are said to be at
+        # the start.
         rows = column(times, i)
         order = failed ? Int[] : sortperm(rows; by = t -> abs(t - span[1]))
         jumps = Jumps(Vector{T}(rows[order]), cotangents[:, order, i], length(order))

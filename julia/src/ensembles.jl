@@ -56,7 +56,8 @@ end
     any(isnan, u) || (check.stop != C_NULL && unsafe_load(check.stop) != 0)
 
 """
-Say nothing: what SciML warns of is a return code. (An object since OrdinaryDiffEq 7, before `false`.)
+Say nothing: what SciML warns of is a return code. (An object since OrdinaryDiffEq 7, before that
+`false`.)
 """
 function quiet()
     id = Base.PkgId(Base.UUID("2b5f629d-d688-5b77-993f-72d75c75574e"), "DiffEqBase")

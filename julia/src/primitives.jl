@@ -49,7 +49,7 @@ end
 @inline min(x, y) = Base.min(x, y)
 @inline clamp(low, x, high) = Base.min(Base.max(x, low), high)
 
-"""`x^y` for real numbers: NaN for a negative base, unless `y` is a whole number, or one infinite."""
+"""`x^y`: NaN for a negative base, unless `y` is a whole number, or one of them infinite."""
 @inline function pow(x::AbstractFloat, y::AbstractFloat)
     whole = isinteger(y)
     power = ifelse(whole, x, abs(x))^y
@@ -94,7 +94,8 @@ end
     low, high = oftype(x, typemin(T)), oftype(x, typemax(T))
     inside = (x > low) & (x < high)
     whole = unsafe_trunc(T, ifelse(inside, x, zero(x)))
-    return ifelse(inside, whole, ifelse(x >= high, typemax(T), ifelse(x <= low, typemin(T), zero(T))))
+    outside = ifelse(x >= high, typemax(T), ifelse(x <= low, typemin(T), zero(T)))
+    return ifelse(inside, whole, outside)
 end
 
 @inline function nextafter(x::T, y::T) where {T}

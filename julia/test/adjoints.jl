@@ -65,7 +65,7 @@ end
     @test all(iszero, got[:, 2]) && got[:, [1, 3, 4, 5]] ≈ want[:, [1, 3, 4, 5]]
     @test all(iszero, gradients(field, adjoint, rows, c; maxiters = 2))
     # Backwards: NaN.
-    bad = described(; f = replace(LINEAR_ADJOINT, "x1 =" => "x1 = Primitives.sqrt(p.own[1] + 0.8) *"))
-    got = gradients(field, bad, rows, c)
+    bad = replace(LINEAR_ADJOINT, "x1 =" => "x1 = Primitives.sqrt(p.own[1] + 0.8) *")
+    got = gradients(field, described(; f = bad), rows, c)
     @test all(isnan, got[:, 1]) && all(isfinite, got[:, 2:5])
 end

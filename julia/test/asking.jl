@@ -1,7 +1,5 @@
 # Requests as Python makes them: a TOML text, and arrays by their addresses.
 
-const NO_FIELD = Dict("work_types" => String[], "work_sizes" => Int[])
-
 """A function whose source calls it NAME, by a name of its own."""
 function definition(source; work = ())
     name = "f_" * string(hash(source); base = 16)
@@ -56,8 +54,10 @@ listed(x::AbstractArray) = collect(x)
 listed(x::Number) = [x]
 
 """The arrays that a solve of `n` trajectories reads; what is nothing is left out."""
-function read_by_solve(T, n; u0, own = zeros(T, 0, n), shared = T[], t0 = 0, t1 = 1, times = nothing,
-                       counts = nothing, abstol = 1e-9, reltol = 1e-9, dt = nothing)
+function read_by_solve(
+    T, n; u0, own = zeros(T, 0, n), shared = T[], t0 = 0, t1 = 1, times = nothing,
+    counts = nothing, abstol = 1e-9, reltol = 1e-9, dt = nothing
+)
     given = (; u0, own, shared, t0, t1, times, abstol, reltol, dt)
     arrays = Dict{String,Any}(
         string(k) => T.(listed(x)) for (k, x) in pairs(given) if x !== nothing

@@ -37,7 +37,8 @@ end
 end
 
 @testset "NaN in one trajectory" begin
-    field = described(; f = "NAME(u, p, t) = SVector{2, Float64}(p.own[1] * u[1], Primitives.sqrt(p.own[2] - t))")
+    f = "SVector{2, Float64}(p.own[1] * u[1], Primitives.sqrt(p.own[2] - t))"
+    field = described(; f = "NAME(u, p, t) = $f")
     own = [1.0 1.0 1.0; 2.0 0.5 2.0]  # the square root ends at 0.5 in the second
     for options in ((; mode = "times", times = [0.25, 0.75, 1.0]), (; mode = "steps"))
         both = [solved(field, n; u0 = [1.0, 0.0], own = own[:, which], options...)
@@ -51,7 +52,8 @@ end
     # From the start: the start itself is there.
     out = solved(field, 3; u0 = [1.0, 0.0], own = [1.0 NaN 1.0; 2.0 2.0 2.0], start = true)
     @test out.lengths == [2, 1, 2] && out.codes == [SUCCESS, UNSTABLE, SUCCESS]
-    out = solved(field, 3; u0 = [1.0 NaN 1.0; 0.0 0.0 0.0], own = [1.0 1.0 1.0; 2.0 2.0 2.0], start = true)
+    u0 = [1.0 NaN 1.0; 0.0 0.0 0.0]
+    out = solved(field, 3; u0, own = [1.0 1.0 1.0; 2.0 2.0 2.0], start = true)
     @test out.lengths == [2, 0, 2] && out.codes[[1, 3]] == [SUCCESS, SUCCESS]
 end
 

@@ -4,7 +4,9 @@ const PROCESSES = (; place = "EnsembleDistributed", workers = 2, threads = 1)
 const PLACES = ((; place = "EnsembleThreads"), PROCESSES)
 const SAVED = (; mode = "times", times = [0.0, 0.3, 1.0], NUMBERS...)
 
-@testset "solutions, $how" for (how, field) in (("out of place", linear()), ("in place", linear_in_place()))
+const BOTH = (("out of place", linear()), ("in place", linear_in_place()))
+
+@testset "solutions, $how" for (how, field) in BOTH
     serial = solved(field, N; SAVED...)
     @test right(serial, i -> SAVED.times)
     for place in PLACES
@@ -13,7 +15,8 @@ const SAVED = (; mode = "times", times = [0.0, 0.3, 1.0], NUMBERS...)
 end
 
 @testset "every step" begin
-    every(; place...) = solved(linear(), N; mode = "steps", start = true, rows = 60, NUMBERS..., place...)
+    options = (; mode = "steps", start = true, rows = 60, NUMBERS...)
+    every(; place...) = solved(linear(), N; options..., place...)
     serial = every()
     @test all(place -> isequal(every(; place...), serial), PLACES)
 end

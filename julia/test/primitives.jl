@@ -184,7 +184,8 @@ const CALLED = setdiff(split("""
         lowered = read(joinpath(python, "codegen", "lower.py"), String)
         elementwise = split(match(r"ELEMENTWISE = \"\"\"([^\"]*)\"\"\"", lowered)[1])
         printer = read(joinpath(python, "julia", "source.py"), String)
-        infix = [m[1] for m in eachmatch(r"\"(\w+)\": \"", match(r"_INFIX = \{([^}]*)\}", printer)[1])]
+        table = match(r"_INFIX = \{([^}]*)\}", printer)[1]
+        infix = [m[1] for m in eachmatch(r"\"(\w+)\": \"", table)]
         operators = setdiff([infix; "neg"; "not"; "select_n"], ["div"])
         @test Set(CALLED) == Set([setdiff(elementwise, operators); "truncated"])
     end

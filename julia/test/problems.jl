@@ -3,7 +3,8 @@
 const LORENZ = """
 function NAME(u, p, t)
     x1 = u[1] * (p.own[1] - u[3])
-    return SVector{3, Float64}(p.shared[1] * (u[2] - u[1]), x1 - u[2], (u[1] * u[2]) - (p.shared[2] * u[3]))
+    x2 = p.shared[2] * u[3]
+    return SVector{3, Float64}(p.shared[1] * (u[2] - u[1]), x1 - u[2], (u[1] * u[2]) - x2)
 end
 """
 
@@ -49,7 +50,8 @@ end
 const LINEAR_DERIVATIVES = (
     jac = "NAME(u, p, t) = SMatrix{2, 2, Float64}(p.own[1] * p.shared[1], 0.0, 0.0,
         p.own[1] * p.shared[1])",
-    tgrad = "NAME(u, p, t) = SVector{2, Float64}(-(p.own[1] * p.shared[1]), -(p.own[1] * p.shared[1]))",
+    tgrad = "NAME(u, p, t) = SVector{2, Float64}(-(p.own[1] * p.shared[1]),
+        -(p.own[1] * p.shared[1]))",
 )
 const LINEAR_DERIVATIVES_IN_PLACE = (
     jac = """
@@ -104,9 +106,11 @@ in_place(source) = replace(
 )
 
 """The gradients `[state + parameters, trajectory]`, and those by the closed form."""
-function gradients(field, adjoint, rows, cotangents; n = N, method = "Tsit5", place = "EnsembleSerial",
-                   workers = nothing, threads = nothing, t0 = 0, t1 = 1, maxiters = 100_000,
-                   adaptive = nothing, numbers...)
+function gradients(
+    field, adjoint, rows, cotangents; n = N, method = "Tsit5", place = "EnsembleSerial",
+    workers = nothing, threads = nothing, t0 = 0, t1 = 1, maxiters = 100_000, adaptive = nothing,
+    numbers...
+)
     arrays = read_by_solve(Float64, n; t0, t1, NUMBERS..., numbers...)
     gradient = fill(77.0, 4, n)
     more = Dict("rows" => rows, "cotangents" => cotangents, "gradient" => gradient)

@@ -19,30 +19,29 @@ end
 
 @testset "SciMLBase's forms" begin
     context = (; sim_id = 3)
-    for problem in (ProblemOf(i -> 10i), OutputOf((sol, i) -> sol + 10i))
-        @test problem(1, context) == (problem isa ProblemOf ? 30 : (31, false))
-    end
-    @test ProblemOf(i -> 10i)(nothing, 3, 1) == 30
-    @test OutputOf((sol, i) -> sol + 10i)(1, 3) == (31, false)
+    problem, output = ProblemOf(i -> 10i), OutputOf((sol, i) -> sol + 10i)
+    @test problem(nothing, context) == problem(nothing, 3, 1) == 30
+    @test output(1, context) == output(1, 3) == (31, false)
 end
 
 @testset "errors" begin
-    @test occursin("OrdinaryDiffEqNowhere is not in the project",
-                   failure(; method = Dict("name" => "Tsit5", "package" => "OrdinaryDiffEqNowhere")))
-    @test occursin("LinearAlgebra is not a package of OrdinaryDiffEq",
-                   failure(; method = Dict("name" => "lu", "package" => "LinearAlgebra")))
-    @test occursin("OrdinaryDiffEqTsit5 has no method Tsit6",
-                   failure(; method = Dict("name" => "Tsit6", "package" => "OrdinaryDiffEqTsit5")))
-    @test occursin("OrdinaryDiffEqTsit5 is not a method", failure(;
-        method = Dict("name" => "OrdinaryDiffEqTsit5", "package" => "OrdinaryDiffEqTsit5")))
+    for (package, name, why) in (
+        ("OrdinaryDiffEqNowhere", "Tsit5", "OrdinaryDiffEqNowhere is not in the project"),
+        ("LinearAlgebra", "lu", "LinearAlgebra is not a package of OrdinaryDiffEq"),
+        ("OrdinaryDiffEqTsit5", "Tsit6", "OrdinaryDiffEqTsit5 has no method Tsit6"),
+        ("OrdinaryDiffEqTsit5", "OrdinaryDiffEqTsit5", "OrdinaryDiffEqTsit5 is not a method"),
+    )
+        @test occursin(why, failure(; method = Dict("name" => name, "package" => package)))
+    end
     @test startswith(failure(; method = merge(named("Tsit5"), Dict("arguments" => [1, 2, 3]))),
                      "MethodError")
     @test occursin("backend must be one of",
                    failure(; place = Dict("name" => "EnsembleGPUKernel", "backend" => "Abacus")))
     @test startswith(failure(; place = Dict("name" => "EnsembleNowhere")), "KeyError")
-    @test startswith(failure(; field = described(; f = "NAME(u, p, t) = 1 +* 2")), r"ParseError|ErrorException: syntax")
-    @test occursin("UndefVarError", failure(; field = described(; f = "NAME(u, p, t) = u .+ nowhere")))
-    @test !isempty(failure(; field = described(; f = "NAME(u, p) = u")))
+    of_source(source) = failure(; field = described(; f = source))
+    @test startswith(of_source("NAME(u, p, t) = 1 +* 2"), r"ParseError|ErrorException: syntax")
+    @test startswith(of_source("NAME(u, p, t) = u .+ nowhere"), "UndefVarError")
+    @test !isempty(of_source("NAME(u, p) = u"))
     @test ask("nothing")["kind"] == "KeyError"
     @test TOML.parse(EnsembleODE.handle("this is = not = TOML"))["kind"] == "ParserError"
     answer = ask("solve", Dict("u0" => [1.0]); request()...)
@@ -64,16 +63,15 @@ end
     @test solved(field, 1; u0 = [1.0, 0.0], place).codes == [SUCCESS]
 end
 
-@testset "options of methods" begin
-    autodiff = merge(named("KenCarp4"), Dict(
-        "options" => Dict("nlsolve" => Dict(
-            "name" => "NLNewton", "package" => "OrdinaryDiffEqNonlinearSolve",
-            "options" => Dict("max_iter" => 7),
-        )),
-    ))
-    found = EnsembleODE.method(autodiff)
-    @test nameof(typeof(found)) === :KenCarp4
-    @test found.nlsolve.max_iter == 7
+@testset "arguments and options of methods" begin
+    switching = Dict(
+        "name" => "AutoTsit5", "package" => "OrdinaryDiffEqTsit5",
+        "arguments" => [merge(named("Rosenbrock23"), Dict("options" => Dict()))],
+        "options" => Dict("maxstiffstep" => 7),
+    )
+    method = EnsembleODE.method(switching)
+    @test nameof.(typeof.(method.algs)) == (:Tsit5, :Rosenbrock23)
+    @test method.choice_function.maxstiffstep == 7
 end
 
 @testset "status" begin
@@ -86,10 +84,10 @@ end
 @testset "a process of its own" begin
     # Python's: requests and answers through pipes, and arrays in a file that both map.
     options = addenv(
-        `$(Base.julia_cmd()) --startup-file=no --project=$(Base.active_project())`,
+        `$(Base.julia_cmd()) --startup-file=no --threads=1 --project=$(Base.active_project())`,
         "JULIA_LOAD_PATH" => join(LOAD_PATH, Sys.iswindows() ? ';' : ':'),
     )
-    code = "using EnsembleODE: EnsembleODE; println(stderr); EnsembleODE.serve()"
+    code = "using EnsembleODE: EnsembleODE; EnsembleODE.serve()"
     process = open(pipeline(`$options -e $code`; stderr = devnull), "r+")
     @test readline(process) == "ready"
     function answered(text)
@@ -117,7 +115,8 @@ end
             there("u") .= 0
             solve = text("solve", arrays; placed, memory = path, request(; field)...)
             @test answered(solve) == Dict()
-            @test there("codes") == [SUCCESS] && there("u")[:, 1, 1] ≈ exact(1.0, [1.0, 2.0], 0.0, 1.0)
+            @test there("codes") == [SUCCESS]
+            @test there("u")[:, 1, 1] ≈ exact(1.0, [1.0, 2.0], 0.0, 1.0)
         end
         @test answered("operation = \"täglich\"")["kind"] == "KeyError"
         @test answered(text("status"))["threads"] == 1

@@ -3,7 +3,6 @@
 
 using Distributed: Distributed
 using EnsembleODE: EnsembleODE
-using LinearAlgebra: LinearAlgebra
 using Mmap: Mmap
 using SciMLBase: SciMLBase, ReturnCode
 using SpecialFunctions: SpecialFunctions
@@ -20,7 +19,7 @@ const PARTS = (
 
 @testset verbose = true "EnsembleODE" begin
     for name in (isempty(ARGS) ? PARTS : ARGS)
-        @testset verbose = true "$name" begin
+        @testset "$name" begin
             include("$(name).jl")
         end
     end

@@ -3,7 +3,7 @@ const FIELDS = (("out of place", linear()), ("in place", linear_in_place()))
 @testset "what is saved, $how" for (how, field) in FIELDS
     @test right(solved(field, N; NUMBERS...), i -> [1.0])
     @test right(solved(field, N; start = true, NUMBERS...), i -> [0.0, 1.0])
-    for times in ([0.5], [0.0, 0.3, 1.0], [0.25, 0.25, 0.75], [0.0, 0.0, 1.0, 1.0], [0.0], Float64[])
+    for times in ([0.5], [0.0, 0.3, 1.0], [0.25, 0.25, 0.75], [0.0, 0.0, 1.0, 1.0], [0.0], zeros(0))
         out = solved(field, N; mode = "times", times, NUMBERS...)
         @test right(out, i -> times)
     end
@@ -57,7 +57,8 @@ end
     numbers = (; NUMBERS..., own = fill(-1.0, 1, N), u0 = [2.0, 3.0])
     out = solved(field, N; abstol = reltol, reltol, t1 = 10, numbers...)
     @test issorted(out.naccept) && allunique(out.naccept)
-    one = solved(field, 1; abstol = 1e-7, reltol = 1e-7, t1 = 10, numbers..., own = fill(-1.0, 1, 1))
+    tolerances = (; abstol = 1e-7, reltol = 1e-7)
+    one = solved(field, 1; tolerances..., t1 = 10, numbers..., own = [-1.0;;])
     @test one.u[:, 1, 1] == out.u[:, 1, 3] && one.naccept[1] == out.naccept[3]
     for abstol in ([1e-9, 1e-3], repeat([1e-9, 1e-3], 1, N))
         @test right(solved(field, N; abstol, NUMBERS...), i -> [1.0]; rtol = 1e-4)
@@ -72,8 +73,9 @@ end
         out = solved(field, N; adaptive = false, dt = 0.01, t1, NUMBERS...)
         @test all(==(100), out.naccept) && right(out, i -> [t1])
     end
-    mixed = [1.0, -1.0, 1.0, -1.0, 1.0]
-    @test all(==(100), solved(field, N; adaptive = false, dt = 0.01, t1 = mixed, NUMBERS...).naccept)
+    t1 = [1.0, -1.0, 1.0, -1.0, 1.0]
+    out = solved(field, N; adaptive = false, dt = 0.01, t1, NUMBERS...)
+    @test all(==(100), out.naccept) && right(out, i -> [t1[i]])
 end
 
 @testset "single precision" begin

@@ -39,10 +39,14 @@ class Julia:
                 f"{self.place[0]} can't keep the forward solution that InterpolatingAdjoint() "
                 "follows back: leave sensealg out, or use BacksolveAdjoint()."
             )
-        for name in ("saveat", "abstol", "reltol", "dt"):
+        shared = ("saveat", "abstol", "reltol", "dt")
+        if self.place[0] == "EnsembleGPUArray":
+            shared = (*shared, "t0", "t1")
+        for name in shared:
             if getattr(plan.batched, name):
+                what = "tspan" if name in ("t0", "t1") else name
                 raise ValueError(
-                    f"{self.place[0]} shares {name} among all trajectories, and prob_func makes "
+                    f"{self.place[0]} shares {what} among all trajectories, and prob_func makes "
                     "it depend on the index. Use EnsembleThreads()."
                 )
 

@@ -69,25 +69,31 @@ def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) 
 
 @functools.lru_cache(maxsize=256)
 def translate(
-    program: Program, batched: tuple[bool, ...], implicit: bool = False, forward: bool = False
+    program: Program,
+    batched: tuple[bool, ...],
+    implicit: bool = False,
+    rate: Program | None = None,
 ) -> Field:
     """Translate a field; for an implicit method also its Jacobian and its time derivative.
 
+    With a `rate` it is that of an adjoint, whose last parameter is the forward solution, and `rate`
+    the field of that: it moves with the time.
+
     **Raises:** `ValueError` for what can't be translated, naming the primitive and its place.
     """
-    inputs = inputs_of(program, batched, forward)
+    inputs = inputs_of(program, batched, rate is not None)
     size = math.prod(program.out_avals[0].shape)
     try:
         f = lower(program.jaxpr, inputs)
         if not implicit:
             return Field(julia_source(f), None, None, inputs)
         jac = lower(_jacobian(program), inputs, size**2)
-        tgrad = lower(_time_derivative(program), inputs, size)
+        tgrad = lower(_time_derivative(program, rate), inputs, size)
         returned = size <= _LARGEST_STATIC_JACOBIAN
         if not (returned and f.is_scalar and jac.is_scalar and tgrad.is_scalar):
             f, jac, tgrad = (
                 lower(jaxpr, inputs, 0)
-                for jaxpr in (program.jaxpr, _jacobian(program), _time_derivative(program))
+                for jaxpr in (program.jaxpr, _jacobian(program), _time_derivative(program, rate))
             )
     except UntranslatableError as e:
         raise ValueError(
@@ -109,9 +115,18 @@ def _jacobian(program: Program) -> jex.Jaxpr:
     return staged(program, jacobian)
 
 
-def _time_derivative(program: Program) -> jex.Jaxpr:
+def _time_derivative(program: Program, rate: Program | None) -> jex.Jaxpr:
     def derivative(consts, u, p, t):
-        return jax.jvp(lambda t: program(consts, u, p, t), (t,), (jnp.ones_like(t),))[1]
+        if rate is None:
+            return jax.jvp(lambda t: program(consts, u, p, t), (t,), (jnp.ones_like(t),))[1]
+        *numbers, state = p
+        n = len(rate.jaxpr.constvars)
+        moved = rate(numbers[:n], state, tuple(numbers[n:]), t)
+
+        def along(state, t):
+            return program(consts, u, (*numbers, state), t)
+
+        return jax.jvp(along, (state, t), (moved, jnp.ones_like(t)))[1]
 
     return staged(program, derivative)
 

@@ -399,7 +399,8 @@ class _AdjointCall:
         plan, n = self.plan, self.n
         field = field_of(plan)
         method = plan.method.value
-        adjoint = translate(self.program, flags(plan), method.implicit, True)
+        rate: Any = plan.field
+        adjoint = translate(self.program, flags(plan), method.implicit, rate)
         d = math.prod(plan.state.shape)
         read = read_arrays(plan, field, lanes, n)
         for name in ("times", "counts"):

@@ -291,6 +291,25 @@ def test_gradient_of_a_network():
     close(eqx.filter_grad(of)(net, "julia"), eqx.filter_grad(of)(net, "lanes"), rtol=1e-5)
 
 
+def test_gradient_of_a_stiff_problem():
+    """The adjoint's time derivative knows that the forward solution moves: it takes few steps."""
+
+    def robertson(u, p, t):
+        slow, back, fast = p[0] * u[0], p[2] * u[1] * u[2], p[1] * u[1] ** 2
+        return jnp.array([back - slow, slow - fast - back, fast])
+
+    def end(p, **options):
+        prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 40.0), p)
+        sol = eo.solve(prob, abstol=1e-10, reltol=1e-8, maxiters=5000, **options)
+        return sol.u[-1, 0]
+
+    p = jnp.array([0.04, 3e7, 1e4])
+    rodas, adjoint = eo.JuliaAlg("Rodas5P()"), eo.InterpolatingAdjoint()
+    gradient = jax.grad(end)(p, alg=rodas, sensealg=adjoint)
+    exact = jax.grad(end)(p, alg=eo.Kvaerno5())
+    np.testing.assert_allclose(gradient * p, exact * p, rtol=1e-4)
+
+
 def test_gradient_past_a_failure():
     """A failed trajectory has a gradient of zero, and touches no other."""
 
