@@ -51,7 +51,11 @@ ON_SEVERAL = [eo.EnsembleThreads(), eo.EnsembleThreads(2), eo.EnsembleGPUArray(d
 
 @pytest.mark.parametrize("alg", ON_SEVERAL, ids=str)
 @pytest.mark.parametrize(
-    "options", [{}, {"saveat": 0.25}, {"dt": 0.01, "adaptive": False}], ids=str
+    "options",
+    [
+        slow_unless("saveat" in options, options, id=str(options))
+        for options in ({}, {"saveat": 0.25}, {"dt": 0.01, "adaptive": False})
+    ],
 )
 def test_same_bits_as_on_one(alg, options):
     one = solve(eo.EnsembleGPUArray(), **options)
