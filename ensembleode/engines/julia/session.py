@@ -38,6 +38,7 @@ class _Thread:
 
     def __init__(self) -> None:
         self._asked: queue.SimpleQueue = queue.SimpleQueue()
+        self.idle: Callable[[], Any] = contextlib.nullcontext
         threading.Thread(target=self._work, name="julia", daemon=True).start()
 
     def submit(self, fn: Callable, *args: Any) -> Future:
@@ -47,7 +48,8 @@ class _Thread:
 
     def _work(self) -> None:
         while True:
-            future, fn, args = self._asked.get()
+            with self.idle():
+                future, fn, args = self._asked.get()
             try:
                 future.set_result(fn(*args))
             except BaseException as e:
@@ -128,6 +130,27 @@ def _own_interrupt() -> Iterator[None]:
     api.PyOS_setsig(signal.SIGINT, handler)
 
 
+def _collectable(main: Any) -> Callable[[], Any]:
+    """A context in which Julia's garbage collector does not wait for this thread: while it is idle,
+    other threads may use juliacall."""
+
+    def function(name: str, result: Any, *arguments: Any) -> Any:
+        return ctypes.CFUNCTYPE(result, *arguments)(main.seval(f"UInt(cglobal(:{name}))"))
+
+    enter = function("jl_gc_safe_enter", ctypes.c_int8)
+    leave = function("jl_gc_safe_leave", None, ctypes.c_int8)
+
+    @contextlib.contextmanager
+    def idle() -> Iterator[None]:
+        state = enter()
+        try:
+            yield
+        finally:
+            leave(state)
+
+    return idle
+
+
 class InProcess(Session):
     """Julia in this process, by juliacall."""
 
@@ -139,7 +162,13 @@ class InProcess(Session):
         os.environ.setdefault("PYTHON_JULIACALL_THREADS", str(self.threads))
         os.environ.setdefault("PYTHON_JULIACALL_HANDLE_SIGNALS", "yes")
         os.environ.setdefault("PYTHON_JULIACALL_AUTOLOAD_IPYTHON_EXTENSION", "no")
-        already = "juliacall" in sys.modules
+        if "juliacall" in sys.modules:
+            # Its garbage collector would wait for the thread that started it, which waits for us.
+            raise JuliaError(
+                "juliacall has started Julia in this process already.",
+                "Call ensembleode.julia.start() before juliacall is imported, or run ours in a "
+                "process of its own: ensembleode.julia.start(process=True).",
+            )
         try:
             with _own_interrupt():
                 import juliacall
@@ -148,9 +177,9 @@ class InProcess(Session):
                 "engine='julia' needs juliacall: pip install 'ensembleode[julia]', or run Julia in "
                 "a process of its own: ensembleode.julia.start(process=True)."
             ) from e
-        if not already:
-            self._end_in_thread(juliacall.CONFIG["lib"])
+        self._end_in_thread(juliacall.CONFIG["lib"])
         main: Any = juliacall.newmodule("ensembleode")
+        self._thread.idle = _collectable(main)
         try:
             main.seval(environment.loading())
         except juliacall.JuliaError as e:

@@ -491,6 +491,24 @@ def test_a_process_of_its_own():
     assert done.stdout.strip().endswith("done"), done.stderr
 
 
+def test_juliacall_beside_it():
+    """The user's own Julia code collects garbage while ours is idle."""
+    done = run_python(
+        OWN
+        + """
+    ends()
+    from juliacall import Main as jl
+    for _ in range(3):
+        jl.seval("sum(length([i]) for i in 1:10^6); GC.gc(); 1")
+        np.testing.assert_allclose(ends(), exact, atol=1e-9)
+    print("done")
+    """
+    )
+    assert done.stdout.strip().endswith("done"), done.stderr
+    done = run_python("from juliacall import Main" + textwrap.dedent(OWN) + "ends()")
+    assert "juliacall has started Julia in this process already" in done.stderr
+
+
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="needs CPU affinity")
 def test_one_core_and_large_arrays():
     """40 MB each way, where a callback that waits for JAX would never come back."""
