@@ -75,9 +75,14 @@ _SOLVERS = {
     "KenCarp3": ["kennedy2003"],
     "KenCarp4": ["kennedy2003"],
     "KenCarp5": ["kennedy2003"],
+    "JuliaAlg": ["rackauckas2017"],  # and what its documentation in Julia names
 }
 # The lanes engine brings its own first step (hairer1993) and step-size controller.
-_ENGINES = {"lanes": ["hairer1993", "gustafsson1991"], "diffrax": ["kidger2021"]}
+_ENGINES = {
+    "lanes": ["hairer1993", "gustafsson1991"],
+    "diffrax": ["kidger2021"],
+    "julia": ["rackauckas2017"],
+}
 _ADJOINTS = {
     "ReplayAdjoint": ["hager2000", "stumm2010"],
     "RecursiveCheckpointAdjoint": ["stumm2010"],
@@ -86,4 +91,6 @@ _ADJOINTS = {
     "ForwardMode": ["griewank2008"],
     "BacksolveAdjoint": ["chen2018"],
     "GaussAdjoint": ["norcliffe2023"],
+    "InterpolatingAdjoint": ["ma2021"],
+    "forward sensitivities or InterpolatingAdjoint": ["griewank2008", "ma2021"],
 }

@@ -47,7 +47,7 @@ class InterpolatingAdjoint(SensitivityAlgorithm):
     it with the same method and tolerances: accurate to the tolerances rather than exact, and stable
     where the forward solve is. Reverse mode only.
 
-    Source: Rackauckas et al., "A comparison of automatic differentiation and continuous sensitivity
+    Source: Ma et al., "A comparison of automatic differentiation and continuous sensitivity
     analysis for derivatives of differential equation solutions", IEEE HPEC 2021.
     """
 

@@ -23,7 +23,12 @@ def everywhere(cls):
         yield from everywhere(sub)
 
 
-SOLVERS = [cls for cls in everywhere(base.ODESolver) if getattr(eo, cls.__name__, None) is cls]
+# Of a method of Julia: tests/engines/julia/test_solves.py.
+SOLVERS = [
+    cls
+    for cls in everywhere(base.ODESolver)
+    if getattr(eo, cls.__name__, None) is cls and cls is not eo.JuliaAlg
+]
 
 
 @pytest.mark.parametrize("solver", SOLVERS, ids=lambda cls: cls.__name__)

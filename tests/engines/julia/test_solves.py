@@ -132,6 +132,7 @@ def test_stiff(solver):
     sol = eo.solve(prob, eo.JuliaAlg(solver), abstol=1e-10, reltol=1e-6)
     assert sol.engine is not None
     assert sol.engine.name == "julia"
+    assert "no reference is on record" not in eo.citation(sol)
     exact = eo.solve(prob, eo.Kvaerno5(), abstol=1e-12, reltol=1e-9)
     np.testing.assert_allclose(sol.u[-1], exact.u[-1], rtol=1e-3)
     assert sol.stats.naccept < 2000
