@@ -22,18 +22,13 @@ def why_no_julia() -> str:
     return ""
 
 
-def needs_julia(test):
-    """Marks a test that runs Julia."""
-    for mark in _julia_marks():
-        test = mark(test)
-    return test
-
-
 def on_julia(*case, **how):
     """A case of `pytest.mark.parametrize` that runs Julia."""
-    return pytest.param(*case, marks=_julia_marks(), **how)
+    return pytest.param(*case, marks=julia_marks(), **how)
 
 
-def _julia_marks() -> tuple:
+def julia_marks() -> list:
+    """The marks of a test that runs Julia."""
     reason = why_no_julia()
-    return pytest.mark.julia, pytest.mark.skipif(bool(reason), reason=reason or "there is a Julia")
+    skip = pytest.mark.skipif(bool(reason), reason=reason or "there is a Julia")
+    return [pytest.mark.julia, skip]

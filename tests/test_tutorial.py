@@ -25,21 +25,27 @@ def loss(theta, ensemblealg, **options):
     return jnp.sum((1.0 - sim.u) ** 2)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("options", [{}, {"abstol": 1e-10, "reltol": 1e-10}], ids=str)
-def test_training(name, options):
-    """At the default tolerances, too: the steps are those of OrdinaryDiffEq."""
+def trained(ensemblealg, **options):
+    """The parameters after 99 updates."""
     optimizer = optax.adam(0.1)
     theta = jnp.array([3.0, 1.0])
     state = optimizer.init(theta)
 
     @jax.jit
     def update(theta, state):
-        gradient = jax.grad(loss)(theta, ALGORITHMS[name], **options)
+        gradient = jax.grad(loss)(theta, ensemblealg, **options)
         updates, state = optimizer.update(gradient, state)
         return optax.apply_updates(theta, updates), state
 
     with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
         for _ in range(99):
             theta, state = update(theta, state)
+    return theta
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("options", [{}, {"abstol": 1e-10, "reltol": 1e-10}], ids=str)
+def test_training(name, options):
+    """At the default tolerances, too: the steps are those of OrdinaryDiffEq."""
+    theta = trained(ALGORITHMS[name], **options)
     np.testing.assert_allclose(theta, PUBLISHED, atol=2e-6, rtol=0)

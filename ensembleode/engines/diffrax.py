@@ -23,6 +23,7 @@ from ..program import Static
 from ..solution import ReturnCode
 from ..solvers import ODESolver
 from ..trajectories import Lane
+from .checks import check_steps
 
 
 name = "diffrax"
@@ -93,13 +94,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
             f"{label} has no error estimate for stepsize_controller to choose steps by: drop it "
             "and pass dt, or use an adaptive solver."
         )
-    if adaptive and not can_adapt:
-        raise ValueError(
-            f"{label} has no error estimate, so adaptive must be False: pass adaptive=False and dt."
-        )
-    if not adaptive and not has_dt and not isinstance(controller, diffrax.StepTo):
-        reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
-        raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+    check_steps(label, can_adapt, adaptive, has_dt or isinstance(controller, diffrax.StepTo))
     if ours and alg.implicit:
         solver = _with_root_finder(solver, adaptive)
     adjoint, direction = _adjoint(options["sensealg"])

@@ -7,7 +7,7 @@ run by SciML's own ensemble algorithms, in this process or one of its own.
 - `methods.py`: solvers and ensemble algorithms by their names there.
 - `numbers.py`: trajectories as arrays, and results from arrays.
 - `requests.py`, `session.py`: what is asked of Julia, and the Julia that answers.
-- `solving.py`: a solve as such a request; `host.py`: how a compiled program gets there.
+- `solving.py`: a solve as such a request.
 - `ensembles.py`: the executor.
 - `gradients.py`: forward sensitivities and continuous adjoints.
 - `environment.py`: where Julia is, and how it is installed.
@@ -18,14 +18,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ... import sensitivity
 from ...plan import Plan, Result
 from ...program import Program, Static, trace
-from ...solvers import JuliaAlg, ODESolver
+from ...solvers import JuliaAlg
 from ...solvers.julia_alg import Description
 from ...trajectories import Lane
+from ..checks import check_steps, refusal_of_ours
 from ..rates import with_rates
 from . import gradients as gradients, methods as methods
 
@@ -55,15 +55,9 @@ _SENSEALGS = (
 
 def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     """Why this engine can't run `alg` with these options on such a state; None when it can."""
-    if dtype not in (np.float32, np.float64):
-        return f"its states are float32 or float64, and u0 is {dtype}."
-    if not isinstance(alg, ODESolver):
-        return "it runs ensembleode's own solvers, and JuliaAlg(...)."
-    if name not in alg.engines:
-        return f"it runs on {', '.join(alg.engines)}."
-    if options["stepsize_controller"] is not None:
-        return "stepsize_controller is one of diffrax."
     sensealg = options["sensealg"]
+    if reason := refusal_of_ours(name, alg, options, dtype, more=", and JuliaAlg(...)"):
+        return reason
     if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
         return f"sensealg={type(sensealg).__name__}() is not one of the Julia engine."
     return None
@@ -75,23 +69,18 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
     estimate.
     """
-    label = type(alg).__name__
+    known_by_name = isinstance(alg, JuliaAlg)
     adaptive = options["adaptive"]
-    if not isinstance(alg, JuliaAlg):
-        if adaptive and not alg.adaptive:
-            raise ValueError(
-                f"{label} has no error estimate, so adaptive must be False: pass adaptive=False "
-                "and dt."
-            )
-        adaptive = alg.adaptive if adaptive is None else bool(adaptive)
-    if adaptive is False and not has_dt:
-        reason = f"{label} has a fixed step" if not alg.adaptive else "adaptive=False"
-        raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+    if adaptive is None and not known_by_name:
+        adaptive = alg.adaptive
+    if adaptive is not None:
+        check_steps(type(alg).__name__, alg.adaptive, bool(adaptive), has_dt)
     sensealg = options["sensealg"]
     chosen = None if sensealg is None else type(sensealg).__name__
     # Of a method that is known by name only, the derivatives may be needed.
-    implicit = alg.implicit or isinstance(alg, JuliaAlg)
+    implicit = alg.implicit or known_by_name
     description = methods.description(alg)
+    adaptive = None if adaptive is None else bool(adaptive)
     return Static(Method(description, adaptive, implicit, alg.stages or 8, chosen))
 
 

@@ -51,13 +51,18 @@ class Field(NamedTuple):
         return table
 
 
+def parameters_of(program: Any) -> list[Any]:
+    """The abstract values of a program's constants, and of its arguments between
+    the state and the time."""
+    return [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars[1:-1])]
+
+
 def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) -> Inputs:
     """Where the parameters lie: those that differ by trajectory in `own`, the rest in `shared`.
 
     With `forward` the last parameter is the forward solution.
     """
-    _, *parameters, _ = program.jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*program.jaxpr.constvars, *parameters)]
+    avals = parameters_of(program)
     dtype: Any = program.out_avals[0].dtype
     groups = ["own" if b else "shared" for b in batched]
     numbers = avals[:-1] if forward else avals
@@ -84,22 +89,19 @@ def translate(
     inputs = inputs_of(program, batched, rate is not None)
     size = math.prod(program.out_avals[0].shape)
     try:
-        f = lower(program.jaxpr, inputs)
         if not implicit:
-            return Field(julia_source(f), None, None, inputs)
-        jac = lower(_jacobian(program), inputs, size**2)
-        tgrad = lower(_time_derivative(program, rate), inputs, size)
-        returned = size <= _LARGEST_STATIC_JACOBIAN
-        if not (returned and f.is_scalar and jac.is_scalar and tgrad.is_scalar):
-            f, jac, tgrad = (
-                lower(jaxpr, inputs, 0)
-                for jaxpr in (program.jaxpr, _jacobian(program), _time_derivative(program, rate))
-            )
+            return Field(julia_source(lower(program.jaxpr, inputs)), None, None, inputs)
+        jaxprs = (program.jaxpr, _jacobian(program), _time_derivative(program, rate))
+        largest = size**2 if size <= _LARGEST_STATIC_JACOBIAN else 0
+        functions = [lower(jaxpr, inputs, largest) for jaxpr in jaxprs]
+        if largest and not all(fn.is_scalar for fn in functions):
+            functions = [lower(jaxpr, inputs, 0) for jaxpr in jaxprs]
     except UntranslatableError as e:
         raise ValueError(
             f"f can't be translated to Julia: it uses {e.what}, at {e.where}. Write that part "
             "otherwise, or use another engine."
         ) from e
+    f, jac, tgrad = functions
     return Field(julia_source(f), julia_source(jac, "jac"), julia_source(tgrad, "tgrad"), inputs)
 
 

@@ -6,7 +6,6 @@ than exact for the steps taken.
 """
 
 import dataclasses
-import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -18,14 +17,15 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
+from ...host import host_call
 from ...plan import Plan, Result
 from ...program import Program, trace
 from ...saving import Saving
 from ...solution import ReturnCode
 from ...trajectories import Lane
+from ..rates import rates
 from . import methods, session
-from .fields import translate
-from .host import host_call
+from .fields import parameters_of, translate
 from .numbers import flags, read_arrays
 from .requests import Request
 from .solving import field_of, options_of, solve_in_program
@@ -73,9 +73,7 @@ class Parameters(NamedTuple):
 
 def _parameters(plan: Plan, wanted: Any) -> Parameters:
     """Of the program's constants and parameters those wanted; each of one trajectory."""
-    jaxpr = plan.field.jaxpr
-    _, *p, _ = jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p)]
+    avals = parameters_of(plan.field)
     where = tuple(
         bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in zip(wanted, avals, strict=True)
     )
@@ -88,13 +86,10 @@ def _with(leaves: Any, where: tuple[bool, ...], new: Any) -> list:
     return [next(new) if w else x for x, w in zip(leaves, where, strict=True)]
 
 
-def _rates(plan: Plan, lanes: Lane, n: int, u: Any, t: Any) -> Any:
-    """`f` at `u [trajectory, *state]` and `t` (`[]` or `[trajectory]`)."""
-    batched: Any = jax.tree.map(lambda b: 0 if b else None, plan.batched)
-    t = jnp.broadcast_to(jnp.asarray(t), (n,))
-    return jax.vmap(plan.field, in_axes=(batched.consts, 0, batched.p, 0))(
-        lanes.consts, u, lanes.p, t
-    )
+def _rates_at_start(plan: Plan, lanes: Lane, n: int) -> Any:
+    """`f` where each trajectory starts: `[trajectory, *state]`."""
+    t0 = jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))
+    return rates(plan, lanes, _starts(plan, lanes, n)[:, None], t0[:, None])[:, 0]
 
 
 def _starts(plan: Plan, lanes: Lane, n: int) -> Any:
@@ -148,14 +143,19 @@ def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> t
     return s, result._replace(u=result.u[:, :, 0].reshape(n, -1, *shape))
 
 
+def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
+    """`field(state, numbers, t)`, whose numbers are all those of the plan's field, and `more`."""
+    t: Any = plan.field.jaxpr.invars[-1].aval
+    avals = (*parameters_of(plan.field), *more)
+    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
+    program, consts = trace(field, state, structs, jax.ShapeDtypeStruct((), t.dtype))
+    assert not consts
+    return program
+
+
 def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) -> tuple[Plan, Lane]:
     """The plan and the numbers of `field(state, numbers, t)`, with the same numbers."""
-    jaxpr = plan.field.jaxpr
-    _, *p, t = jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p)]
-    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
-    program, consts = trace(field, state, structs, jax.ShapeDtypeStruct((), t.aval.dtype))
-    assert not consts
+    program = _traced(plan, field, state)
     size, one = math.prod(state.shape), math.prod(plan.state.shape)
 
     def tolerance(x: Any, batched: bool) -> Any:
@@ -208,15 +208,13 @@ def _(primals, tangents):
     du = jnp.einsum("ntk...,nk->nt...", s, theta)
     if dot.t0 is not None:
         # Starting later is starting from where f leads back to.
-        u0 = _starts(plan, lanes, n)
-        shift = _rates(plan, lanes, n, u0, lanes.t0).reshape(n, d)
+        shift = _rates_at_start(plan, lanes, n).reshape(n, d)
         shift = shift * jnp.broadcast_to(dot.t0, (n,))[:, None]
         du = du - jnp.einsum("ntk...,nk->nt...", s[:, :, :d], shift)
     dt = _time_tangents(plan, dot, n, rows)
     if dt is not None:
-        rates = jax.vmap(functools.partial(_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1)
-        times = _row_times(plan, lanes, result, n)
-        du = du + rates(result.u, times) * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
+        moving = rates(plan, lanes, result.u, _row_times(plan, lanes, result, n))
+        du = du + moving * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
     reached = jnp.isfinite(result.u)
     zeros = jax.tree.map(_zero_tangent, result)
     t = zeros.t
@@ -319,19 +317,17 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         u0 = u0 if plan.batched.u0 else jnp.sum(u0, axis=0)
     t0 = t1 = saveat = None
     if perturbed.t0:
-        rates = _rates(plan, lanes, n, _starts(plan, lanes, n), lanes.t0)
-        t0 = of_times("t0", -_dot(at_start.reshape(n, *state), rates))
+        moving = _rates_at_start(plan, lanes, n)
+        t0 = of_times("t0", -_dot(at_start.reshape(n, *state), moving))
         if plan.saving.mode == "ends" and plan.saving.start:
             # The saved start does not move with its time.
-            t0_row = _dot(ct[:, 0], rates)
+            t0_row = _dot(ct[:, 0], moving)
             t0 = t0 + (t0_row if plan.batched.t0 else jnp.sum(t0_row))
     if (plan.saving.mode == "times" and perturbed.saveat) or perturbed.t1:
         times = _row_times(plan, lanes, result, n)
         safe = jnp.where(jnp.isfinite(result.u), result.u, _starts(plan, lanes, n)[:, None])
-        rates = jax.vmap(functools.partial(_rates, plan, lanes, n), in_axes=(1, 1), out_axes=1)(
-            safe, times
-        )
-        moved = jnp.sum((ct * rates).reshape(n, ct.shape[1], -1), axis=-1)
+        moving = rates(plan, lanes, safe, times)
+        moved = jnp.sum((ct * moving).reshape(n, ct.shape[1], -1), axis=-1)
         if plan.saving.mode == "times":
             saveat = of_times("saveat", moved) if perturbed.saveat else None
         t1 = of_times(
@@ -358,10 +354,7 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
     """The right-hand side of `z = [lambda, gradient]`, whose last parameter is the state."""
     shape = plan.state.shape
     d = math.prod(shape)
-    jaxpr = plan.field.jaxpr
-    n_consts = len(jaxpr.constvars)
-    _, *p, t = jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p)]
+    n_consts = len(plan.field.jaxpr.constvars)
 
     def field(z, numbers, t):
         *numbers, u = numbers
@@ -376,12 +369,8 @@ def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
         parts = [du, *dp]
         return -jnp.concatenate([x.reshape(-1).astype(z.dtype) for x in parts])
 
-    dtype = plan.state.dtype
-    z = jax.ShapeDtypeStruct((d + parameters.size,), dtype)
-    structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in (*avals, plan.state))
-    program, consts = trace(field, z, structs, jax.ShapeDtypeStruct((), t.aval.dtype))
-    assert not consts
-    return program
+    z = jax.ShapeDtypeStruct((d + parameters.size,), plan.state.dtype)
+    return _traced(plan, field, z, plan.state)
 
 
 @dataclasses.dataclass(frozen=True)

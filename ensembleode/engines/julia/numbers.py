@@ -4,6 +4,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -68,29 +69,30 @@ def _parameters(
     return np.ascontiguousarray(every), np.concatenate([none[0, :0], *shared])
 
 
-def written_arrays(plan: Plan, n: int) -> dict[str, np.ndarray]:
-    """Room for the solutions: what Julia writes."""
+def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
+    """What Julia writes: the solutions."""
     dtype, rows = plan.state.dtype, plan.saving.rows
-    arrays: dict[str, Any] = {"u": np.empty((n, rows, math.prod(plan.state.shape)), dtype)}
+    size = math.prod(plan.state.shape)
+    arrays = {"u": jax.ShapeDtypeStruct((n, rows, size), dtype)}
     if plan.saving.mode == "steps":
-        arrays["t"] = np.empty((n, rows), dtype)
+        arrays["t"] = jax.ShapeDtypeStruct((n, rows), dtype)
     for name in ("lengths", "codes", "naccept", "nreject", "nf"):
-        arrays[name] = np.empty(n, np.int32)
+        arrays[name] = jax.ShapeDtypeStruct((n,), np.int32)
     return arrays
 
 
-def result_of(plan: Plan, lanes: Lane, written: dict[str, Any], n: int) -> Result:
+def result_of(plan: Plan, lanes: Lane, arrays: dict[str, Any], n: int) -> Result:
     """What came back, `[trajectory, ...]`."""
-    u = jnp.asarray(written["u"]).reshape(n, plan.saving.rows, *plan.state.shape)
-    lengths = jnp.asarray(written["lengths"])
-    counts = [jnp.asarray(written[name]) for name in ("naccept", "nreject", "nf")]
-    codes = jnp.asarray(written["codes"]).astype(jnp.int8)
-    return Result(u, _times(plan, lanes, written, lengths, n), None, lengths, codes, *counts)
+    u = jnp.asarray(arrays["u"]).reshape(n, plan.saving.rows, *plan.state.shape)
+    lengths = jnp.asarray(arrays["lengths"])
+    counts = [jnp.asarray(arrays[name]) for name in ("naccept", "nreject", "nf")]
+    codes = jnp.asarray(arrays["codes"]).astype(jnp.int8)
+    return Result(u, _times(plan, lanes, arrays, lengths, n), None, lengths, codes, *counts)
 
 
-def _times(plan: Plan, lanes: Lane, written: dict[str, Any], lengths: Any, n: int) -> Any:
+def _times(plan: Plan, lanes: Lane, arrays: dict[str, Any], lengths: Any, n: int) -> Any:
     if plan.saving.mode == "steps":
-        return jnp.asarray(written["t"])
+        return jnp.asarray(arrays["t"])
     if not plan.own_times:
         return shared_times(plan, lanes)
     rows = plan.saving.rows

@@ -5,6 +5,7 @@ Python's main thread keeps its signals: Julia needs some of them for its threads
 Python's.
 """
 
+import abc
 import atexit
 import concurrent.futures
 import contextlib
@@ -56,7 +57,7 @@ class _Thread:
                 future.set_exception(e)
 
 
-class Session:
+class Session(abc.ABC):
     """A running Julia."""
 
     def __init__(self, threads: int):
@@ -111,11 +112,13 @@ class Session:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
 
+    @abc.abstractmethod
     def _start(self) -> None:
-        raise NotImplementedError
+        """Have Julia running; called in its thread."""
 
+    @abc.abstractmethod
     def _answer(self, request: Request) -> str:
-        raise NotImplementedError
+        """Julia's answer; called in its thread."""
 
 
 @contextlib.contextmanager

@@ -3,17 +3,15 @@
 import dataclasses
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ...host import host_call
 from ...plan import Plan, Result
 from ...trajectories import Lane
 from . import methods, session
 from .fields import Field, translate
-from .host import host_call
-from .numbers import flags, read_arrays, result_of, written_arrays
+from .numbers import flags, read_arrays, result_of, written
 from .requests import Request
 
 
@@ -53,11 +51,11 @@ def solve_on_host(plan: Plan, lanes: Lane, n: int) -> dict[str, np.ndarray]:
     **Raises:** [`JuliaError`][] with what Julia says.
     """
     field = field_of(plan)
-    written = written_arrays(plan, n)
+    room = {name: np.empty(x.shape, x.dtype) for name, x in written(plan, n).items()}
     saving = {"mode": plan.saving.mode, "start": plan.saving.start}
     options = {**options_of(plan, n), **saving, "field": field.as_table()}
-    session.start().run(Request("solve", options, read_arrays(plan, field, lanes, n), written))
-    return written
+    session.start().run(Request("solve", options, read_arrays(plan, field, lanes, n), room))
+    return room
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,7 +75,6 @@ def solve_in_program(plan: Plan, lanes: Lane, n: int) -> Result:
     """The same inside a compiled program."""
     field_of(plan)  # what can't be translated is said now, not when the program runs
     leaves, structure = jtu.tree_flatten(lanes)
-    room = jax.eval_shape(lambda: {k: jnp.asarray(x) for k, x in written_arrays(plan, n).items()})
-    names = list(written_arrays(plan, 0))
-    outs = host_call(_Call(plan, n, structure), [room[k] for k in names], *leaves)
-    return result_of(plan, lanes, dict(zip(names, outs, strict=True)), n)
+    room = written(plan, n)
+    outs = host_call(_Call(plan, n, structure), list(room.values()), *leaves)
+    return result_of(plan, lanes, dict(zip(room, outs, strict=True)), n)

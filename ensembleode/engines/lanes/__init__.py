@@ -17,13 +17,12 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ... import sensitivity
 from ...plan import Plan, Result
 from ...program import Program, Static, trace
-from ...solvers import ODESolver
 from ...trajectories import Lane
+from ..checks import check_steps, refusal_of_ours
 from ..rates import with_rates
 from . import chunks as _chunks
 from .controller import PIController
@@ -57,15 +56,9 @@ _SENSEALGS = (*_REVERSE, sensitivity.ForwardDiffSensitivity)
 
 def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     """Why this engine can't run `alg` with these options on such a state; None when it can."""
-    if dtype not in (np.float32, np.float64):
-        return f"its states are float32 or float64, and u0 is {dtype}."
-    if not isinstance(alg, ODESolver):
-        return "it runs ensembleode's own solvers."
-    if name not in alg.engines:
-        return f"it runs on {', '.join(alg.engines)}."
-    if options["stepsize_controller"] is not None:
-        return "stepsize_controller is one of diffrax."
     sensealg = options["sensealg"]
+    if reason := refusal_of_ours(name, alg, options, dtype):
+        return reason
     if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
         return f"sensealg={type(sensealg).__name__}() is one of diffrax."
     return None
@@ -77,15 +70,8 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
     estimate, or an adjoint that can't be used with `save_everystep`.
     """
-    label = type(alg).__name__
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
-    if adaptive and not alg.adaptive:
-        raise ValueError(
-            f"{label} has no error estimate, so adaptive must be False: pass adaptive=False and dt."
-        )
-    if not adaptive and not has_dt:
-        reason = f"{label} has a fixed step" if not alg.adaptive else "adaptive=False"
-        raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+    check_steps(type(alg).__name__, alg.adaptive, adaptive, has_dt)
     sensealg = options["sensealg"]
     if isinstance(sensealg, sensitivity.BacksolveAdjoint) and options["save_everystep"]:
         raise ValueError(

@@ -14,8 +14,8 @@ import ensembleode as eo
 from ensembleode.engines.julia import methods, session
 from ensembleode.engines.julia.environment import JuliaError
 from ensembleode.engines.julia.fields import translate
-from ensembleode.engines.julia.host import host_call
 from ensembleode.engines.julia.requests import Request, toml
+from ensembleode.host import host_call
 from ensembleode.program import trace
 
 
@@ -35,6 +35,11 @@ class NoJulia(session.Session):
     def run(self, request):
         self.request = tomllib.loads(request.text({k: {"address": 1} for k in request.arrays}))
         raise Asked
+
+    def _start(self):
+        raise AssertionError
+
+    _answer = _start
 
 
 @pytest.fixture

@@ -12,22 +12,18 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
 
 import ensembleode as eo
 from ensembleode.engines.julia import session
 from ensembleode.engines.julia.environment import JuliaError
 
-from ...marks import why_no_julia
+from ...marks import julia_marks
 from ...problems import lorenz, lotka_volterra, mlp, network
-from ...test_tutorial import loss, PUBLISHED
+from ...test_tutorial import PUBLISHED, trained
 
 
-pytestmark = [
-    pytest.mark.julia,
-    pytest.mark.skipif(bool(why_no_julia()), reason=why_no_julia() or "there is a Julia"),
-]
+pytestmark = julia_marks()
 
 PLACES = {
     "serial": eo.EnsembleSerial(),
@@ -339,20 +335,7 @@ def test_gradient_past_a_failure():
 @pytest.mark.parametrize("place", PLACES)
 def test_published_parameters(place):
     """SciML's tutorial, trained through Julia."""
-    optimizer = optax.adam(0.1)
-    theta = jnp.array([3.0, 1.0])
-    state = optimizer.init(theta)
-    options = {"abstol": 1e-10, "reltol": 1e-10, "engine": "julia"}
-
-    @jax.jit
-    def update(theta, state):
-        gradient = jax.grad(loss)(theta, PLACES[place], **options)
-        updates, state = optimizer.update(gradient, state)
-        return optax.apply_updates(theta, updates), state
-
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
-        for _ in range(99):
-            theta, state = update(theta, state)
+    theta = trained(PLACES[place], abstol=1e-10, reltol=1e-10, engine="julia")
     np.testing.assert_allclose(theta, PUBLISHED, atol=2e-6, rtol=0)
 
 

@@ -1,0 +1,39 @@
+"""What engines check of a solver and its options alike."""
+
+from typing import Any
+
+import numpy as np
+
+from ..solvers import ODESolver
+
+
+def refusal_of_ours(
+    name: str, alg: Any, options: dict, dtype: Any, *, more: str = ""
+) -> str | None:
+    """Why the engine of this name, which runs our own solvers, can't run `alg`; None if it can.
+
+    `more`: what it runs besides, as its message has it.
+    """
+    if dtype not in (np.float32, np.float64):
+        return f"its states are float32 or float64, and u0 is {dtype}."
+    if not isinstance(alg, ODESolver):
+        return f"it runs ensembleode's own solvers{more}."
+    if name not in alg.engines:
+        return f"it runs on {', '.join(alg.engines)}."
+    if options["stepsize_controller"] is not None:
+        return "stepsize_controller is one of diffrax."
+    return None
+
+
+def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> None:
+    """
+    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
+    estimate.
+    """
+    if adaptive and not can_adapt:
+        raise ValueError(
+            f"{label} has no error estimate, so adaptive must be False: pass adaptive=False and dt."
+        )
+    if not adaptive and not has_dt:
+        reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
+        raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
