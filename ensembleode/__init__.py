@@ -22,12 +22,15 @@ from .ensemble import (
     EnsembleSplitThreads as EnsembleSplitThreads,
     EnsembleThreads as EnsembleThreads,
 )
+from .executors.distributed.local import worker_environment as worker_environment
+from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
 from .problem import (
     EnsembleContext as EnsembleContext,
     EnsembleProblem as EnsembleProblem,
     ODEProblem as ODEProblem,
     remake as remake,
 )
+from .reductions import sum_reduction as sum_reduction
 from .sensitivity import (
     BacksolveAdjoint as BacksolveAdjoint,
     DirectAdjoint as DirectAdjoint,

@@ -4,6 +4,7 @@ Eagerly the batches are a Python loop and the results are gathered on the host, 
 the device is bounded by a batch. Inside `jit`, `grad` or `vmap` the same is a loop in the program.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -13,8 +14,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .executors.job import integers, Job, Outcome, with_output
+from .executors.job import integers, Job, Outcome, Unfinished, with_output
+from .executors.sharded import Devices
 from .program import being_staged
+from .reductions import sum_reduction
 from .saving import Saving
 from .solution import ReturnCode
 
@@ -32,6 +35,15 @@ class Ensemble(NamedTuple):
     u: Any
     outcome: Outcome
     converged: Any
+
+
+class Stopped(Exception):
+    """The ensemble ended before its end: the `result` so far, and the `cause`."""
+
+    def __init__(self, result: Ensemble, cause: BaseException):
+        super().__init__(str(cause))
+        self.result = result
+        self.cause = cause
 
 
 def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
@@ -73,23 +85,61 @@ def run_eagerly(
     reduction: Callable | None,
     u_init: Any,
     max_repeats: int,
-    advance: Callable[[int], Any],
+    gather: Any = None,
 ) -> Ensemble:
-    """Run batch after batch; `advance(n)` reports that n more trajectories are done."""
+    """Run batch after batch.
+
+    **Arguments:** `gather`: what collects them, by default arrays on the host. It says which
+    batches it still wants.
+
+    **Raises:** `Stopped`, with what was done, for whatever ends it before its end.
+    """
+    solve = _Solver(job, executor, batch_size, max_repeats)
     if reduction is not None:
-        return _reduce_eagerly(
-            job, executor, trajectories, batch_size, reduction, u_init, max_repeats, advance
-        )
-    if trajectories <= batch_size:
-        outcome = _with_reruns(job, executor, np.arange(trajectories), batch_size, max_repeats)
-        advance(trajectories)
-    else:
-        gathered = _Gather(trajectories)
-        for wanted in _ranges(trajectories, batch_size):
-            gathered.add(wanted, _with_reruns(job, executor, wanted, batch_size, max_repeats))
-            advance(len(wanted))
-        outcome = gathered.outcome()
-    return Ensemble(outcome.out, outcome, True)
+        return _reduce_eagerly(solve, trajectories, reduction, u_init)
+    if gather is None and trajectories <= batch_size:
+        try:
+            outcome = solve.batch(np.arange(trajectories))
+        except (Unfinished, KeyboardInterrupt) as e:
+            gather = _Gather(trajectories)
+            raise Stopped(gather.ensemble(job, e, np.arange(trajectories)), _cause(e)) from None
+        return Ensemble(outcome.out, outcome, True)
+    gather = gather or _Gather(trajectories)
+    for wanted in gather.missing(batch_size):
+        try:
+            gather.add(wanted, solve.batch(wanted))
+        except (Exception, KeyboardInterrupt) as e:
+            if gather.empty and not isinstance(e, Unfinished | KeyboardInterrupt):
+                raise
+            raise Stopped(gather.ensemble(job, e, wanted), _cause(e)) from None
+    return gather.ensemble(job)
+
+
+def _cause(e: BaseException) -> BaseException:
+    return e.cause if isinstance(e, Unfinished) else e
+
+
+class _Solver(NamedTuple):
+    """Solves batches, and tells who asks."""
+
+    job: Job
+    executor: Any
+    batch_size: int
+    max_repeats: int
+
+    def batch(self, wanted: np.ndarray) -> Outcome:
+        outcome = _with_reruns(self.job, self.executor, wanted, self.batch_size, self.max_repeats)
+        self.report(outcome)
+        return outcome
+
+    def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
+        total, outcome = self.executor.total(self.job, integers(wanted))
+        self.report(outcome)
+        return total, outcome
+
+    def report(self, outcome: Outcome) -> None:
+        if self.job.report is not None and not getattr(self.executor, "reports", False):
+            self.job.report(np.asarray(outcome.retcode))
 
 
 def _ranges(trajectories: int, batch_size: int):
@@ -97,26 +147,62 @@ def _ranges(trajectories: int, batch_size: int):
         yield np.arange(start, min(start + batch_size, trajectories))
 
 
-def _reduce_eagerly(
-    job, executor, trajectories, batch_size, reduction, u_init, max_repeats, advance
-) -> Ensemble:
+def _reduce_eagerly(solve: _Solver, trajectories: int, reduction: Callable, u_init: Any):
     """Keeps of each trajectory its return code only, one byte."""
     u, converged, codes, counts = u_init, False, [], None
-    for wanted in _ranges(trajectories, batch_size):
-        outcome = _with_reruns(job, executor, wanted, batch_size, max_repeats)
-        if u is None:
-            u = jax.tree.map(lambda x: x[:0], outcome.out)
-        u, stop = _reduced(reduction(u, outcome.out, wanted))
+    where_it_is = reduction is sum_reduction and adds_up(solve.job, solve.executor)
+
+    def ensemble():
+        retcode = np.concatenate([*codes, np.zeros(0, np.int8)])
+        not_run = trajectories - len(retcode)
+        retcode = np.pad(retcode, (0, not_run), constant_values=ReturnCode.Default.value)
+        return Ensemble(u, _total(retcode, counts or (0, 0, 0)), converged)
+
+    for wanted in _ranges(trajectories, solve.batch_size):
+        try:
+            if where_it_is:
+                total, outcome = solve.total(wanted)
+                u = total if u is None else jax.tree.map(jnp.add, u, total)
+                stop = False
+            else:
+                outcome = solve.batch(wanted)
+                u = _empty(reduction, outcome.out) if u is None else u
+                u, stop = _reduced(reduction(u, outcome.out, wanted))
+        except (Exception, KeyboardInterrupt) as e:
+            raise Stopped(ensemble(), _cause(e)) from None
         codes.append(np.asarray(outcome.retcode))
         new = jax.tree.map(lambda x: int(np.asarray(x).sum()), _counts(outcome))
         counts = new if counts is None else jax.tree.map(int.__add__, counts, new)
-        advance(len(wanted))
         if converged := bool(stop):
             break
-    retcode = np.concatenate(codes)
-    not_run = trajectories - len(retcode)
-    retcode = np.pad(retcode, (0, not_run), constant_values=ReturnCode.Default.value)
-    return Ensemble(u, _total(retcode, counts), converged)
+    return ensemble()
+
+
+def _empty(reduction: Callable, out: Any) -> Any:
+    """What a reduction starts from, without `u_init`."""
+    if reduction is sum_reduction:
+        return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), out)
+    return jax.tree.map(lambda x: x[:0], out)
+
+
+def adds_up(job: Job, executor: Any) -> bool:
+    """Whether the executor can add up the outputs where they are.
+
+    Inside `jit` they may be differentiated, and so have to be one number.
+    """
+    if job.plan.output is None or not hasattr(executor, "total") or may_rerun(job):
+        return False
+    out, _ = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
+    shapes = [x.shape for x in jtu.tree_leaves(out)]
+    return not job.traced or shapes == [()]
+
+
+def may_rerun(job: Job) -> bool:
+    """Whether `output_func` may ask for it."""
+    if job.plan.output is None:
+        return False
+    _, rerun = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
+    return rerun is not None
 
 
 def _counts(outcome: Outcome) -> tuple:
@@ -140,7 +226,10 @@ def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
             break
         # Powers of two, so that few shapes are compiled (where a batch can be filled up).
         size = min(2 ** math.ceil(math.log2(len(pending))), batch_size)
-        again = _batch(job, executor, wanted[pending], repeat, size)
+        try:
+            again = _batch(job, executor, wanted[pending], repeat, size)
+        except (Unfinished, KeyboardInterrupt) as e:
+            raise Unfinished(outcome, ~outcome.rerun, _cause(e)) from None
         for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
             old[pending] = new
     return _give_up(outcome, np)
@@ -179,6 +268,13 @@ class _Gather:
         self.leaves: list[np.ndarray] = []
         self.structure: Any = None
 
+    @property
+    def empty(self) -> bool:
+        return not self.leaves
+
+    def missing(self, batch_size: int):
+        return _ranges(self.trajectories, batch_size)
+
     def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
         leaves, self.structure = jtu.tree_flatten(outcome)
         leaves = [np.asarray(x) for x in leaves]
@@ -189,8 +285,29 @@ class _Gather:
             rows = tuple(slice(0, n) for n in new.shape[1:])
             self.leaves[i][(wanted, *rows)] = new
 
-    def outcome(self) -> Outcome:
-        return jtu.tree_unflatten(self.structure, self.leaves)
+    def ensemble(
+        self, job: Job, stopped: BaseException | None = None, wanted: Any = None
+    ) -> Ensemble:
+        """What was collected, and what is done of the batch that was `stopped`."""
+        if isinstance(stopped, Unfinished):
+            done = stopped.done
+            outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))
+            self.add(wanted[done], outcome)
+        if self.empty:
+            self.add(np.arange(0), _nothing(job))
+        outcome = jtu.tree_unflatten(self.structure, self.leaves)
+        return Ensemble(outcome.out, outcome, stopped is None)
+
+
+def _nothing(job: Job) -> Outcome:
+    """The outcome of no trajectories."""
+    if job.plan.saving.rows is None:
+        job = bounded(job, 1)
+    one = jax.eval_shape(
+        lambda i: Devices().run(dataclasses.replace(job, traced=True), i, 1), integers(np.arange(1))
+    )
+    one = one._replace(rerun=None)
+    return jax.tree.map(lambda x: np.zeros((0, *x.shape[1:]), x.dtype), one)
 
 
 def _blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
@@ -248,6 +365,12 @@ def run_traced(
         return _traced_reruns(job, executor, indices, max_repeats)
 
     indices = np.arange(trajectories)
+    if reduction is sum_reduction and u_init is None:
+        if adds_up(job, executor):
+            total, outcome = executor.total(job, integers(indices))
+            sums = jax.tree.map(jnp.sum, _counts(outcome))
+            return Ensemble(total, _total(outcome.retcode, sums), jnp.asarray(False))
+        u_init = _empty(reduction, jax.eval_shape(batch, integers(indices)).out)
     if reduction is None:
         if batch_size >= trajectories:
             outcome = batch(integers(indices))

@@ -1,5 +1,6 @@
 """Where the trajectories of an ensemble run: plain descriptions, no machinery."""
 
+import dataclasses
 from typing import Any
 
 import equinox as eqx
@@ -127,41 +128,87 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     backend: str | None = eqx.field(default=None, static=True)
 
 
-class EnsembleDistributed(EnsembleAlgorithm):
-    """Trajectories dealt out to processes, by Julia's Distributed (`engine="julia"`).
+class _OnCluster(EnsembleAlgorithm):
+    """What the algorithms on other processes share: a context, and its traffic."""
 
-    - `workers`: how many processes, by default one a core. They are started once, and kept.
+    def __enter__(self):
+        return self
 
-    **Cost:** a process each to start (some seconds, and the compilation of the method); then the
-    results, which are sent back.
+    def __exit__(self, *exception):
+        self.close()
 
-    **Limitations:** none.
+    def close(self) -> None:
+        """End the workers that were started for it; the user's own are left alone."""
+        from .executors.distributed import local
 
-    **Throws:** `ValueError` with another engine.
+        local.close(self)
+
+    def traffic(self) -> Any:
+        """A [`Traffic`][ensembleode.Traffic]: what went to its workers and came back, so far."""
+        from .executors.distributed import local
+
+        return dataclasses.replace(local.pool_of(self).traffic)
+
+
+class EnsembleDistributed(_OnCluster):
+    """Trajectories dealt out to processes, on this computer or a cluster of them, by Dask.
+
+    - `cluster`: a Dask client or cluster, or the address of a scheduler; or any executor of
+        `concurrent.futures` (such as `mpi4py.futures.MPIPoolExecutor`). By default a
+        `dask.distributed.LocalCluster`, which listens on the loopback interface only and has no
+        dashboard. It is started when first used and kept: as a context (`with
+        EnsembleDistributed() as alg:`) to the end of it, else as long as this process.
+    - `workers`: how many processes, by default one a core; of an executor, how many tasks it runs
+        at a time. (With `engine="julia"` they are Julia's, on this computer.)
+    - `costs`: what each trajectory costs, `[trajectory]`, by whatever measure (such as
+        `sim.stats.nf` of an earlier solve): the longest go first. By default the lengths of the
+        time spans, where they differ.
+
+    Nothing has to be defined on the workers: they are sent a compiled program's source, once, and
+    then numbers. Results are the bits of `EnsembleSerial`, whoever computes them and however often
+    a worker dies. Gradients by shared parameters are added up chunk by chunk, in the same order
+    always.
+
+    **Cost:** some seconds to start the workers, and the compilation of a program on each of them,
+    once; then a few milliseconds a task (about half a second of solving), and sending the numbers
+    and the results. With `reduction=sum_reduction` sums and gradients are sent instead of
+    trajectories. An ensemble of one chunk (up to 128 small trajectories) runs on one worker.
+
+    **Limitations:** no forward-mode gradients. A script that has it start its workers wants `if
+    __name__ == "__main__":`. What calls the host (`jax.pure_callback`) must be picklable.
+
+    **Throws:** `ClusterError`, with what was computed as its `solution`, where the cluster is lost;
+    `ImportError` without Dask (the extra `dask`). Trajectories whose workers die of them, time and
+    again, have the return code `Failure`; all others are solved.
     """
 
+    cluster: Any = eqx.field(default=None, static=True)
     workers: int | None = eqx.field(default=None, static=True)
+    costs: Any = None
 
     def __check_init__(self):
         if self.workers is not None:
             check_count("workers", self.workers)
 
 
-class EnsembleSplitThreads(EnsembleAlgorithm):
-    """Trajectories dealt out to processes, and there to threads (`engine="julia"`).
+class EnsembleSplitThreads(_OnCluster):
+    """Trajectories dealt out to processes, and there to threads.
 
+    - `cluster`, `costs`: as in [`EnsembleDistributed`][ensembleode.EnsembleDistributed].
     - `workers`: how many processes, by default 2.
     - `threads`: how many threads each has, by default the cores shared out among them.
 
-    **Cost:** that of `EnsembleDistributed` with fewer processes.
+    **Cost:** that of `EnsembleDistributed`, with fewer programs compiled.
 
-    **Limitations:** none.
+    **Limitations:** as there.
 
-    **Throws:** `ValueError` with another engine.
+    **Throws:** as there.
     """
 
+    cluster: Any = eqx.field(default=None, static=True)
     workers: int | None = eqx.field(default=None, static=True)
     threads: int | None = eqx.field(default=None, static=True)
+    costs: Any = None
 
     def __check_init__(self):
         for name in ("workers", "threads"):

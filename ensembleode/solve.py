@@ -1,6 +1,9 @@
 """`solve`: the one path that every solve takes."""
 
+import dataclasses
+import os
 import time
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import equinox as eqx
@@ -8,7 +11,6 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-import tqdm
 
 from . import batches, engines, sensitivity
 from .ensemble import EnsembleAlgorithm, EnsembleSerial, EnsembleThreads
@@ -18,6 +20,8 @@ from .options import check_count
 from .plan import Plan, Result, shared_times
 from .problem import EnsembleProblem, ODEProblem
 from .program import being_staged, is_tracer
+from .progress import Progress
+from .reductions import sum_reduction
 from .solution import (
     count_codes,
     EngineChoice,
@@ -29,7 +33,7 @@ from .solution import (
     Stats,
 )
 from .solvers import Tsit5
-from .trajectories import describe, Trajectories
+from .trajectories import describe
 
 
 def solve(
@@ -55,6 +59,8 @@ def solve(
     engine: str = "auto",
     progress: bool = False,
     throw: bool = False,
+    on_interrupt: Literal["raise", "return"] = "raise",
+    store: str | os.PathLike | None = None,
 ) -> ODESolution | EnsembleSolution:
     """Solve one problem, or an ensemble of them.
 
@@ -92,8 +98,15 @@ def solve(
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
     - `engine`: `"auto"`, `"lanes"`, `"diffrax"` or `"julia"`; auto is the first that runs `alg`.
-    - `progress`: show a progress bar over the trajectories, batch by batch.
+    - `progress`: show a progress bar over the trajectories (batch by batch, of which there are
+        then twenty at least): how many a second, how long still, and how many failed so far.
     - `throw`: raise when a trajectory fails.
+    - `on_interrupt`: on Ctrl-C, `"raise"` `KeyboardInterrupt`, or `"return"` what is done: the
+        other trajectories have the return code `Default`, and their states are NaN. Either way
+        (and whatever else ends it) what is done is the `solution` of the exception.
+    - `store`: the path of a Zarr store (with the extra `store`), into which batches go as they are
+        done. Called again with the same store, it computes only what is missing. The solution is
+        [`open_ensemble`][ensembleode.open_ensemble]'s, which reads what it is asked for.
 
     **Returns:** an [`ODESolution`][ensembleode.ODESolution] for a problem, an
     [`EnsembleSolution`][ensembleode.EnsembleSolution] for an ensemble.
@@ -137,36 +150,51 @@ def solve(
         "sensealg": sensealg,
     }
 
-    every = describe(ens, options, key, None if alone else n)
-    engine_module, choice = engines.choose(
-        engine, alg, every.options, every.field.out_avals[0].dtype
-    )
+    given = (ens, options, key, None if alone else n, engine, alg)
+    job, choice = _job(*given)
     if alone:
         ensemblealg = EnsembleSerial()
-    executor = executor_for(ensemblealg or EnsembleThreads(), engine_module)
-    job = _job(ens, n, every, engine_module, alg, key)
+    executor = executor_for(ensemblealg or EnsembleThreads(), job.plan.engine)
     executor.check(job.plan)
+    sensealg = job.trajectories.options["sensealg"]
 
     if job.traced:
-        _refuse_traced(progress=progress, throw=throw)
+        given_up = {"progress": progress, "throw": throw, "store": store is not None}
+        _refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
         job = _make_traceable(job, ens)
     if alone:
-        with sensitivity.explained(every.options["sensealg"]):
+        with sensitivity.explained(sensealg):
             return _solve_alone(job, executor, throw, choice)
-    work = (job, executor, n, batch_size or batches.default_batch_size(job, executor, n))
+    if batch_size is None:
+        batch_size = batches.default_batch_size(job, executor, n)
+        if progress and not getattr(executor, "reports", False) and executor.vectorised:
+            batch_size = min(batch_size, -(-n // 20))
+    work = (job, executor, n, batch_size)
     how = {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": max_repeats}
     if job.traced:
-        with sensitivity.explained(every.options["sensealg"]):
+        with sensitivity.explained(sensealg):
             result = batches.run_traced(*work, **how)
-        elapsed = jnp.nan
-    else:
-        with tqdm.tqdm(total=n, disable=not progress, unit="traj") as bar:
-            result = batches.run_eagerly(*work, **how, advance=bar.update)
+        return _ensemble_solution(job, ens, result, jnp.nan, choice)
+    bar = Progress(n) if progress else None
+    cause = None
+    try:
+        job = dataclasses.replace(job, report=None if bar is None else bar.report)
+        result = batches.run_eagerly(job, *work[1:], **how)
         jax.block_until_ready(result)
-        elapsed = time.perf_counter() - started
+    except batches.Stopped as stopped:
+        result, cause = stopped.result, stopped.cause
+    finally:
+        if bar is not None:
+            bar.close()
+    elapsed = time.perf_counter() - started
     sim = _ensemble_solution(job, ens, result, elapsed, choice)
+    if cause is not None and not (
+        isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
+    ):
+        cause.solution = sim  # pyright: ignore
+        raise cause
     if throw:
-        _throw(sim)
+        _throw(sim, getattr(executor, "notes", ()))
     return sim
 
 
@@ -224,18 +252,20 @@ def _as_key(seed: Any, key: Any) -> Any:
 def _refuse_traced(**options: bool) -> None:
     for name, value in options.items():
         if value:
+            what = name if name in ("store", "on_interrupt") else f"{name}=True"
             raise ValueError(
-                f"{name}=True can't work inside jit, grad or vmap, where nothing has been computed "
+                f"{what} can't work inside jit, grad or vmap, where nothing has been computed "
                 "yet; call solve outside of them, or drop it and look at sim.retcode."
             )
 
 
-def _throw(sim: Any) -> None:
+def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
     codes = np.atleast_1d(np.asarray(sim.retcode))
     if has_failed(codes).any():
         raise EnsembleError(
-            f"not all trajectories succeeded: {count_codes(codes, most=20)}. What was computed is "
-            "in the `solution` of this exception.",
+            f"not all trajectories succeeded: {count_codes(codes, most=20)}. "
+            + "".join(note + ". " for note in notes)
+            + "What was computed is in the `solution` of this exception.",
             sim,
         )
 
@@ -245,22 +275,29 @@ def _throw(sim: Any) -> None:
 #
 
 
-def _job(ens: EnsembleProblem, n: int, every: Trajectories, engine: Any, alg: Any, key: Any) -> Job:
+def _job(
+    ens: EnsembleProblem, options: dict, key: Any, n: int | None, engine: str, alg: Any
+) -> tuple[Job, EngineChoice]:
+    """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
+    every = describe(ens, options, key, n)
+    state = every.field.out_avals[0]
+    module, choice = engines.choose(engine, alg, every.options, state.dtype)
     has_dt = every.batched.dt is not None
     plan = Plan(
-        engine=engine,
-        method=engine.method(alg, every.options, has_dt=has_dt),
+        engine=module,
+        method=module.method(alg, every.options, has_dt=has_dt),
         field=every.field,
-        state=every.field.out_avals[0],
+        state=state,
         saving=every.saving,
         maxiters=every.options["maxiters"],
-        width=engine.width(every.field.out_avals[0], n),
+        width=module.width(state, n or 1),
         batched=every.batched,
     )
     traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
-    job = Job(plan, every, key, traced, ens.output_func)
+    remake = (_job, (ens, options, key, n, engine, alg))
+    job = Job(plan, every, key, traced, ens.output_func, remake=remake)
     # Where every step is saved, the count of times is known later.
-    return job if every.saving.mode == "steps" else with_output(job)
+    return (job if every.saving.mode == "steps" else with_output(job)), choice
 
 
 def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
@@ -272,24 +309,17 @@ def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
                 "that many steps: pass the smallest that works, such as maxiters=256."
             )
         job = batches.bounded(job, job.plan.maxiters)
-    if ens.reduction is not None and ens.u_init is None:
+    if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
         raise ValueError(
             "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "
             "shapes and dtypes of what it returns."
         )
-    if _may_rerun(job) and not job.trajectories.repeatable:
+    if batches.may_rerun(job) and not job.trajectories.repeatable:
         raise ValueError(
             "output_func asks for reruns inside jit, grad or vmap, but prob_func can't be traced, "
             "so it can't be called again there. Write prob_func in JAX."
         )
     return job
-
-
-def _may_rerun(job: Job) -> bool:
-    if job.plan.output is None:
-        return False
-    _, rerun = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
-    return rerun is not None
 
 
 #

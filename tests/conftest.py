@@ -1,3 +1,5 @@
+import os
+
 import jax
 import pytest
 
@@ -7,6 +9,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Compiling takes most of the time of the tests.
 jax.config.update("jax_disable_most_optimizations", True)
+# (And those that workers compile.)
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 
 
 class Compiles:

@@ -29,6 +29,9 @@ ALGORITHMS = {
     "columns": eo.EnsembleColumns(),
     "arrays": eo.EnsembleGPUArray(),
     "devices": eo.EnsembleGPUArray(devices=2),
+    "distributed": eo.EnsembleDistributed(workers=2),
+    "3 workers": eo.EnsembleDistributed(workers=3),
+    "split threads": eo.EnsembleSplitThreads(workers=2, threads=2),
 }
 ON_JULIA = {
     "julia serial": OnJulia(eo.EnsembleSerial()),
@@ -56,7 +59,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 
 
 # On the CPU, EnsembleGPUArray is EnsembleThreads.
-QUICK = ("serial", "threads", "columns")
+QUICK = ("serial", "threads", "columns", "distributed")
 
 
 _CASES = [slow_unless(name in QUICK, name) for name in ALGORITHMS]

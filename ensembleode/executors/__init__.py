@@ -7,7 +7,11 @@ An executor is a module or an object with
   no program of its own);
 - `check(plan)`: raises `ValueError` for what this ensemble algorithm can't do;
 - `run(job, indices, repeat) -> Outcome`: solves those trajectories, eagerly or being traced;
-- `run_one(job, index, repeat) -> Outcome`, where a problem is solved on its own.
+- `run_one(job, index, repeat) -> Outcome`, where a problem is solved on its own;
+- `reports`, only where it is true: it calls `job.report` itself, as trajectories are done;
+- `total(job, indices) -> (sum, Outcome)`, only where it can add up the outputs where they are.
+
+An executor that is stopped raises `Unfinished`, if something is done already.
 
 A new ensemble algorithm is a class in `ensembleode.ensemble`, a module here and a line in
 `EXECUTORS`, which makes the executor.
@@ -19,11 +23,13 @@ from typing import Any
 from ..ensemble import (
     EnsembleAlgorithm,
     EnsembleColumns,
+    EnsembleDistributed,
     EnsembleGPUArray,
     EnsembleSerial,
+    EnsembleSplitThreads,
     EnsembleThreads,
 )
-from . import columns, serial, sharded
+from . import columns, distributed, serial, sharded
 
 
 EXECUTORS: dict[type, Callable[[Any], Any]] = {
@@ -31,6 +37,8 @@ EXECUTORS: dict[type, Callable[[Any], Any]] = {
     EnsembleThreads: sharded.threads,
     EnsembleColumns: lambda _: columns,
     EnsembleGPUArray: sharded.arrays,
+    EnsembleDistributed: distributed.executor,
+    EnsembleSplitThreads: distributed.executor,
 }
 
 

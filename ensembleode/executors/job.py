@@ -25,6 +25,8 @@ class Job:
         known, and `output_consts` are the arrays it closes over.
     - `key`: the PRNG key that those of the trajectories are folded from.
     - `traced`: whether this runs inside `jit`, `grad` or `vmap`.
+    - `remake`: a function that makes this job, and its arguments.
+    - `report`: told the return codes of trajectories that are done; None where nobody asks.
     """
 
     plan: Plan
@@ -33,10 +35,22 @@ class Job:
     traced: bool
     output_func: Callable | None = None
     output_consts: tuple = ()
+    remake: tuple[Callable, tuple] | None = None
+    report: Callable[[Any], Any] | None = None
 
     def replan(self, **changes: Any) -> "Job":
         """The same with another plan."""
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, **changes))
+
+
+class Unfinished(Exception):
+    """A batch ended before its end: the `outcome` of those that are `done`, and the `cause`."""
+
+    def __init__(self, outcome: "Outcome", done: np.ndarray, cause: BaseException):
+        super().__init__(str(cause))
+        self.outcome = outcome
+        self.done = done
+        self.cause = cause
 
 
 class Outcome(NamedTuple):

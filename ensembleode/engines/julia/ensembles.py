@@ -75,7 +75,7 @@ def executor_for(ensemblealg: Any) -> Julia | None:
     """
     **Raises:** `ValueError` for what Julia has not got.
     """
-    if isinstance(ensemblealg, EnsembleColumns):
+    if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
         return None
     threads = 1 if isinstance(ensemblealg, EnsembleSerial) else session.start().threads
     return Julia(methods.place(ensemblealg, threads))

@@ -452,7 +452,7 @@ def test_a_process_of_its_own():
         OWN
         + """
     np.testing.assert_allclose(ends(), exact, atol=1e-9)
-    np.testing.assert_allclose(ends(eo.EnsembleDistributed(2)), exact, atol=1e-9)
+    np.testing.assert_allclose(ends(eo.EnsembleDistributed(workers=2)), exact, atol=1e-9)
     assert "juliacall" not in sys.modules
     def loss(p):
         ens = eo.EnsembleProblem(eo.remake(prob, p=p))

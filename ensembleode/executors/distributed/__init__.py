@@ -1,0 +1,281 @@
+"""EnsembleDistributed and EnsembleSplitThreads: the trajectories of a batch on other processes.
+
+- `programs.py`: what is computed, as programs over chunks; `worker.py`: what runs them.
+- `pools.py`: where tasks go (Dask, or a `concurrent.futures` executor); `local.py`: clusters on
+  this computer, and the pool of an ensemble algorithm.
+- `dispatch.py`: from a batch to tasks and back, and what becomes of failures.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ... import sensitivity
+from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
+from ...host import host_call
+from ...plan import Plan
+from ...solution import ReturnCode
+from ...trajectories import Lane
+from ..job import integers, Job, Outcome, Unfinished
+from . import local
+from .dispatch import Batch, dispatch, Results
+from .pools import ClusterError, Pool
+from .programs import (
+    as_before,
+    ChunkProgram,
+    exported,
+    Numbers,
+    numbers_of,
+    pickled,
+    program_of,
+    raw,
+    raw_struct,
+    Shipped,
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Distributed:
+    """The executor on the workers of a pool.
+
+    - `threads`: of each worker.
+    - `costs`: what each trajectory costs, `[trajectory]`; None where that isn't known.
+    - `notes`: what happened to trajectories, besides numerics.
+    """
+
+    pool: Pool
+    threads: int
+    costs: Any = None
+    notes: list = dataclasses.field(default_factory=list)
+
+    # Short batches compile nothing, and what is done is reported as it is.
+    vectorised = False
+    reports = True
+
+    def check(self, plan: Plan) -> None:
+        """
+        **Raises:** `ValueError` for forward-mode sensitivities.
+        """
+        if plan.method.value.direction == "forward":
+            raise ValueError(
+                "EnsembleDistributed() is differentiated in reverse mode only, so not with "
+                "sensealg=ForwardDiffSensitivity(); use EnsembleThreads()."
+            )
+
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+        remote, numbers, costs = self._prepared(job, indices, repeat)
+        if job.traced:
+            label = type(job.trajectories.options["sensealg"]).__name__
+            return _solve(sensitivity.reverse_only(numbers, label), costs, remote)
+        report = job.report if isinstance(repeat, int) and repeat == 1 else None
+        each, _, results = remote.run("solve", numbers, costs, report)
+        outcome = self._noted(each, results, indices)
+        if results.cause is not None:
+            raise Unfinished(outcome, results.done, results.cause) from None
+        return outcome
+
+    def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
+        """The sum of the outputs over these trajectories, and their return codes and counts.
+
+        Workers add up what is theirs; differentiated, each gives its gradient, too, and none gives
+        its trajectories.
+        """
+        remote, numbers, costs = self._prepared(job, indices, 1)
+        if job.traced:
+            label = type(job.trajectories.options["sensealg"]).__name__
+            return _total(sensitivity.reverse_only(numbers, label), costs, remote)
+        each, parts, results = remote.run("total", numbers, costs, job.report)
+        if results.cause is not None:
+            raise results.cause
+        return _summed(parts), self._noted(each, results, indices)
+
+    def _prepared(self, job: Job, indices: Any, repeat: Any) -> tuple["_Remote", Numbers, Any]:
+        lanes = job.trajectories.lanes(indices, repeat)
+        costs = self._costs(job.plan, lanes, indices)
+        numbers = numbers_of(
+            lanes, job.plan.batched, indices, integers(repeat), job.key, job.output_consts
+        )
+        pickle = functools.partial(pickled, remake=job.remake)
+        remote = _Remote(self.pool, self.threads, job.plan, indices.shape[0], pickle)
+        return remote, jax.tree.map(jnp.asarray, numbers), costs
+
+    def _noted(self, outcome: Outcome, results: Results, indices: Any) -> Outcome:
+        for rows, why in results.lost:
+            which = np.asarray(indices)[rows]
+            self.notes.append(f"trajectories {which[0]} to {which[-1]} are lost: {why}")
+        return _with_lost(outcome, results)
+
+    def _costs(self, plan: Plan, lanes: Lane, indices: Any) -> Any:
+        """What each trajectory of the batch costs, as far as is known."""
+        if self.costs is not None:
+            return jnp.asarray(self.costs)[indices]
+        if not (plan.batched.t0 or plan.batched.t1):
+            return None
+        return jax.lax.stop_gradient(jnp.abs(jnp.asarray(lanes.t1) - jnp.asarray(lanes.t0)))
+
+
+def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Distributed:
+    """
+    **Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
+    can't be reached.
+    """
+    return Distributed(local.pool_of(ensemblealg), local.threads_of(ensemblealg), ensemblealg.costs)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Remote:
+    """`n` trajectories of a plan on the workers of a pool: whatever is asked about them.
+
+    - `pickle`: makes what is shipped of a program that can't be exported.
+    """
+
+    pool: Pool
+    threads: int
+    plan: Plan
+    n: int
+    pickle: Callable[[ChunkProgram], Shipped] = dataclasses.field(compare=False)
+
+    def run(self, kind: str, numbers: Numbers, costs: Any, report: Any) -> tuple[Any, Any, Results]:
+        """Now: what it gives for each trajectory and for each unit, and what became of it."""
+        program = program_of(kind, self.plan, numbers, self.n)
+        every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
+        batch = Batch(every, shared, None if costs is None else np.asarray(costs))
+
+        def done(results, rows):
+            report(_unflattened(program, results.each, [])[0].retcode[rows])
+
+        results = dispatch(
+            self.pool,
+            program,
+            self._shipped(program),
+            batch,
+            threads=self.threads,
+            report=None if report is None else done,
+        )
+        return *_unflattened(program, results.each, results.parts), results
+
+    def in_program(
+        self, kind: str, numbers: Numbers, costs: Any, wanted: Any = None, cotangents: Any = ()
+    ) -> tuple[Any, Any]:
+        """By a compiled program, which calls the host: for each trajectory, and for each unit."""
+        program = program_of(kind, self.plan, numbers, self.n, wanted)
+        every, shared = ([raw(x) for x in jtu.tree_leaves(x)] for x in numbers)
+        every += cotangents
+        call = _Call(self.pool, self.threads, program, self._shipped(program), len(every))
+        each, parts = program.outputs
+        units = -(-self.n // (program.unit * program.width))
+        room = [
+            jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
+            for n, tree in ((self.n, each), (units, parts))
+            for x in map(raw_struct, jtu.tree_leaves(tree))
+        ]
+        outs = host_call(call, room, *every, *([] if costs is None else [costs]), *shared)
+        count = len(jtu.tree_leaves(each))
+        return _unflattened(program, outs[:count], outs[count:])
+
+    def _shipped(self, program: ChunkProgram) -> Shipped:
+        return exported(program, jax.default_backend()) or self.pickle(program)
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class _Call:
+    """What a compiled program calls: flat arrays in, and out; compared by content."""
+
+    pool: Pool
+    threads: int
+    program: ChunkProgram
+    shipped: Shipped
+    each: int
+
+    def __call__(self, *operands: np.ndarray) -> list[np.ndarray]:
+        every, rest = list(operands[: self.each]), list(operands[self.each :])
+        shared = len(jtu.tree_leaves(self.program.numbers.shared))
+        costs = rest.pop(0) if len(rest) > shared else None
+        batch = Batch(every, rest, costs)
+        results = dispatch(self.pool, self.program, self.shipped, batch, threads=self.threads)
+        if results.cause is not None:
+            raise results.cause
+        if results.lost:
+            self._mark(results)
+        return [*results.each, *results.parts]
+
+    def _mark(self, results: Results) -> None:
+        """
+        **Raises:** `ClusterError` for a lost gradient, which no return code could tell.
+        """
+        rows, why = results.lost[0]
+        if self.program.wanted:
+            raise ClusterError(
+                f"the gradient of trajectories {rows[0]} to {rows[-1]} can't be computed: {why}.",
+                None,
+            )
+        _with_lost(_unflattened(self.program, results.each, [])[0], results)
+
+
+@eqx.filter_custom_vjp
+def _solve(numbers, costs, remote):
+    return remote.in_program("solve", numbers, costs)[0]
+
+
+@_solve.def_fwd
+def _(perturbed, numbers, costs, remote):
+    del perturbed
+    outcome = remote.in_program("solve", numbers, costs)[0]
+    return outcome, eqx.filter(outcome, eqx.is_inexact_array)
+
+
+@_solve.def_bwd
+def _(inexact, cotangents, perturbed, numbers, costs, remote):
+    filled = jax.tree.map(
+        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Outcome(*cotangents)
+    )
+    each, parts = remote.in_program("pull back", numbers, costs, perturbed, jtu.tree_leaves(filled))
+    return Numbers(each, _summed(parts))
+
+
+@eqx.filter_custom_vjp
+def _total(numbers, costs, remote):
+    each, parts = remote.in_program("total", numbers, costs)
+    return _summed(parts), each
+
+
+@_total.def_fwd
+def _(perturbed, numbers, costs, remote):
+    (codes, each), (total, shared) = remote.in_program(
+        "total and gradient", numbers, costs, perturbed
+    )
+    return (_summed(total), codes), Numbers(each, _summed(shared))
+
+
+@_total.def_bwd
+def _(gradient, cotangents, perturbed, numbers, costs, remote):
+    (ct,) = jtu.tree_leaves(cotangents[0])
+    return jax.tree.map(lambda g: g * ct, gradient)
+
+
+def _summed(parts: Any) -> Any:
+    """Over the units, in their order, whoever computed them."""
+    return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts)
+
+
+def _with_lost(outcome: Outcome, results: Results) -> Outcome:
+    """Those whose workers died of them have failed."""
+    for rows, _ in results.lost:
+        outcome.retcode[rows] = ReturnCode.Failure.value
+    return outcome
+
+
+def _unflattened(program: ChunkProgram, each: list, parts: list) -> tuple[Any, Any]:
+    def filled(structs, leaves):
+        structs, structure = jtu.tree_flatten(structs)
+        return jtu.tree_unflatten(structure, map(as_before, structs, leaves))
+
+    structs = program.outputs
+    return filled(structs[0], each), filled(structs[1], parts) if parts else None

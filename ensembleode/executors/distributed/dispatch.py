@@ -1,0 +1,273 @@
+"""From a batch to tasks and back: how large they are, their order, and what becomes of failures.
+
+A task is a number of units (chunks, or groups of chunks where gradients are added up), whose
+composition is fixed: what is computed does not depend on who computes it, or when. Tasks are about
+half a second long, as measured on the first ones, and shorter towards the end, so that no worker is
+waited for; the longest go first, where costs are known.
+
+A task whose workers die is taken apart into its units, which are run again, one at a time and
+alone, after all others. A unit that then still kills its workers is lost, and no other.
+"""
+
+import dataclasses
+import hashlib
+import queue
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ...logs import logger
+from .pools import ClusterError, Died, Pool
+from .programs import ChunkProgram, exported, raw_struct, Shipped
+from .worker import Done, environment, Missing, Ref, Refused, Task
+
+
+# Seconds of a task, and the least, which is some times what it costs to send one; bytes of what it
+# is sent and what it gives.
+_SECONDS, _LEAST_SECONDS = 0.5, 0.02
+_BYTES = 2**25
+# Bytes from which a shared array is sent to a worker once.
+_LARGE = 2**15
+# Tasks of each slot that are under way, so that none waits for the next.
+_QUEUED = 2
+
+
+class Batch(NamedTuple):
+    """The numbers of a batch, flat, and what is known about it.
+
+    - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: those for all.
+    - `costs`: what each trajectory costs, by whatever measure; None where that isn't known.
+    """
+
+    each: list[np.ndarray]
+    shared: list[np.ndarray]
+    costs: np.ndarray | None = None
+
+    @property
+    def n(self) -> int:
+        return len(self.each[0])
+
+
+@dataclasses.dataclass
+class Results:
+    """What came of a batch: flat arrays over the trajectories and over the units.
+
+    - `done`: which trajectories were solved, or lost.
+    - `lost`: those whose workers died of them, and the reasons.
+    - `cause`: what ended it before its end, if anything did.
+    """
+
+    each: list[np.ndarray]
+    parts: list[np.ndarray]
+    done: np.ndarray
+    lost: list[tuple[np.ndarray, str]] = dataclasses.field(default_factory=list)
+    cause: BaseException | None = None
+
+
+def dispatch(
+    pool: Pool,
+    program: ChunkProgram,
+    shipped: Shipped,
+    batch: Batch,
+    *,
+    threads: int = 1,
+    report: Callable[[Results, Any], Any] | None = None,
+) -> Results:
+    """Run a program on all trajectories of a batch.
+
+    Whatever ends it before its end (`KeyboardInterrupt`, too) is in the results.
+
+    **Arguments:**
+
+    - `shipped`: the program as workers are sent it.
+    - `threads`: how many each worker runs at once.
+    - `report`: called with the results and the rows that are new in them, as they are.
+    """
+    work = _Work(pool, program, shipped, batch, threads, report)
+    try:
+        work.run()
+    except (Exception, KeyboardInterrupt) as e:
+        pool.cancel(list(work.in_flight))
+        work.results.cause = e
+    return work.results
+
+
+class _Work:
+    """The state of a dispatch."""
+
+    def __init__(self, pool, program, shipped, batch, threads, report):
+        self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch
+        self.threads, self.report = threads, report
+        self.environment = environment()
+        self.kept, self.shared = self._shared()
+        self.rows = program.unit * program.width
+        units = -(-batch.n // self.rows)
+        self.pending = self._ordered(units)
+        self.suspects: list[tuple[int, str]] = []
+        self.in_flight: dict[Any, np.ndarray] = {}
+        self.finished: queue.SimpleQueue = queue.SimpleQueue()
+        self.measured = [0.0, 0]
+        self.results = self._room(units)
+        bytes_of_unit = sum(x.nbytes for x in batch.each) + sum(
+            x.nbytes for x in [*self.results.each, *self.results.parts]
+        )
+        self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
+
+    def _room(self, units: int) -> Results:
+        def room(n, tree, nothing):
+            structs = map(raw_struct, jax.tree.leaves(tree))
+            return [blank((n, *s.shape[1:]), s.dtype, nothing) for s in structs]
+
+        n = self.batch.n
+        each, parts = self.program.outputs
+        # What is lost is NaN; of a sum it is nothing.
+        return Results(room(n, each, np.nan), room(units, parts, 0.0), np.zeros(n, bool))
+
+    def _shared(self) -> tuple[dict[str, Any], tuple]:
+        """What workers keep, by hash, and the shared arrays as tasks have them."""
+        kept: dict[str, Any] = {self.shipped.hash: self.shipped.content}
+        shared = []
+        for x in self.batch.shared:
+            if x.nbytes < _LARGE:
+                shared.append(x)
+                continue
+            digest = hashlib.sha256(repr((x.shape, x.dtype)).encode())
+            digest.update(np.ascontiguousarray(x))
+            kept[digest.hexdigest()] = x
+            shared.append(Ref(digest.hexdigest()))
+        return kept, tuple(shared)
+
+    def _ordered(self, units: int) -> list[int]:
+        """The units, the last of the list first to go."""
+        order = np.arange(units)[::-1]
+        if self.batch.costs is None:
+            return order.tolist()
+        # A chunk takes as long as its longest.
+        costs = np.maximum.reduceat(self.batch.costs, np.arange(0, self.batch.n, self.rows))
+        return order[np.argsort(costs[order], kind="stable")].tolist()
+
+    #
+    # The loop
+    #
+
+    def run(self) -> None:
+        while self.pending or self.in_flight or self.suspects:
+            self._send()
+            try:
+                future = self.finished.get(timeout=0.5)
+            except queue.Empty:
+                continue  # (and KeyboardInterrupt, if any, is raised)
+            if future in self.in_flight:
+                self._received(future, self.in_flight.pop(future))
+        if self.measured[1]:
+            self.pool.rates[self.program] = self.measured[0] / self.measured[1]
+
+    def _send(self) -> None:
+        slots = self.pool.slots()
+        while self.pending and len(self.in_flight) < _QUEUED * slots:
+            size = self._size(slots)
+            units = np.sort([self.pending.pop() for _ in range(size)])
+            new = [h for h in self.kept if h not in self.pool.known]
+            self._submit(units, new)
+            if len(self.in_flight) >= slots:
+                self.pool.known.update(new)
+        if self.suspects and slots and not self.pending and not self.in_flight:
+            self._submit(np.array([self.suspects[-1][0]]), [])
+
+    def _size(self, slots: int) -> int:
+        """How many units the next task has: half a second, and less towards the end."""
+        seconds, count = self.measured
+        rate = seconds / count if count else self.pool.rates.get(self.program)
+        if rate is None:
+            return 1
+        a_second = self.threads / max(rate, 1e-9)
+        fair = max(-(-len(self.pending) // (2 * slots)), int(_LEAST_SECONDS * a_second))
+        return max(1, min(int(_SECONDS * a_second), fair, self.most, len(self.pending)))
+
+    def _submit(self, units: np.ndarray, kept: list[str]) -> None:
+        rows = self._rows(units)
+        task = Task(
+            self.shipped.hash,
+            self.environment,
+            tuple(x[rows] for x in self.batch.each),
+            self.shared,
+            self.program.width,
+            self.program.capacity,
+            self.threads,
+            {h: self.kept[h] for h in kept},
+        )
+        future = self.pool.submit(task)
+        self.in_flight[future] = units
+        future.add_done_callback(self.finished.put)
+
+    def _rows(self, units: np.ndarray) -> Any:
+        starts = units * self.rows
+        if len(units) == units[-1] - units[0] + 1:
+            return slice(starts[0], min(starts[-1] + self.rows, self.batch.n))
+        rows = (starts[:, None] + np.arange(self.rows)).ravel()
+        return rows[rows < self.batch.n]
+
+    def _received(self, future: Any, units: np.ndarray) -> None:
+        try:
+            answer = self.pool.result(future)
+        except Died as e:
+            self._died(units, str(e))
+            return
+        match answer:
+            case Done():
+                self._done(units, answer)
+            case Missing(hashes, platform):
+                self.pool.traffic.repeated += 1
+                if self.shipped.hash in hashes:
+                    self._ship_for(platform)
+                self._submit(units, list(hashes))
+            case Refused(why):
+                raise ClusterError(why + ".", None)
+
+    def _done(self, units: np.ndarray, answer: Done) -> None:
+        rows = self._rows(units)
+        for old, new in zip(self.results.each, answer.each, strict=True):
+            old[rows] = new
+        for old, new in zip(self.results.parts, answer.parts, strict=True):
+            old[units] = new
+        self.results.done[rows] = True
+        if self.suspects and self.suspects[-1][0] == units[0]:
+            self.suspects.pop()
+        self.measured[0] += answer.seconds
+        self.measured[1] += len(units)
+        traffic = self.pool.traffic
+        traffic.tasks += 1
+        traffic.seconds += answer.seconds
+        traffic.compiled += answer.compiled
+        if self.report is not None:
+            self.report(self.results, rows)
+
+    def _died(self, units: np.ndarray, why: str) -> None:
+        self.pool.traffic.repeated += 1
+        if not (self.suspects and self.suspects[-1][0] == units[0]):
+            self.suspects += [(int(unit), why) for unit in units[::-1]]
+            return
+        # It was alone, so it was this one.
+        unit, _ = self.suspects.pop()
+        rows = np.arange(unit * self.rows, min((unit + 1) * self.rows, self.batch.n))
+        self.results.lost.append((rows, why))
+        self.results.done[rows] = True
+        logger.warning("trajectories %d to %d are given up: %s", rows[0], rows[-1], why)
+        if not self.measured[1] and len(self.results.lost) > 1:
+            raise ClusterError(
+                f"whatever is tried, {why}. The usual cause is memory: save fewer times, or give "
+                "the workers more.",
+                None,
+            )
+
+    def _ship_for(self, platform: str) -> None:
+        """Workers on other devices want a program for those."""
+        if (shipped := exported(self.program, platform)) is not None:
+            self.kept[self.shipped.hash] = shipped.content
+
+
+def blank(shape: tuple, dtype: np.dtype, nothing: float) -> np.ndarray:
+    """An array of `nothing`, or of zeros where it holds integers."""
+    return np.full(shape, nothing if np.issubdtype(dtype, np.inexact) else 0, dtype)

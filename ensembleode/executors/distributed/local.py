@@ -1,0 +1,164 @@
+"""Which pool an ensemble algorithm runs on, and Dask clusters on this computer.
+
+A cluster that nobody was given is started when it is first used, and kept: for the `with` block of
+its ensemble algorithm, or until Python ends.
+"""
+
+import atexit
+import multiprocessing
+import weakref
+from collections.abc import Hashable
+from concurrent.futures import Executor
+from typing import Any
+
+import jax
+
+from ... import cpu_devices
+from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
+from .pools import ClusterError, DaskPool, ExecutorPool, Pool
+
+
+_own: dict[Hashable, DaskPool] = {}
+_given: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+
+
+def worker_environment(threads: int = 1) -> dict[str, str]:
+    """The environment variables that workers need to compute what this process would.
+
+    For workers that are started by hand or by a batch system: JAX reads them when it is imported.
+
+    **Arguments:** `threads`: of each worker.
+
+    >>> import ensembleode as eo
+    >>> sorted(eo.worker_environment())[:2]
+    ['ENSEMBLEODE_NUM_THREADS', 'JAX_CPU_ENABLE_ASYNC_DISPATCH']
+    """
+    return {
+        # One device, which the threads share: a program is compiled once.
+        cpu_devices.VARIABLE: "1",
+        "JAX_CPU_ENABLE_ASYNC_DISPATCH": "0",
+        "JAX_ENABLE_X64": str(int(jax.config.jax_enable_x64)),  # pyright: ignore
+        "NPROC": str(threads),
+    }
+
+
+def threads_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> int:
+    """How many threads each worker has for a task."""
+    if isinstance(ensemblealg, EnsembleDistributed):
+        return 1
+    workers = ensemblealg.workers or 2
+    return ensemblealg.threads or max(1, cpu_devices.cores() // workers)
+
+
+def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
+    """The workers of an ensemble algorithm, started if need be.
+
+    **Raises:** `ImportError` without Dask; `TypeError` for a cluster that is none; `ClusterError`
+    where it can't be reached.
+    """
+    cluster = ensemblealg.cluster
+    if cluster is None or isinstance(cluster, str):
+        key = _key(ensemblealg)
+        if key not in _own or _own[key].closed:
+            _own[key] = _started(ensemblealg) if cluster is None else _connected(cluster)
+        return _own[key]
+    if cluster not in _given:
+        _given[cluster] = _pool_on(cluster, ensemblealg.workers)
+    return _given[cluster]
+
+
+def close(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> None:
+    """End what was started for an ensemble algorithm."""
+    if (pool := _own.pop(_key(ensemblealg), None)) is not None:
+        pool.close()
+
+
+def _key(ensemblealg: Any) -> Hashable:
+    if ensemblealg.cluster is not None:
+        return ensemblealg.cluster
+    split = isinstance(ensemblealg, EnsembleSplitThreads)
+    workers = ensemblealg.workers or (2 if split else cpu_devices.cores())
+    # The numbers of a process are of one precision.
+    return workers, threads_of(ensemblealg), jax.config.jax_enable_x64  # pyright: ignore
+
+
+def _started(ensemblealg: Any) -> DaskPool:
+    """A cluster of this computer's: loopback only, and no dashboard."""
+    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+        raise RuntimeError(
+            "EnsembleDistributed() starts processes, which run this script again to begin with: "
+            'put what solves under `if __name__ == "__main__":`.'
+        )
+    dask, distributed = _dask()
+    workers, threads, _ = _key(ensemblealg)  # pyright: ignore
+    environment = worker_environment(threads) | {"JAX_PLATFORMS": "cpu"}
+    settings = {
+        "distributed.nanny.pre-spawn-environ": environment,
+        # Whose memory a trajectory takes is JAX's; Dask would end the process.
+        "distributed.scheduler.no-workers-timeout": "60s",
+    }
+    with dask.config.set(settings):
+        cluster = distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            # (Its server of health checks starts anyway, by default on a port that all would want.)
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+            memory_limit=0,
+        )
+    client = distributed.Client(cluster, set_as_default=False, direct_to_workers=True)
+
+    def end():
+        client.close()
+        cluster.close()
+
+    return DaskPool(client, end)
+
+
+def _connected(address: str) -> DaskPool:
+    _, distributed = _dask()
+    try:
+        client = distributed.Client(address, set_as_default=False)
+    except (OSError, TimeoutError, ValueError) as e:
+        raise ClusterError(
+            f"there is no Dask scheduler at {address!r}: {e}. Give the address that it printed "
+            "when it started, such as 'tcp://127.0.0.1:8786'.",
+            None,
+        ) from e
+    return DaskPool(client, client.close)
+
+
+def _pool_on(cluster: Any, workers: int | None) -> Pool:
+    if isinstance(cluster, Executor):
+        return ExecutorPool(cluster, workers)
+    if hasattr(cluster, "scheduler_info") and hasattr(cluster, "submit"):
+        if getattr(cluster, "asynchronous", False):
+            raise TypeError(
+                "EnsembleDistributed needs a synchronous Dask client; this one is asynchronous."
+            )
+        return DaskPool(cluster)
+    if hasattr(cluster, "get_client"):
+        return DaskPool(cluster.get_client())
+    raise TypeError(
+        "cluster must be a Dask client or cluster, the address of a scheduler, or an executor of "
+        f"concurrent.futures, got {type(cluster).__name__}."
+    )
+
+
+def _dask() -> tuple[Any, Any]:
+    try:
+        import dask
+        import distributed
+    except ImportError as e:
+        raise ImportError(
+            "EnsembleDistributed starts Dask workers: pip install 'ensembleode[dask]'. (With "
+            "engine='julia' it starts Julia's, and needs no Dask.)"
+        ) from e
+    return dask, distributed
+
+
+@atexit.register
+def _close_all() -> None:
+    while _own:
+        _own.popitem()[1].close()

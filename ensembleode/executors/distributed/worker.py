@@ -1,0 +1,263 @@
+"""What runs on a worker: compiled programs, kept by the hash of their content, on NumPy arrays.
+
+Nothing has to be defined there but the package itself. A task names its program and its large
+arrays by hash; a worker that has not got one says so, and is sent it. That goes for a worker that
+joins late, too.
+"""
+
+import collections
+import concurrent.futures
+import dataclasses
+import functools
+import os
+import pickle
+import platform
+import threading
+import time
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+
+class Ref(NamedTuple):
+    """Stands for something large that the worker keeps."""
+
+    hash: str
+
+
+class Task(NamedTuple):
+    """Some trajectories, to be solved by a program.
+
+    - `program`: its hash.
+    - `environment`: what the worker's must equal (see [`environment`][]).
+    - `each`: flat arrays `[trajectory, ...]`; `shared`: flat arrays (or `Ref`s) for all of them.
+    - `width`, `capacity`: trajectories of a chunk, and chunks of a call of the program.
+    - `threads`: how many calls run at once.
+    - `kept`: what the worker may not have yet, by hash.
+    """
+
+    program: str
+    environment: dict[str, Any]
+    each: tuple
+    shared: tuple
+    width: int
+    capacity: int
+    threads: int
+    kept: dict[str, Any]
+
+
+class Done(NamedTuple):
+    """What came out, flat: `each [trajectory, ...]` and `parts [part, ...]`.
+
+    - `seconds`: spent solving; `compiled`: how many programs were compiled for this.
+    """
+
+    each: list[np.ndarray]
+    parts: list[np.ndarray]
+    seconds: float
+    compiled: int
+
+
+class Missing(NamedTuple):
+    """The worker wants these before it can begin; its programs are for this platform."""
+
+    hashes: tuple[str, ...]
+    platform: str
+
+
+class Refused(NamedTuple):
+    """The worker can't do this, and no worker like it."""
+
+    why: str
+
+
+class Exported(NamedTuple):
+    """A program that `jax.export` serialised, by platform."""
+
+    platforms: dict[str, bytes]
+    outputs: int
+
+
+class Pickled(NamedTuple):
+    """A program that has to be traced on the worker: a pickled function that makes it."""
+
+    make: bytes
+    outputs: int
+
+
+def environment() -> dict[str, Any]:
+    """What must be the same on all workers, for their results to be."""
+    from ... import __version__
+
+    return {
+        "ensembleode": __version__,
+        "jax": jax.__version__,
+        "x64": bool(jax.config.jax_enable_x64),
+    }
+
+
+def run(task: Task) -> Done | Missing | Refused:
+    """Do a task."""
+    if refusal := _refusal(task.environment):
+        return Refused(refusal)
+    _kept.add(task.kept)
+    wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, Ref))]
+    backend = jax.default_backend()
+    missing = [h for h in wanted if _lacks(h, backend)]
+    if missing:
+        return Missing(tuple(missing), backend)
+    shared = [_kept[x.hash] if isinstance(x, Ref) else x for x in task.shared]
+    try:
+        return _solved(task, backend, shared)
+    except (MemoryError, jax.errors.JaxRuntimeError) as e:
+        if isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e):
+            raise
+        return Refused(
+            f"{_here()} ran out of memory, solving {task.width} trajectories at a time ({e}): "
+            "save fewer times, or give the workers more"
+        )
+
+
+def _solved(task: Task, backend: str, shared: list) -> Done:
+    step = task.width * task.capacity
+    calls = [_Call(task, shared, start) for start in range(0, len(task.each[0]), step)]
+    program, compiled = _compiled(task.program, backend, calls[0].arguments())
+    outputs = _kept[task.program].outputs
+    started = time.perf_counter()
+
+    def call(one):
+        return one.trimmed(jax.device_get(program(*one.arguments())), outputs)
+
+    if task.threads > 1 and len(calls) > 1:
+        with concurrent.futures.ThreadPoolExecutor(task.threads) as threads:
+            results = list(threads.map(call, calls))
+    else:
+        results = list(map(call, calls))
+    seconds = time.perf_counter() - started
+    flat = [np.concatenate(x) if len(x) > 1 else x[0] for x in zip(*results, strict=True)]
+    return Done(flat[:outputs], flat[outputs:], seconds, compiled)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Call:
+    """A call of the program: the trajectories of a task from `start` on, as many as it takes."""
+
+    task: Task
+    shared: list
+    start: int
+
+    def arguments(self) -> list:
+        rows = self.task.width * self.task.capacity
+        mask = np.arange(rows) < len(self.task.each[0]) - self.start
+        return [*(self._filled(x, rows) for x in self.task.each), mask, *self.shared]
+
+    def _filled(self, x: np.ndarray, rows: int) -> np.ndarray:
+        # Places that are left over hold copies, and are masked.
+        x = x[self.start : self.start + rows]
+        return np.concatenate([x, np.repeat(x[-1:], rows - len(x), axis=0)]) if len(x) < rows else x
+
+    def trimmed(self, results: list, outputs: int) -> list[np.ndarray]:
+        n = min(len(self.task.each[0]) - self.start, self.task.width * self.task.capacity)
+        each = [np.asarray(x)[:n] for x in results[:outputs]]
+        chunks = -(-n // self.task.width)
+        return each + [np.asarray(x)[: self._parts(x, chunks)] for x in results[outputs:]]
+
+    def _parts(self, x: Any, chunks: int) -> int:
+        """How many of the parts (a number of chunks each) are of trajectories that there are."""
+        return -(-chunks * len(x) // self.task.capacity)
+
+
+def _refusal(wanted: dict[str, Any]) -> str | None:
+    here = environment()
+    if here == wanted:
+        return None
+    differs = [
+        f"{name} {here.get(name)} instead of {value}"
+        for name, value in wanted.items()
+        if here.get(name) != value
+    ]
+    return (
+        f"{_here()} has {', '.join(differs)}. All "
+        "must be the same: install the same versions there, and start workers in the environment "
+        "of ensembleode.worker_environment()"
+    )
+
+
+def _here() -> str:
+    return f"the worker on {platform.node()} (process {os.getpid()})"
+
+
+#
+# What is kept
+#
+
+
+class _Kept:
+    """The most recently used of what was sent, up to a number of bytes."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self._things: collections.OrderedDict[str, Any] = collections.OrderedDict()
+        self._lock = threading.Lock()
+
+    def add(self, things: dict[str, Any]) -> None:
+        with self._lock:
+            for name, thing in things.items():
+                self._things[name] = thing
+                self._things.move_to_end(name)
+            while len(self._things) > len(things) and self._bytes() > self.most:
+                self._things.popitem(last=False)
+
+    def _bytes(self) -> int:
+        return sum(map(_size, self._things.values()))
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._things
+
+    def __getitem__(self, name: str) -> Any:
+        with self._lock:
+            self._things.move_to_end(name)
+            return self._things[name]
+
+
+def _size(thing: Any) -> int:
+    if isinstance(thing, np.ndarray):
+        return thing.nbytes
+    return sum(map(len, thing.platforms.values())) if isinstance(thing, Exported) else 0
+
+
+_kept = _Kept(2**29)
+_compiling = threading.Lock()
+
+
+def _lacks(name: str, backend: str) -> bool:
+    if name not in _kept:
+        return True
+    thing = _kept[name]
+    return isinstance(thing, Exported) and backend not in thing.platforms
+
+
+def _compiled(name: str, backend: str, arguments: list) -> tuple[Any, int]:
+    """The program, compiled on its first use here; and how many were compiled for that."""
+    with _compiling:
+        before = _program.cache_info().misses
+        program = _program(name, backend, tuple(jax.typeof(x) for x in arguments))
+        return program, _program.cache_info().misses - before
+
+
+@functools.lru_cache(maxsize=128)
+def _program(name: str, backend: str, avals: tuple) -> Any:
+    kept = _kept[name]
+    if isinstance(kept, Exported):
+        # (Deserialising runs no code: it is a compiler's input.)
+        fn = jax.export.deserialize(bytearray(kept.platforms[backend])).call
+    else:
+        fn = pickle.loads(kept.make)()
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    return jax.jit(fn).lower(*structs).compile(compiler_options=compiler_options(backend))
+
+
+def compiler_options(backend: str) -> dict[str, Any]:
+    """Half of the vector units lie idle otherwise, where there are wide ones."""
+    return {"xla_cpu_prefer_vector_width": 512} if backend == "cpu" else {}

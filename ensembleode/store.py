@@ -1,0 +1,524 @@
+"""Ensembles on disk: batches go into a Zarr store as they are done, and are not computed again.
+
+A store is one directory. Each variable is an array over the trajectories with a chunk a batch; a
+batch is done when its digest, which is written last, is there. The attributes hold a fingerprint of
+the problem, the solver, the options and the versions, so that no other ensemble goes into it.
+"""
+
+import contextlib
+import hashlib
+import os
+import re
+import warnings
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .executors.job import integers, Job, Outcome, Unfinished
+from .options import time_dtype_of
+from .program import Program
+from .solution import EngineChoice, EnsembleError, EnsembleSolution, ReturnCode, Stats
+
+
+FORMAT = 1
+# Bytes of a variable in a batch, and how many batches there are at least (of 1,024 or more).
+_CHUNK, _BATCHES, _LEAST = 2**24, 64, 1024
+# Batches that workers are given at a time, so that none waits for the last of one.
+_AHEAD = 16
+
+
+class StoreError(EnsembleError):
+    """The store can't be used, or no longer; `solution` reads what is in it (None if nothing is)."""
+
+
+class Variable(NamedTuple):
+    """An array of the store: its name, its dimensions, and what a trajectory has in it."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
+    """The solution in a store of `solve(..., store=path)`, finished or not.
+
+    Its arrays are Zarr arrays, which read what they are asked for: `sim.u[1000:2000]`, `sim[5]`;
+    `np.asarray(sim)` reads all. Trajectories that are not in it yet have the return code `Default`
+    and NaN for a state. `xarray.open_zarr(path)` opens it with named dimensions.
+
+    **Raises:** `StoreError` where there is no store of an ensemble; `ImportError` without Zarr (the
+    extra `store`).
+    """
+    zarr = _zarr()
+    try:
+        group = zarr.open_group(os.fspath(path), mode="r")
+    except (FileNotFoundError, zarr.errors.BaseZarrError) as e:
+        raise StoreError(f"there is no store at {os.fspath(path)!r}.", None) from e
+    return _solution(path, group)
+
+
+class Writer:
+    """The store of a solve, as it is filled."""
+
+    empty = False
+
+    def __init__(
+        self,
+        path: str | os.PathLike,
+        job: Job,
+        outcome: Outcome,
+        times: Any,
+        choice: EngineChoice,
+        trajectories: int,
+        batch_size: int | None,
+        description: dict[str, Any],
+    ):
+        """
+        **Arguments:**
+
+        - `outcome`: the abstract values of one trajectory's.
+        - `times`: the saved times, where all share them.
+        - `description`: what else the numbers depend on.
+
+        **Raises:** `StoreError` for a store of another ensemble (naming what differs), one that
+        another process writes to, or a directory that can't be written to; `TypeError` for outputs
+        that can't be kept.
+        """
+        self.path, self.job, self.trajectories = Path(path), job, trajectories
+        self.kind = "trajectories" if job.plan.output is None else "outputs"
+        self.variables, tree = _variables(outcome, self.kind, job.plan.own_times)
+        with self._explained():
+            self._lock = _locked(self.path)
+            try:
+                given = {
+                    "trajectories": trajectories,
+                    **_fingerprint(job),
+                    **description,
+                }
+                self._open(given, batch_size, tree, times, choice)
+                self._todo = self._missing()
+            except BaseException:
+                self.close()
+                raise
+
+    @property
+    def done(self) -> int:
+        """How many trajectories are in it already."""
+        return self.trajectories - sum(len(self._rows(b)) for b in self._todo)
+
+    def missing(self, batch_size: int) -> Iterator[np.ndarray]:
+        """The trajectories still to be solved, some whole batches at a time."""
+        at_once = max(1, batch_size // self.batch_size)
+        while self._todo:
+            yield np.concatenate([self._rows(b) for b in self._todo[:at_once]])
+
+    def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
+        """Keep the batches that are complete, of those `wanted`."""
+        for batch in dict.fromkeys(wanted // self.batch_size):
+            at = np.flatnonzero(wanted // self.batch_size == batch)
+            if batch in self._todo and done[at].all():
+                self._write(int(batch), jax.tree.map(lambda x, at=at: x[at], outcome))
+
+    def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
+        self.part(wanted, outcome, np.ones(len(wanted), bool))
+
+    def ensemble(self, job: Job, stopped: BaseException | None = None, wanted: Any = None) -> None:
+        """Keep what is complete of the batches in which it was `stopped`; else finish."""
+        if isinstance(stopped, Unfinished):
+            self.part(wanted, stopped.outcome, stopped.done)
+        if stopped is None and not self.group.attrs["ensembleode"]["complete"]:
+            with self._explained():
+                attributes = {**self.group.attrs["ensembleode"], "complete": True}
+                self.group.attrs["ensembleode"] = attributes
+                with warnings.catch_warnings():
+                    # Other readers of the format may not know of it; they read the rest.
+                    warnings.simplefilter("ignore")
+                    _zarr().consolidate_metadata(os.fspath(self.path))
+
+    def solution(self, elapsed: float) -> EnsembleSolution:
+        return _solution(self.path, _zarr().open_group(os.fspath(self.path), mode="r"), elapsed)
+
+    def close(self) -> None:
+        self._lock.release()
+
+    #
+    # The group
+    #
+
+    def _open(self, given: dict, batch_size: int | None, tree: Any, times: Any, choice: Any):
+        zarr = _zarr()
+        if (self.path / "zarr.json").exists():
+            for left in self.path.rglob("*.partial"):
+                left.unlink(missing_ok=True)
+            self.group = zarr.open_group(os.fspath(self.path), mode="r+")
+            kept = self.group.attrs.get("ensembleode")
+            if kept is None:
+                raise StoreError(f"the Zarr group at {self.path} is not that of an ensemble.", None)
+            wanted = {**given, "batch_size": batch_size or kept["fingerprint"]["batch_size"]}
+            self._compare(kept["fingerprint"], wanted)
+            self.batch_size = kept["fingerprint"]["batch_size"]
+        else:
+            if self.path.exists() and any(self.path.iterdir()):
+                raise StoreError(f"{self.path} exists, and is no Zarr group.", None)
+            self.batch_size = batch_size or self._default_batch_size()
+            attributes = {
+                "coordinates": "trajectory time" if self.kind == "trajectories" else "trajectory",
+                "ensembleode": {
+                    "format": FORMAT,
+                    "fingerprint": {**given, "batch_size": self.batch_size},
+                    "kind": self.kind,
+                    "outputs": tree,
+                    "engine": list(choice),
+                    "complete": False,
+                },
+            }
+            self.group = zarr.open_group(
+                os.fspath(self.path), mode="w-", attributes=attributes, zarr_format=3
+            )
+        self.arrays = self._arrays(times)
+
+    def _compare(self, kept: dict, given: dict) -> None:
+        differ = [k for k in {**kept, **given} if kept.get(k) != given.get(k)]
+        if not differ:
+            return
+        plain = (int, str)
+        said = [
+            f"{k} ({kept.get(k)} there, {given.get(k)} here)"
+            if isinstance(given.get(k), plain) and not k.startswith("#")
+            else k.lstrip("#")
+            for k in differ
+        ]
+        raise StoreError(
+            f"the store {self.path} is that of another ensemble, which differs in "
+            f"{', '.join(said)}. Give another path, or delete it.",
+            None,
+        )
+
+    def _default_batch_size(self) -> int:
+        """So many that a crash costs little, and a file is not too small."""
+        each = max(1, *(int(np.prod(v.shape)) * v.dtype.itemsize for v in self.variables))
+        width = self.job.plan.width
+        rows = max(_LEAST, -(-self.trajectories // _BATCHES))
+        rows = min(rows, max(1, _CHUNK // each), self.trajectories)
+        return -(-rows // width) * width
+
+    def _arrays(self, times: Any) -> dict[str, Any]:
+        """Those of the store, made where they are missing."""
+        n, size = self.trajectories, self.batch_size
+        batches = -(-n // size)
+
+        def array(name, shape, dtype, chunks, dims):
+            if name in self.group:
+                return self.group[name]
+            codecs = _zarr().codecs
+            floating = np.issubdtype(dtype, np.inexact)
+            return self.group.create_array(
+                name,
+                shape=shape,
+                dtype=dtype,
+                chunks=tuple(max(1, c) for c in chunks),
+                compressors=[codecs.ZstdCodec(level=1), codecs.Crc32cCodec()],
+                fill_value=np.nan if floating else 0,
+                dimension_names=dims,
+                config={"write_empty_chunks": True},
+                attributes=_about(name),
+            )
+
+        arrays = {
+            v.name: array(v.name, (n, *v.shape), v.dtype, (min(size, n), *v.shape), v.dims)
+            for v in self.variables
+        }
+        index = ("trajectory",)
+        arrays["trajectory"] = array("trajectory", (n,), np.dtype(np.int64), (min(size, n),), index)
+        for name in ("inputs", "digest"):
+            arrays[name] = array(name, (batches,), np.dtype(np.uint64), (1,), ("batch",))
+        if times is not None and "time" not in self.group:
+            times = np.asarray(times)
+            array("time", times.shape, times.dtype, times.shape, ("time",))[:] = times
+        return arrays
+
+    #
+    # Batches
+    #
+
+    def _rows(self, batch: int) -> np.ndarray:
+        start = batch * self.batch_size
+        return np.arange(start, min(start + self.batch_size, self.trajectories))
+
+    def _missing(self) -> list[int]:
+        """The batches that are not there, or not as they were written."""
+        digests = self.arrays["digest"][:]
+        inputs = self.arrays["inputs"][:]
+        missing = []
+        for batch, digest in enumerate(digests):
+            if digest == 0 or digest != self._digest_on_disk(batch):
+                missing.append(batch)
+            elif inputs[batch] != self._inputs(batch):
+                rows = self._rows(batch)
+                raise StoreError(
+                    f"the store {self.path} is that of another ensemble: prob_func makes other "
+                    f"problems of trajectories {rows[0]} to {rows[-1]}. Give another path, or "
+                    "delete it.",
+                    None,
+                )
+        return missing
+
+    def _digest_on_disk(self, batch: int) -> int | None:
+        rows = self._rows(batch)
+        at = slice(rows[0], rows[-1] + 1)
+        try:
+            return _digest([self.arrays[v.name][at] for v in self.variables])
+        except (ValueError, RuntimeError, OSError):  # a codec's checksum, or a file cut short
+            return None
+
+    def _inputs(self, batch: int) -> int:
+        lanes = self.job.trajectories.lanes(integers(self._rows(batch)), 1)
+        every, _ = eqx.partition(lanes, self.job.plan.batched)
+        return _digest([_plain(x) for x in jtu.tree_leaves(every)])
+
+    def _write(self, batch: int, outcome: Outcome) -> None:
+        rows = self._rows(batch)
+        at = slice(rows[0], rows[-1] + 1)
+        leaves = [np.asarray(x) for x in jtu.tree_leaves(outcome._replace(rerun=None))]
+        with self._explained():
+            self.arrays["trajectory"][at] = rows
+            for variable, values in zip(self.variables, leaves, strict=True):
+                self.arrays[variable.name][at] = values
+            self.arrays["inputs"][batch] = self._inputs(batch)
+            self.arrays["digest"][batch] = _digest(leaves)
+        self._todo.remove(batch)
+
+    @contextlib.contextmanager
+    def _explained(self) -> Iterator[None]:
+        """What the file system says, said in terms of the store."""
+        try:
+            yield
+        except OSError as e:
+            kept = getattr(self, "_todo", None)
+            there = f"; the {self.done} trajectories in it are kept" if kept is not None else ""
+            raise StoreError(
+                f"the store {self.path} can't be written to: {e.strerror or e}{there}. See to that, "
+                "and call solve again with the same store.",
+                None,
+            ) from e
+
+
+#
+# What is in it
+#
+
+
+def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
+    """The variables, in the order of the leaves; and how outputs are put together from them."""
+    time = "step" if own_times else "time"
+    variables = []
+    for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
+        name = jtu.keystr(path[:1], simple=True)
+        inner = x.shape
+        dims = tuple(f"{name}_{axis}" for axis in range(len(inner)))
+        if name == "out" and kind == "outputs":
+            name = jtu.keystr(path[1:], simple=True, separator=".") or "out"
+            dims = tuple(f"{name}_{axis}" for axis in range(len(inner)))
+            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+                raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
+        elif name in ("out", "du"):
+            state = [f"state_{axis}" for axis in range(len(inner) - 1)]
+            dims = (time, *(["state"] if len(state) == 1 else state))
+        elif name == "t":
+            dims = (time,)
+        name = {"t": "time", "out": "u" if kind == "trajectories" else "out"}.get(name, name)
+        variables.append(Variable(name, ("trajectory", *dims), inner, np.dtype(x.dtype)))
+    names = [v.name for v in variables]
+    taken = {"trajectory", "inputs", "digest"} & set(names)
+    if len(set(names)) < len(names) or taken:
+        raise TypeError(
+            f"a store has variables retcode, length, naccept, nreject, nf, trajectory, inputs and "
+            f"digest of its own; give the outputs of output_func other names than {names}."
+        )
+    return variables, _described(outcome.out, "") if kind == "outputs" else None
+
+
+def _described(out: Any, name: str) -> Any:
+    """A pytree of outputs in JSON: the names of its leaves."""
+    inside = f"{name}." if name else ""
+    if type(out) is dict:
+        return {"dict": {str(k): _described(v, f"{inside}{k}") for k, v in out.items()}}
+    if type(out) in (list, tuple):
+        parts = [_described(v, f"{inside}{i}") for i, v in enumerate(out)]
+        return {type(out).__name__: parts}
+    if out is None:
+        return None
+    if not hasattr(out, "shape"):
+        raise TypeError(
+            "a store keeps outputs that are made of dicts, lists and tuples of arrays; "
+            f"output_func returns a {type(out).__name__}."
+        )
+    return name or "out"
+
+
+def _put_together(tree: Any, group: Any) -> Any:
+    match tree:
+        case None:
+            return None
+        case str():
+            return group[tree]
+        case {"dict": parts}:
+            return {k: _put_together(v, group) for k, v in parts.items()}
+        case {"list": parts}:
+            return [_put_together(v, group) for v in parts]
+        case {"tuple": parts}:
+            return tuple(_put_together(v, group) for v in parts)
+    raise AssertionError(tree)
+
+
+def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleSolution:
+    kept = group.attrs.get("ensembleode")
+    if kept is None:
+        raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.", None)
+    if kept["format"] != FORMAT:
+        raise StoreError(
+            f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version of "
+            f"ensembleode reads {FORMAT}.",
+            None,
+        )
+
+    def lazily(name):
+        return group[name] if name in group else None
+
+    kind = kept["kind"]
+    u = lazily("u") if kind == "trajectories" else _put_together(kept["outputs"], group)
+    t = lazily("time") if kind == "trajectories" else None
+    if t is not None and t.ndim == 1:
+        t = t[:]
+    stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
+    return EnsembleSolution(
+        u,
+        t,
+        lazily("retcode"),
+        lazily("length"),
+        stats,
+        kept["complete"],
+        elapsed,
+        EngineChoice(*kept["engine"]),
+        kind,
+        lazily("du") if kind == "trajectories" else None,
+    )
+
+
+def _about(name: str) -> dict[str, Any]:
+    if name != "retcode":
+        return {}
+    return {
+        "flag_values": [code.value for code in ReturnCode],
+        "flag_meanings": " ".join(code.name for code in ReturnCode),
+    }
+
+
+#
+# Fingerprints
+#
+
+
+def _fingerprint(job: Job) -> dict[str, Any]:
+    """What the numbers depend on, by name; what begins with # is a digest."""
+    import jaxlib
+
+    from . import __version__
+
+    plan, shared = job.plan, job.trajectories.shared
+    fields = {
+        "#f": plan.field,
+        "#output_func": plan.output,
+        "#the solver's options": plan.method.value,
+        "#saveat": (plan.saving, shared.saveat, shared.count),
+        "#u0": (plan.state, shared.u0),
+        "#p": shared.p,
+        "#what f closes over": shared.consts,
+        "#tspan": (shared.t0, shared.t1),
+        "#abstol": shared.abstol,
+        "#reltol": shared.reltol,
+        "#dt": shared.dt,
+        "#key (or seed)": job.key,
+        "#what output_func closes over": job.output_consts,
+        "#which of them prob_func changes": plan.batched,
+    }
+    digests = {name: f"{_digest([_text(value)]):016x}" for name, value in fields.items()}
+    return {
+        "engine": plan.engine.name,
+        "maxiters": plan.maxiters,
+        "backend": jax.default_backend(),
+        "versions": f"ensembleode {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
+        "time": str(time_dtype_of(plan.state)),
+        **digests,
+    }
+
+
+def _text(value: Any) -> bytes:
+    """The same for the same, in every process."""
+    leaves, structure = jtu.tree_flatten(value, is_leaf=lambda x: isinstance(x, Program))
+    parts = [str(structure).encode()]
+    for x in leaves:
+        if isinstance(x, Program):
+            parts.append(str(x.jaxpr).encode())
+        elif hasattr(x, "shape") and hasattr(x, "dtype"):
+            parts.append(f"{x.shape} {x.dtype}".encode())
+            parts.append(b"" if isinstance(x, jax.core.AbstractValue) else _plain(x).tobytes())
+        else:
+            parts.append(repr(x).encode())
+    # Functions and thunks in the parameters of a jaxpr have addresses.
+    return re.sub(rb"0x[0-9a-f]{6,}", b"", b"\n".join(parts))
+
+
+def _plain(x: Any) -> np.ndarray:
+    if hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        x = jax.random.key_data(x)
+    return np.asarray(x)
+
+
+def _digest(parts: list) -> int:
+    """Eight bytes that are never zero."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part))
+    return int.from_bytes(digest.digest(), "little") or 1
+
+
+#
+# The file system
+#
+
+
+def _locked(path: Path) -> Any:
+    """
+    **Raises:** `StoreError` where another process has it.
+    """
+    try:
+        import filelock
+    except ImportError as e:
+        raise ImportError("store needs filelock: pip install 'ensembleode[store]'.") from e
+    _zarr()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(f"{path}.lock")
+    try:
+        lock.acquire(timeout=0)
+    except filelock.Timeout as e:
+        raise StoreError(
+            f"another process (or solve) is writing to the store {path}: wait for it to end, or "
+            "give another path.",
+            None,
+        ) from e
+    return lock
+
+
+def _zarr() -> Any:
+    try:
+        import zarr
+    except ImportError as e:
+        raise ImportError("store needs Zarr: pip install 'ensembleode[store]'.") from e
+    return zarr
