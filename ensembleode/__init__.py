@@ -69,6 +69,7 @@ from .solvers import (
     Vern7 as Vern7,
     Vern9 as Vern9,
 )
+from .store import open_ensemble as open_ensemble, StoreError as StoreError
 
 
 __version__ = _version("ensembleode")

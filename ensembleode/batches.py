@@ -5,6 +5,7 @@ the device is bounded by a batch. Inside `jit`, `grad` or `vmap` the same is a l
 """
 
 import dataclasses
+import functools
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -107,7 +108,7 @@ def run_eagerly(
     gather = gather or _Gather(trajectories)
     for wanted in gather.missing(batch_size):
         try:
-            gather.add(wanted, solve.batch(wanted))
+            gather.add(wanted, solve.into(gather, wanted))
         except (Exception, KeyboardInterrupt) as e:
             if gather.empty and not isinstance(e, Unfinished | KeyboardInterrupt):
                 raise
@@ -131,6 +132,13 @@ class _Solver(NamedTuple):
         outcome = _with_reruns(self.job, self.executor, wanted, self.batch_size, self.max_repeats)
         self.report(outcome)
         return outcome
+
+    def into(self, gather: Any, wanted: np.ndarray) -> Outcome:
+        """As they are done, where the executor gives them as they are."""
+        if not hasattr(gather, "part") or may_rerun(self.job):
+            return self.batch(wanted)
+        sink = functools.partial(gather.part, wanted)
+        return self._replace(job=dataclasses.replace(self.job, sink=sink)).batch(wanted)
 
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
         total, outcome = self.executor.total(self.job, integers(wanted))
@@ -178,7 +186,7 @@ def _reduce_eagerly(solve: _Solver, trajectories: int, reduction: Callable, u_in
     return ensemble()
 
 
-def _empty(reduction: Callable, out: Any) -> Any:
+def _empty(reduction: Callable | None, out: Any) -> Any:
     """What a reduction starts from, without `u_init`."""
     if reduction is sum_reduction:
         return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), out)
@@ -238,7 +246,7 @@ def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
 def _batch(job, executor, wanted, repeat, size) -> Outcome:
     missing = size - len(wanted) if executor.vectorised else 0
     indices = integers(np.pad(wanted, (0, missing), mode="edge"))
-    if job.plan.saving.mode == "steps":
+    if not job.plan.saving.rows:
         job = count_steps(job, executor, indices, repeat)
     outcome = executor.run(job, indices, repeat)
     return jax.tree.map(lambda x: x[: len(wanted)], outcome) if missing else outcome
@@ -301,13 +309,17 @@ class _Gather:
 
 def _nothing(job: Job) -> Outcome:
     """The outcome of no trajectories."""
-    if job.plan.saving.rows is None:
+    one = outcome_of_one(job)
+    return jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), one._replace(rerun=None))
+
+
+def outcome_of_one(job: Job) -> Outcome:
+    """Of one trajectory, the abstract values."""
+    if not job.plan.saving.rows:
         job = bounded(job, 1)
-    one = jax.eval_shape(
-        lambda i: Devices().run(dataclasses.replace(job, traced=True), i, 1), integers(np.arange(1))
-    )
-    one = one._replace(rerun=None)
-    return jax.tree.map(lambda x: np.zeros((0, *x.shape[1:]), x.dtype), one)
+    job = dataclasses.replace(job, traced=True)
+    one = jax.eval_shape(lambda i: Devices().run(job, i, 1), integers(np.arange(1)))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
 
 
 def _blank(shape: tuple, dtype: np.dtype) -> np.ndarray:

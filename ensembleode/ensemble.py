@@ -141,13 +141,13 @@ class _OnCluster(EnsembleAlgorithm):
         """End the workers that were started for it; the user's own are left alone."""
         from .executors.distributed import local
 
-        local.close(self)
+        local.close(self)  # pyright: ignore
 
     def traffic(self) -> Any:
         """A [`Traffic`][ensembleode.Traffic]: what went to its workers and came back, so far."""
         from .executors.distributed import local
 
-        return dataclasses.replace(local.pool_of(self).traffic)
+        return dataclasses.replace(local.pool_of(self).traffic)  # pyright: ignore
 
 
 class EnsembleDistributed(_OnCluster):

@@ -12,8 +12,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from . import batches, engines, sensitivity
-from .ensemble import EnsembleAlgorithm, EnsembleSerial, EnsembleThreads
+from . import batches, engines, sensitivity, store as stores
+from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
 from .executors.job import integers, Job, solution_of, with_output
 from .options import check_count
@@ -165,6 +165,7 @@ def solve(
     if alone:
         with sensitivity.explained(sensealg):
             return _solve_alone(job, executor, throw, choice)
+    given_batch_size = batch_size
     if batch_size is None:
         batch_size = batches.default_batch_size(job, executor, n)
         if progress and not getattr(executor, "reports", False) and executor.vectorised:
@@ -175,19 +176,34 @@ def solve(
         with sensitivity.explained(sensealg):
             result = batches.run_traced(*work, **how)
         return _ensemble_solution(job, ens, result, jnp.nan, choice)
-    bar = Progress(n) if progress else None
-    cause = None
+    writer = None
+    if store is not None:
+        job = _make_storable(job, ens)
+        described: dict[str, Any] = {"shared steps": isinstance(ensemblealg, EnsembleColumns)}
+        if batches.may_rerun(job):
+            described["max_repeats"] = max_repeats
+        times = None if job.plan.own_times else _shared_times(job)
+        one = batches.outcome_of_one(job)
+        writer = stores.Writer(store, job, one, times, choice, n, given_batch_size, described)
+        batch_size = stores.batch_size_for(writer, executor, batch_size)
+    bar = Progress(n, 0 if writer is None else writer.done) if progress else None
+    cause = result = None
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
-        result = batches.run_eagerly(job, *work[1:], **how)
+        result = batches.run_eagerly(job, *work[1:3], batch_size, **how, gather=writer)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause
     finally:
         if bar is not None:
             bar.close()
+        if writer is not None:
+            writer.close()
     elapsed = time.perf_counter() - started
-    sim = _ensemble_solution(job, ens, result, elapsed, choice)
+    if writer is None:
+        sim = _ensemble_solution(job, ens, result, elapsed, choice)
+    else:
+        sim = writer.solution(elapsed)
     if cause is not None and not (
         isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
     ):
@@ -298,6 +314,25 @@ def _job(
     job = Job(plan, every, key, traced, ens.output_func, remake=remake)
     # Where every step is saved, the count of times is known later.
     return (job if every.saving.mode == "steps" else with_output(job)), choice
+
+
+def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
+    """
+    **Raises:** `ValueError` for what a store can't hold.
+    """
+    if ens.reduction is not None:
+        raise ValueError(
+            "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
+            "two (eo.open_ensemble reads a store in parts, to be reduced)."
+        )
+    if job.plan.saving.mode != "steps":
+        return job
+    if not job.trajectories.options["maxiters_given"]:
+        raise ValueError(
+            "save_everystep=True with a store needs maxiters, as room is made for that many steps: "
+            "pass the smallest that works, such as maxiters=256."
+        )
+    return batches.bounded(job, job.plan.maxiters)
 
 
 def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:

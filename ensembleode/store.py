@@ -26,14 +26,15 @@ from .solution import EngineChoice, EnsembleError, EnsembleSolution, ReturnCode,
 
 
 FORMAT = 1
-# Bytes of a variable in a batch, and how many batches there are at least (of 1,024 or more).
-_CHUNK, _BATCHES, _LEAST = 2**24, 64, 1024
+# Bytes of a variable in a batch, and how many batches there are at least, where there are enough
+# trajectories: what a crash costs. (Writing a batch takes some 20 ms.)
+_CHUNK, _BATCHES = 2**24, 64
 # Batches that workers are given at a time, so that none waits for the last of one.
 _AHEAD = 16
 
 
 class StoreError(EnsembleError):
-    """The store can't be used, or no longer; `solution` reads what is in it (None if nothing is)."""
+    """The store can't be used, or no longer; `solution` reads what is in it, if anything."""
 
 
 class Variable(NamedTuple):
@@ -120,10 +121,11 @@ class Writer:
 
     def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
         """Keep the batches that are complete, of those `wanted`."""
+        outcome = jax.tree.map(np.asarray, outcome._replace(rerun=None))
         for batch in dict.fromkeys(wanted // self.batch_size):
             at = np.flatnonzero(wanted // self.batch_size == batch)
             if batch in self._todo and done[at].all():
-                self._write(int(batch), jax.tree.map(lambda x, at=at: x[at], outcome))
+                self._write(int(batch), [x[at] for x in jtu.tree_leaves(outcome)])
 
     def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
         self.part(wanted, outcome, np.ones(len(wanted), bool))
@@ -204,8 +206,7 @@ class Writer:
         """So many that a crash costs little, and a file is not too small."""
         each = max(1, *(int(np.prod(v.shape)) * v.dtype.itemsize for v in self.variables))
         width = self.job.plan.width
-        rows = max(_LEAST, -(-self.trajectories // _BATCHES))
-        rows = min(rows, max(1, _CHUNK // each), self.trajectories)
+        rows = max(1, min(-(-self.trajectories // _BATCHES), _CHUNK // each))
         return -(-rows // width) * width
 
     def _arrays(self, times: Any) -> dict[str, Any]:
@@ -282,10 +283,9 @@ class Writer:
         every, _ = eqx.partition(lanes, self.job.plan.batched)
         return _digest([_plain(x) for x in jtu.tree_leaves(every)])
 
-    def _write(self, batch: int, outcome: Outcome) -> None:
+    def _write(self, batch: int, leaves: list[np.ndarray]) -> None:
         rows = self._rows(batch)
         at = slice(rows[0], rows[-1] + 1)
-        leaves = [np.asarray(x) for x in jtu.tree_leaves(outcome._replace(rerun=None))]
         with self._explained():
             self.arrays["trajectory"][at] = rows
             for variable, values in zip(self.variables, leaves, strict=True):
@@ -303,10 +303,18 @@ class Writer:
             kept = getattr(self, "_todo", None)
             there = f"; the {self.done} trajectories in it are kept" if kept is not None else ""
             raise StoreError(
-                f"the store {self.path} can't be written to: {e.strerror or e}{there}. See to that, "
-                "and call solve again with the same store.",
+                f"the store {self.path} can't be written to: {e.strerror or e}{there}. See to "
+                "that, and call solve again with the same store.",
                 None,
             ) from e
+
+
+def batch_size_for(writer: Writer, executor: Any, batch_size: int) -> int:
+    """How many trajectories to solve at a time: a batch of the store, or several."""
+    if not getattr(executor, "reports", False):
+        return writer.batch_size
+    ahead = min(_AHEAD, batch_size // writer.batch_size)
+    return writer.batch_size * max(1, ahead)
 
 
 #
@@ -383,13 +391,13 @@ def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleS
         raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.", None)
     if kept["format"] != FORMAT:
         raise StoreError(
-            f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version of "
-            f"ensembleode reads {FORMAT}.",
+            f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version "
+            f"of ensembleode reads {FORMAT}.",
             None,
         )
 
     def lazily(name):
-        return group[name] if name in group else None
+        return group.get(name)
 
     kind = kept["kind"]
     u = lazily("u") if kind == "trajectories" else _put_together(kept["outputs"], group)
@@ -432,6 +440,7 @@ def _fingerprint(job: Job) -> dict[str, Any]:
     from . import __version__
 
     plan, shared = job.plan, job.trajectories.shared
+    versions = {"ensembleode": __version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
     fields = {
         "#f": plan.field,
         "#output_func": plan.output,
@@ -453,7 +462,7 @@ def _fingerprint(job: Job) -> dict[str, Any]:
         "engine": plan.engine.name,
         "maxiters": plan.maxiters,
         "backend": jax.default_backend(),
-        "versions": f"ensembleode {__version__}, jax {jax.__version__}, jaxlib {jaxlib.__version__}",
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
         "time": str(time_dtype_of(plan.state)),
         **digests,
     }
@@ -468,7 +477,7 @@ def _text(value: Any) -> bytes:
             parts.append(str(x.jaxpr).encode())
         elif hasattr(x, "shape") and hasattr(x, "dtype"):
             parts.append(f"{x.shape} {x.dtype}".encode())
-            parts.append(b"" if isinstance(x, jax.core.AbstractValue) else _plain(x).tobytes())
+            parts.append(_plain(x).tobytes() if eqx.is_array_like(x) else b"")
         else:
             parts.append(repr(x).encode())
     # Functions and thunks in the parameters of a jaxpr have addresses.

@@ -27,6 +27,7 @@ class Job:
     - `traced`: whether this runs inside `jit`, `grad` or `vmap`.
     - `remake`: a function that makes this job, and its arguments.
     - `report`: told the return codes of trajectories that are done; None where nobody asks.
+    - `sink`: given the outcome of a batch as far as it is, and which of it is done.
     """
 
     plan: Plan
@@ -35,8 +36,9 @@ class Job:
     traced: bool
     output_func: Callable | None = None
     output_consts: tuple = ()
-    remake: tuple[Callable, tuple] | None = None
+    remake: tuple[Callable, tuple] = (lambda: None, ())
     report: Callable[[Any], Any] | None = None
+    sink: Callable[[Any, np.ndarray], Any] | None = None
 
     def replan(self, **changes: Any) -> "Job":
         """The same with another plan."""

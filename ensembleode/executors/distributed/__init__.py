@@ -74,8 +74,9 @@ class Distributed:
         if job.traced:
             label = type(job.trajectories.options["sensealg"]).__name__
             return _solve(sensitivity.reverse_only(numbers, label), costs, remote)
-        report = job.report if isinstance(repeat, int) and repeat == 1 else None
-        each, _, results = remote.run("solve", numbers, costs, report)
+        first = isinstance(repeat, int) and repeat == 1
+        report, sink = (job.report, job.sink) if first else (None, None)
+        each, _, results = remote.run("solve", numbers, costs, report, sink)
         outcome = self._noted(each, results, indices)
         if results.cause is not None:
             raise Unfinished(outcome, results.done, results.cause) from None
@@ -91,7 +92,7 @@ class Distributed:
         if job.traced:
             label = type(job.trajectories.options["sensealg"]).__name__
             return _total(sensitivity.reverse_only(numbers, label), costs, remote)
-        each, parts, results = remote.run("total", numbers, costs, job.report)
+        each, parts, results = remote.run("total", numbers, costs, job.report, None)
         if results.cause is not None:
             raise results.cause
         return _summed(parts), self._noted(each, results, indices)
@@ -142,14 +143,20 @@ class _Remote:
     n: int
     pickle: Callable[[ChunkProgram], Shipped] = dataclasses.field(compare=False)
 
-    def run(self, kind: str, numbers: Numbers, costs: Any, report: Any) -> tuple[Any, Any, Results]:
+    def run(
+        self, kind: str, numbers: Numbers, costs: Any, report: Any, sink: Any
+    ) -> tuple[Any, Any, Results]:
         """Now: what it gives for each trajectory and for each unit, and what became of it."""
         program = program_of(kind, self.plan, numbers, self.n)
         every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
         batch = Batch(every, shared, None if costs is None else np.asarray(costs))
 
         def done(results, rows):
-            report(_unflattened(program, results.each, [])[0].retcode[rows])
+            outcome = _with_lost(_unflattened(program, results.each, [])[0], results)
+            if report is not None:
+                report(outcome.retcode[rows])
+            if sink is not None:
+                sink(outcome, results.done)
 
         results = dispatch(
             self.pool,
@@ -157,7 +164,7 @@ class _Remote:
             self._shipped(program),
             batch,
             threads=self.threads,
-            report=None if report is None else done,
+            report=done if report or sink else None,
         )
         return *_unflattened(program, results.each, results.parts), results
 

@@ -84,7 +84,7 @@ def _key(ensemblealg: Any) -> Hashable:
 
 def _started(ensemblealg: Any) -> DaskPool:
     """A cluster of this computer's: loopback only, and no dashboard."""
-    if getattr(multiprocessing.process.current_process(), "_inheriting", False):
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
             "EnsembleDistributed() starts processes, which run this script again to begin with: "
             'put what solves under `if __name__ == "__main__":`.'

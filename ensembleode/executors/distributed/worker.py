@@ -39,8 +39,8 @@ class Task(NamedTuple):
 
     program: str
     environment: dict[str, Any]
-    each: tuple
-    shared: tuple
+    each: tuple[np.ndarray, ...]
+    shared: tuple[Any, ...]
     width: int
     capacity: int
     threads: int
