@@ -15,8 +15,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .executors.job import integers, Job, Outcome, Unfinished, with_output
-from .executors.sharded import Devices
+from .executors.job import finish_lanes, integers, Job, Outcome, Unfinished, with_output
 from .program import being_staged
 from .reductions import sum_reduction
 from .saving import Saving
@@ -41,7 +40,7 @@ class Ensemble(NamedTuple):
 class Stopped(Exception):
     """The ensemble ended before its end: the `result` so far, and the `cause`."""
 
-    def __init__(self, result: Ensemble, cause: BaseException):
+    def __init__(self, result: Ensemble | None, cause: BaseException):
         super().__init__(str(cause))
         self.result = result
         self.cause = cause
@@ -87,11 +86,11 @@ def run_eagerly(
     u_init: Any,
     max_repeats: int,
     gather: Any = None,
-) -> Ensemble:
+) -> Ensemble | None:
     """Run batch after batch.
 
     **Arguments:** `gather`: what collects them, by default arrays on the host. It says which
-    batches it still wants.
+    batches it still wants. (A store gives nothing back.)
 
     **Raises:** `Stopped`, with what was done, for whatever ends it before its end.
     """
@@ -317,8 +316,13 @@ def outcome_of_one(job: Job) -> Outcome:
     """Of one trajectory, the abstract values."""
     if not job.plan.saving.rows:
         job = bounded(job, 1)
-    job = dataclasses.replace(job, traced=True)
-    one = jax.eval_shape(lambda i: Devices().run(job, i, 1), integers(np.arange(1)))
+    plan, indices = job.plan, integers(np.arange(1))
+
+    def solve(lanes):
+        result = plan.engine.solve_trajectories(plan, lanes, 1)
+        return finish_lanes(plan, result, indices, 1, job.key, job.output_consts)
+
+    one = jax.eval_shape(solve, job.trajectories.lanes(indices, 1))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
 
 

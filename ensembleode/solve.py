@@ -126,7 +126,7 @@ def solve(
     alone = isinstance(prob, ODEProblem)
     if alone:
         ens, n = EnsembleProblem(prob), 1
-        _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress)
+        _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store)
     elif isinstance(prob, EnsembleProblem):
         ens, n = prob, _check_trajectories(trajectories)
     else:
@@ -239,12 +239,13 @@ def _check_trajectories(trajectories: Any) -> int:
     return check_count("trajectories", trajectories)
 
 
-def _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress) -> None:
+def _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
     given = {
         "ensemblealg": ensemblealg,
         "trajectories": trajectories,
         "batch_size": batch_size,
         "progress": progress or None,
+        "store": store,
     }
     for name, value in given.items():
         if value is not None:

@@ -227,7 +227,6 @@ class Writer:
                 compressors=[codecs.ZstdCodec(level=1), codecs.Crc32cCodec()],
                 fill_value=np.nan if floating else 0,
                 dimension_names=dims,
-                config={"write_empty_chunks": True},
                 attributes=_about(name),
             )
 
@@ -325,6 +324,7 @@ def batch_size_for(writer: Writer, executor: Any, batch_size: int) -> int:
 def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
     """The variables, in the order of the leaves; and how outputs are put together from them."""
     time = "step" if own_times else "time"
+    tree = _described(outcome.out, "") if kind == "outputs" else None
     variables = []
     for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
         name = jtu.keystr(path[:1], simple=True)
@@ -349,7 +349,7 @@ def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Varia
             f"a store has variables retcode, length, naccept, nreject, nf, trajectory, inputs and "
             f"digest of its own; give the outputs of output_func other names than {names}."
         )
-    return variables, _described(outcome.out, "") if kind == "outputs" else None
+    return variables, tree
 
 
 def _described(out: Any, name: str) -> Any:

@@ -152,7 +152,7 @@ class _Remote:
         batch = Batch(every, shared, None if costs is None else np.asarray(costs))
 
         def done(results, rows):
-            outcome = _with_lost(_unflattened(program, results.each, [])[0], results)
+            outcome = _with_lost(_unflattened(program, results.each, results.parts)[0], results)
             if report is not None:
                 report(outcome.retcode[rows])
             if sink is not None:
@@ -223,7 +223,7 @@ class _Call:
                 f"the gradient of trajectories {rows[0]} to {rows[-1]} can't be computed: {why}.",
                 None,
             )
-        _with_lost(_unflattened(self.program, results.each, [])[0], results)
+        _with_lost(_unflattened(self.program, results.each, results.parts)[0], results)
 
 
 @eqx.filter_custom_vjp
@@ -280,9 +280,11 @@ def _with_lost(outcome: Outcome, results: Results) -> Outcome:
 
 
 def _unflattened(program: ChunkProgram, each: list, parts: list) -> tuple[Any, Any]:
+    """For each trajectory and for each unit, from flat arrays."""
+
     def filled(structs, leaves):
         structs, structure = jtu.tree_flatten(structs)
         return jtu.tree_unflatten(structure, map(as_before, structs, leaves))
 
     structs = program.outputs
-    return filled(structs[0], each), filled(structs[1], parts) if parts else None
+    return filled(structs[0], each), filled(structs[1], parts)

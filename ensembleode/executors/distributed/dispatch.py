@@ -91,6 +91,8 @@ def dispatch(
     except (Exception, KeyboardInterrupt) as e:
         pool.cancel(list(work.in_flight))
         work.results.cause = e
+    finally:
+        pool.settle()
     return work.results
 
 
@@ -255,7 +257,9 @@ class _Work:
         self.results.lost.append((rows, why))
         self.results.done[rows] = True
         logger.warning("trajectories %d to %d are given up: %s", rows[0], rows[-1], why)
-        if not self.measured[1] and len(self.results.lost) > 1:
+        self.pool.given_up[self.program] += 1
+        never = not self.measured[1] and self.program not in self.pool.rates
+        if never and self.pool.given_up[self.program] > 1:
             raise ClusterError(
                 f"whatever is tried, {why}. The usual cause is memory: save fewer times, or give "
                 "the workers more.",

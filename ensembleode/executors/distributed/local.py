@@ -6,8 +6,8 @@ its ensemble algorithm, or until Python ends.
 
 import atexit
 import multiprocessing
-import weakref
-from collections.abc import Hashable
+import os
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -19,7 +19,7 @@ from .pools import ClusterError, DaskPool, ExecutorPool, Pool
 
 
 _own: dict[Hashable, DaskPool] = {}
-_given: weakref.WeakKeyDictionary = weakref.WeakKeyDictionary()
+_POOL = "_ensembleode_pool"
 
 
 def worker_environment(threads: int = 1) -> dict[str, str]:
@@ -62,9 +62,10 @@ def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
         if key not in _own or _own[key].closed:
             _own[key] = _started(ensemblealg) if cluster is None else _connected(cluster)
         return _own[key]
-    if cluster not in _given:
-        _given[cluster] = _pool_on(cluster, ensemblealg.workers)
-    return _given[cluster]
+    # Kept with what it is the pool of, for as long as that.
+    if not hasattr(cluster, _POOL):
+        setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
+    return getattr(cluster, _POOL)
 
 
 def close(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> None:
@@ -94,9 +95,9 @@ def _started(ensemblealg: Any) -> DaskPool:
     environment = worker_environment(threads) | {"JAX_PLATFORMS": "cpu"}
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
-        # Whose memory a trajectory takes is JAX's; Dask would end the process.
         "distributed.scheduler.no-workers-timeout": "60s",
     }
+    restore = _set_aside(environment)
     with dask.config.set(settings):
         cluster = distributed.LocalCluster(
             n_workers=workers,
@@ -107,13 +108,33 @@ def _started(ensemblealg: Any) -> DaskPool:
             scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
             memory_limit=0,
         )
+    restore()
     client = distributed.Client(cluster, set_as_default=False, direct_to_workers=True)
 
     def end():
         client.close()
         cluster.close()
+        restore()
 
-    return DaskPool(client, end)
+    return DaskPool(client, end, restore)
+
+
+def _set_aside(names: Iterable[str]) -> Callable[[], None]:
+    """Take these variables out of this process's environment; gives what puts them back.
+
+    Dask sets those for the processes that it starts here, too (each time that it starts one), and
+    prefers what is here to what it was told.
+    """
+    before = {name: os.environ.pop(name, None) for name in names}
+
+    def restore():
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
+
+    return restore
 
 
 def _connected(address: str) -> DaskPool:

@@ -1,6 +1,7 @@
 """Where tasks go: a Dask cluster, or any executor of `concurrent.futures`."""
 
 import abc
+import collections
 import concurrent.futures
 import dataclasses
 import pickle
@@ -47,13 +48,14 @@ class Pool(abc.ABC):
     """Workers, and what is known of them.
 
     - `known`: hashes of what some worker has been sent.
-    - `rates`: seconds that a chunk takes, by program.
+    - `rates`: seconds that a unit takes, by program; `given_up`: how many of them were lost.
     """
 
     def __init__(self):
         self.traffic = Traffic()
         self.known: set[str] = set()
         self.rates: dict[Any, float] = {}
+        self.given_up: collections.Counter = collections.Counter()
 
     def submit(self, task: Task) -> Any:
         """A future of the pickled answer to a task."""
@@ -81,6 +83,10 @@ class Pool(abc.ABC):
     @abc.abstractmethod
     def cancel(self, futures: list) -> None:
         """Forget about these."""
+
+    @abc.abstractmethod
+    def settle(self) -> None:
+        """A batch is done."""
 
     @abc.abstractmethod
     def close(self) -> None:
@@ -114,6 +120,9 @@ class ExecutorPool(Pool):
         for future in futures:
             future.cancel()
 
+    def settle(self) -> None:
+        """Nothing is left over."""
+
     def close(self) -> None:
         """It is the user's."""
 
@@ -141,13 +150,18 @@ class ExecutorPool(Pool):
 class DaskPool(Pool):
     """The workers of a Dask cluster.
 
-    - `close`: called when it is closed, with what was started for it.
+    - `close`: what ends what was started for it; `settle`: called after each batch.
     """
 
-    def __init__(self, client: Any, close: Callable[[], None] | None = None):
+    def __init__(
+        self,
+        client: Any,
+        close: Callable[[], None] | None = None,
+        settle: Callable[[], None] | None = None,
+    ):
         super().__init__()
         self.client = client
-        self._close = close
+        self._close, self._settle = close, settle
         self._nobody_since: float | None = None
         self._counted: tuple[float, int] = (-1.0, 0)
         self._had_workers = False
@@ -193,6 +207,10 @@ class DaskPool(Pool):
         if self._close is not None:
             self._close()
 
+    def settle(self) -> None:
+        if self._settle is not None:
+            self._settle()
+
     @property
     def _address(self) -> str:
         scheduler = self.client.scheduler
@@ -214,7 +232,8 @@ class DaskPool(Pool):
         try:
             return future.result()
         except KilledWorker as e:
-            raise Died(f"the workers that ran it died, the last of them {e.last_worker}") from e
+            last = e.last_worker.address
+            raise Died(f"the workers that ran it died, the last of them at {last}") from e
         except concurrent.futures.CancelledError as e:
             raise self._scheduler_lost() from e
         except NoWorkerError as e:
@@ -241,4 +260,4 @@ def _patience() -> float:
     from dask.utils import parse_timedelta
 
     set_to = dask.config.get("distributed.scheduler.no-workers-timeout", None)
-    return 300.0 if set_to is None else parse_timedelta(set_to)
+    return 300.0 if set_to is None else float(parse_timedelta(set_to))

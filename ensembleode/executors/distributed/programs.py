@@ -317,7 +317,7 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
         name: getattr(program, name) for name in ("kind", "width", "capacity", "unit", "wanted")
     }
     # What differs from solve to solve goes in as numbers.
-    args = jax.tree.map(lambda x: np.zeros(x.shape, x.dtype) if is_tracer(x) else x, args)
+    args = jax.tree.map(lambda x: _blank(x) if is_tracer(x) else x, args)
     try:
         content = cloudpickle.dumps(functools.partial(_remade, fn, args, layout))
     except Exception as e:
@@ -328,6 +328,12 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
         ) from e
     count = len(jtu.tree_leaves(program.outputs[0]))
     return Shipped(hashlib.sha256(content).hexdigest(), Pickled(content, count))
+
+
+def _blank(x: Any) -> Any:
+    struct = raw_struct(x)
+    with jax.ensure_compile_time_eval():
+        return as_before(x, np.zeros(struct.shape, struct.dtype))
 
 
 def _remade(fn: Callable, args: tuple, layout: dict[str, Any]) -> Callable:

@@ -135,7 +135,7 @@ def _solved(task: Task, backend: str, shared: list) -> Done:
     else:
         results = list(map(call, calls))
     seconds = time.perf_counter() - started
-    flat = [np.concatenate(x) if len(x) > 1 else x[0] for x in zip(*results, strict=True)]
+    flat = [np.concatenate(x) if len(calls) > 1 else x[0] for x in zip(*results, strict=True)]
     return Done(flat[:outputs], flat[outputs:], seconds, compiled)
 
 

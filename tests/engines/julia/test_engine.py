@@ -73,7 +73,8 @@ def test_toml():
 
 def test_a_request(asked):
     ens = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, p=1.0 * ctx.sim_id))
-    request = asked(ens, eo.Vern7(), eo.EnsembleSplitThreads(workers=2, threads=1), saveat=[0.5, 1.0])
+    place = eo.EnsembleSplitThreads(workers=2, threads=1)
+    request = asked(ens, eo.Vern7(), place, saveat=[0.5, 1.0])
     assert request["operation"] == "solve"
     assert request["method"]["name"] == "Vern7"
     assert request["place"] == {"name": "EnsembleSplitThreads", "workers": 2, "threads": 1}
@@ -124,10 +125,9 @@ def test_what_the_engine_refuses():
     refused("Euler has no error estimate", eo.Euler(), adaptive=True, dt=0.1)
 
 
-@pytest.mark.parametrize("alg", [eo.EnsembleDistributed(workers=2), eo.EnsembleGPUKernel()], ids=str)
-def test_algorithms_of_julia_alone(alg):
+def test_algorithms_of_julia_alone():
     with pytest.raises(ValueError, match="runs with engine='julia' only"):
-        eo.solve(eo.EnsembleProblem(PROB), None, alg, trajectories=2)
+        eo.solve(eo.EnsembleProblem(PROB), None, eo.EnsembleGPUKernel(), trajectories=2)
 
 
 def test_what_gpu_kernels_refuse(monkeypatch):

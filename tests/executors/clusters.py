@@ -1,0 +1,82 @@
+"""Clusters for the tests: on loopback, on any port."""
+
+import contextlib
+import os
+import threading
+import time
+
+import dask
+import distributed
+
+import ensembleode as eo
+
+
+@contextlib.contextmanager
+def cluster(workers=2, *, environment=None, settings=None, **options):
+    """A Dask cluster of the test's own, and its client."""
+    environment = eo.worker_environment() | {"JAX_PLATFORMS": "cpu"} | (environment or {})
+    settings = {
+        "distributed.nanny.pre-spawn-environ": environment,
+        "distributed.scheduler.no-workers-timeout": "60s",
+        **(settings or {}),
+    }
+    options = {"memory_limit": 0, **options}
+    before = dict(os.environ)
+    for name in environment:
+        os.environ.pop(name, None)
+    with (
+        dask.config.set(settings),
+        distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+            **options,
+        ) as made,
+        distributed.Client(made, set_as_default=False) as client,
+    ):
+        yield client
+    # Dask puts there what it gives to workers.
+    os.environ.clear()
+    os.environ.update(before)
+
+
+def worker_pids(client):
+    return list(client.run(os.getpid).values())
+
+
+class Killer(threading.Thread):
+    """Kills a worker by `signal` every so often, until it is stopped."""
+
+    def __init__(self, client, signal, *, after, every=1e9, most=1):
+        super().__init__(daemon=True)
+        self.client, self.signal, self.after, self.every = client, signal, after, every
+        self.most, self.killed, self.stopped = most, 0, threading.Event()
+
+    def run(self):
+        self.stopped.wait(self.after)
+        while not self.stopped.is_set() and self.killed < self.most:
+            workers = self.client.scheduler_info(n_workers=-1)["workers"]
+            for worker in list(workers)[:1]:
+                with contextlib.suppress(Exception):
+                    pids = self.client.run(os.getpid, workers=[worker])
+                    for pid in pids.values():
+                        os.kill(pid, self.signal)
+                        self.killed += 1
+            self.stopped.wait(self.every)
+
+    def __enter__(self):
+        self.start()
+        return self
+
+    def __exit__(self, *_):
+        self.stopped.set()
+        self.join()
+
+
+def wait_until(condition, seconds=30):
+    deadline = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < deadline, "waited in vain"
+        time.sleep(0.05)

@@ -1,0 +1,436 @@
+"""EnsembleDistributed: what is sent and computed, whoever the workers are."""
+
+import asyncio
+import os
+import shutil
+import subprocess
+import sys
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import distributed
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import psutil
+import pytest
+
+import ensembleode as eo
+from ensembleode.executors.distributed import local
+from ensembleode.executors.distributed.pools import ExecutorPool
+
+from ..problems import lorenz, mlp, network
+from .clusters import cluster, wait_until, worker_pids
+
+
+def sweep(n, u0=None, rate=1.0):
+    start = jnp.array([1.0, 0.0, 0.0]) if u0 is None else u0
+    prob = eo.ODEProblem(lorenz, start, (0.0, 2.0), jnp.array([10.0, 28.0, 8 / 3]) * rate)
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / n))
+    )
+
+
+def networks(n, model):
+    prob = eo.ODEProblem(mlp, jnp.array([1.0, 0.5]), (0.0, 1.0), model)
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / n))
+    )
+
+
+TWO = eo.EnsembleDistributed(workers=2)
+
+
+def test_the_bits_of_serial():
+    """Of states, counts and codes; with matrix products, several times and one chunk or many."""
+    for ens, options in (
+        (sweep(1000), {"trajectories": 1000, "saveat": 0.1}),
+        (networks(700, network()), {"trajectories": 700}),
+        (sweep(60), {"trajectories": 60, "save_everystep": True}),
+        (sweep(1000), {"trajectories": 1000, "batch_size": 300}),
+    ):
+        serial = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), **options)
+        sim = eo.solve(ens, eo.Tsit5(), TWO, **options)
+        jax.tree.map(np.testing.assert_array_equal, sim.u, serial.u)
+        np.testing.assert_array_equal(sim.t, serial.t)
+        np.testing.assert_array_equal(sim.retcode, serial.retcode)
+        jax.tree.map(np.testing.assert_array_equal, sim.stats, serial.stats)
+
+
+def test_executors(monkeypatch):
+    """Of concurrent.futures: processes, and threads of this one."""
+    for name, value in eo.worker_environment().items():
+        monkeypatch.setenv(name, value)
+    serial = eo.solve(sweep(600), eo.Tsit5(), eo.EnsembleSerial(), trajectories=600)
+    with (
+        ProcessPoolExecutor(2, get_context("spawn")) as processes,
+        ThreadPoolExecutor(2) as threads,
+    ):
+        for executor in (processes, threads):
+            alg = eo.EnsembleDistributed(executor)
+            sim = eo.solve(sweep(600), eo.Tsit5(), alg, trajectories=600)
+            np.testing.assert_array_equal(sim.u, serial.u)
+            assert local.pool_of(alg) is local.pool_of(eo.EnsembleDistributed(executor))
+            assert local.pool_of(alg).slots() == 2
+    assert ExecutorPool(threads, 5).slots() == 5
+
+
+MPI = """
+import sys
+import jax
+jax.config.update("jax_enable_x64", True)
+sys.path.insert(0, {path!r})
+import ensembleode as eo, numpy as np
+from mpi4py.futures import MPIPoolExecutor
+from tests.executors.test_distributed import sweep
+if __name__ == "__main__":
+    serial = eo.solve(sweep(600), eo.Tsit5(), eo.EnsembleSerial(), trajectories=600)
+    with MPIPoolExecutor() as executor:
+        alg = eo.EnsembleDistributed(executor)
+        sim = eo.solve(sweep(600), eo.Tsit5(), alg, trajectories=600)
+        print(np.array_equal(sim.u, serial.u), alg.traffic().tasks > 1, executor.num_workers)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("mpiexec") is None, reason="there is no mpiexec (Open MPI)")
+def test_mpi(tmp_path):
+    pytest.importorskip("mpi4py")
+    path = tmp_path / "script.py"
+    path.write_text(MPI.format(path=os.path.abspath(os.path.join(__file__, "../../.."))))
+    flags = ["--allow-run-as-root", "--oversubscribe", "--mca", "btl", "self,tcp"]
+    command = ["mpiexec", *flags, "-n", "3", sys.executable, "-m", "mpi4py.futures", str(path)]
+    environment = {**os.environ, **eo.worker_environment()}
+    done = subprocess.run(
+        command, capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+    assert done.stdout.split()[:3] == ["True", "True", "2"], done.stderr
+
+
+def traces():
+    """Counts what JAX traces on a worker, from the first call on."""
+    import jax
+
+    if not hasattr(jax, "_traces_counted"):
+        jax._traces_counted = 0
+
+        def count(event, duration, **_):
+            jax._traces_counted += "jaxpr_trace_duration" in event
+
+        jax.monitoring.register_event_duration_secs_listener(count)
+    return jax._traces_counted
+
+
+def test_a_training_run_compiles_once(compiles):
+    """Each worker compiles a program once, and traces nothing after that; neither does the client.
+    Weights go to each worker once a step, and the answers are sums."""
+
+    def loss(model, alg):
+        ens = networks(640, model)
+        ens = eo.EnsembleProblem(
+            ens.prob,
+            ens.prob_func,
+            lambda sol, ctx: (((sol.u[-1] - 1) ** 2).sum(), False),
+            eo.sum_reduction,
+        )
+        return eo.solve(ens, eo.Tsit5(), alg, trajectories=640).u
+
+    step = eqx.filter_jit(eqx.filter_value_and_grad(loss))
+    model = network(64)
+    with cluster() as client:
+        alg = eo.EnsembleDistributed(client)
+        client.run(traces)
+        values = [step(model, alg)]
+        before, traced = alg.traffic(), client.run(traces)
+        compiles.count = 0
+        values += [step(model, alg) for _ in range(3)]
+        after = alg.traffic()
+        assert client.run(traces) == traced
+        assert compiles.count == 0
+        assert 1 <= before.compiled <= 2
+        assert after.compiled <= 2
+    for value in values[1:]:
+        jax.tree.map(np.testing.assert_array_equal, value, values[0])
+    serial = step(model, eo.EnsembleSerial())
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), values[0], serial)
+    each = after - before
+    # 10 chunks a step, each with its own part of the sum.
+    weights = sum(x.nbytes for x in jax.tree.leaves(eqx.filter(model, eqx.is_array)))
+    assert each.received < 3 * (10 * weights + 640 * 20 + 20_000)
+
+
+def test_large_arrays_are_sent_once():
+    """And again to a worker that has not got them."""
+    table = jnp.linspace(0.0, 1.0, 200_000)
+    prob = eo.ODEProblem(lambda u, p, t: -u * p[0], jnp.ones(2), (0.0, 1.0), table + 1.0)
+    ens = eo.EnsembleProblem(prob)
+    with cluster() as client:
+        alg = eo.EnsembleDistributed(client)
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=5000)
+        np.testing.assert_allclose(sim.u[:, -1], np.exp(-1), rtol=1e-3)
+        first = alg.traffic()
+        assert table.nbytes < first.sent < 5 * table.nbytes
+        eo.solve(ens, eo.Tsit5(), alg, trajectories=5000)
+        assert (alg.traffic() - first).sent < table.nbytes / 2
+        # Who joins late is sent it when it needs it.
+        client.cluster.scale(3)
+        wait_until(lambda: len(worker_pids(client)) == 3)
+        for _ in range(20):
+            eo.solve(ens, eo.Tsit5(), alg, trajectories=5000)
+            if (traffic := alg.traffic()).repeated:
+                break
+            time.sleep(0.2)
+        assert traffic.repeated >= 1
+        assert traffic.compiled <= 3
+
+
+def test_gradients_do_not_depend_on_the_workers():
+    """Bit for bit, by shared numbers and by those of each; and they are those of serial."""
+
+    def loss(args, alg):
+        u0, rate, table = args
+        prob = sweep(600, u0, rate)
+        ens = eo.EnsembleProblem(
+            prob.prob,
+            lambda prob, ctx: eo.remake(prob, u0=prob.u0 + table[ctx.index]),
+        )
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=600, saveat=0.5)
+        return jnp.sin(sim.u).sum()
+
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    args = jnp.array([1.0, 0.5, 0.25]), jnp.array(1.0), jnp.linspace(0, 1, 1800).reshape(600, 3)
+    serial = gradient(args, eo.EnsembleSerial())
+    two = gradient(args, TWO)
+    three = gradient(args, eo.EnsembleDistributed(workers=3))
+    jax.tree.map(np.testing.assert_array_equal, two, three)
+    jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-9, atol=1e-12), two, serial)
+    np.testing.assert_array_equal(two[2], serial[2])
+
+
+def total(rate, alg, output=None):
+    ens = sweep(600, rate=rate)
+    output = output or (lambda sol, ctx: (jnp.sin(sol.u[-1]).sum(), False))
+    ens = eo.EnsembleProblem(ens.prob, ens.prob_func, output, eo.sum_reduction)
+    return eo.solve(ens, eo.Tsit5(), alg, trajectories=600, abstol=1e-8, reltol=1e-8)
+
+
+@pytest.mark.parametrize("alg", [eo.EnsembleSerial(), eo.EnsembleThreads(), TWO], ids=str)
+def test_sum_reduction(alg):
+    """With any algorithm; its gradient by finite differences, too."""
+    sim = total(1.0, alg)
+    assert sim.u.shape == ()
+    assert (sim.retcode == 1).all()
+    value, gradient = jax.jit(jax.value_and_grad(lambda r: total(r, alg).u))(1.0)
+    np.testing.assert_allclose(value, sim.u, rtol=1e-12)
+    h = 1e-5
+    difference = (total(1.0 + h, alg).u - total(1.0 - h, alg).u) / (2 * h)
+    np.testing.assert_allclose(gradient, difference, rtol=1e-4)
+    doubled = jax.grad(lambda r: 2 * total(r, alg).u)(1.0)
+    np.testing.assert_allclose(doubled, 2 * gradient, rtol=1e-12)
+    # A tree of arrays is added up, too.
+    tree = total(1.0, alg, lambda sol, ctx: ({"end": sol.u[-1], "one": 1}, False)).u
+    assert tree["one"] == 600
+    np.testing.assert_allclose(jnp.sin(tree["end"]).shape, (3,))
+
+
+def test_the_longest_go_first():
+    """By their time spans, or what they are said to cost."""
+    order = []
+
+    class Recording(ThreadPoolExecutor):
+        def submit(self, fn, payload):
+            import pickle
+
+            order.append(float(pickle.loads(payload).each[-1][0]))
+            return super().submit(fn, payload)
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, tspan=(0.0, 1.0 + ctx.index / 100))
+
+    ens = sweep(600)
+    by_span = eo.EnsembleProblem(ens.prob, prob_func)
+    with Recording(1) as executor:
+        alg = eo.EnsembleDistributed(executor)
+        eo.solve(by_span, eo.Tsit5(), alg, trajectories=600)
+        # The last of the flat numbers are the indices.
+        assert order[0] == 512
+        order.clear()
+        costs = np.where(np.arange(600) // 128 == 2, 5.0, 1.0)
+        alg = eo.EnsembleDistributed(executor, costs=costs)
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=600)
+        assert order[0] == 256
+    serial = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), trajectories=600)
+    np.testing.assert_array_equal(sim.u, serial.u)
+
+
+def interpolated(p):
+    return np.interp(p, [0.0, 1.0], [1.0, 2.0])
+
+
+def test_what_calls_the_host():
+    """Is pickled and traced on the worker; inside jit, if it closes over no traced value."""
+
+    def f(u, p, t):
+        rate = jax.pure_callback(
+            interpolated, jax.ShapeDtypeStruct(p.shape, p.dtype), p, vmap_method="expand_dims"
+        )
+        return -rate * u
+
+    def solve(p):
+        prob = eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), p)
+        return eo.solve(eo.EnsembleProblem(prob), eo.Tsit5(), TWO, trajectories=300)
+
+    np.testing.assert_allclose(solve(jnp.array(0.5)).u[:, -1, 0], np.exp(-1.5), rtol=1e-3)
+    inside = jax.jit(lambda p: solve(p).u[:, -1, 0])(jnp.array(1.0))
+    np.testing.assert_allclose(inside, np.exp(-2.0), rtol=1e-3)
+
+    def closing_over(p):
+        prob = eo.ODEProblem(lambda u, _, t: f(u, p, t), jnp.ones(1), (0.0, 1.0))
+        return eo.solve(eo.EnsembleProblem(prob), eo.Tsit5(), TWO, trajectories=300).u
+
+    with pytest.raises(ValueError, match="put what is differentiated into p or u0"):
+        jax.jit(closing_over)(jnp.array(1.0))
+
+
+def test_loopback_only():
+    """Whatever the processes of a cluster of ours listen to, nobody else can reach."""
+    eo.solve(sweep(10), eo.Tsit5(), TWO, trajectories=10)
+    this = psutil.Process()
+    listening = [
+        c.laddr.ip
+        for process in (this, *this.children(recursive=True))
+        for c in process.net_connections()
+        if c.status == psutil.CONN_LISTEN
+    ]
+    assert len(listening) >= 3
+    assert set(listening) <= {"127.0.0.1", "::1"}
+
+
+def test_the_environment_is_left_alone():
+    before = dict(os.environ)
+    with eo.EnsembleDistributed(workers=1) as alg:
+        eo.solve(sweep(10), eo.Tsit5(), alg, trajectories=10)
+        assert dict(os.environ) == before
+
+
+def test_lifetime():
+    """As a context to its end; else as long as the process."""
+    with eo.EnsembleDistributed(workers=1) as alg:
+        eo.solve(sweep(10), eo.Tsit5(), alg, trajectories=10)
+        pool = local.pool_of(alg)
+        assert pool is local.pool_of(eo.EnsembleDistributed(workers=1))
+        pids = worker_pids(pool.client)
+    wait_until(lambda: not any(map(psutil.pid_exists, pids)))
+    assert pool.closed
+    sim = eo.solve(sweep(10), eo.Tsit5(), alg, trajectories=10)
+    assert (sim.retcode == 1).all()
+    alg.close()
+
+
+def test_whose_cluster():
+    """A client, a cluster, the address of a scheduler."""
+    serial = eo.solve(sweep(300), eo.Tsit5(), eo.EnsembleSerial(), trajectories=300)
+    with cluster(1) as client:
+        address = client.scheduler.address
+        for given in (client, client.cluster, address):
+            alg = eo.EnsembleDistributed(given)
+            sim = eo.solve(sweep(300), eo.Tsit5(), alg, trajectories=300)
+            np.testing.assert_array_equal(sim.u, serial.u)
+            alg.close()
+        assert client.status == "running"
+        assert len(worker_pids(client)) == 1
+
+
+def test_bad_clusters(monkeypatch):
+    def solve(given):
+        return eo.solve(sweep(10), eo.Tsit5(), eo.EnsembleDistributed(given), trajectories=10)
+
+    with pytest.raises(TypeError, match=r"cluster must be a Dask client or cluster, .* got int"):
+        solve(3)
+    with pytest.raises(eo.ClusterError, match="no Dask scheduler at 'nowhere'"):
+        solve("nowhere")
+    monkeypatch.setitem(sys.modules, "distributed", None)
+    with pytest.raises(ImportError, match=r"pip install 'ensembleode\[dask\]'"):
+        eo.solve(sweep(10), eo.Tsit5(), eo.EnsembleDistributed(workers=7), trajectories=10)
+
+
+def test_an_asynchronous_client():
+    async def main(address):
+        async with distributed.Client(address, asynchronous=True, set_as_default=False) as client:
+            with pytest.raises(TypeError, match="needs a synchronous Dask client"):
+                eo.solve(sweep(10), None, eo.EnsembleDistributed(client), trajectories=10)
+
+    with cluster(1) as client:
+        asyncio.run(main(client.scheduler.address))
+
+
+def test_forward_mode_is_refused():
+    options = {"trajectories": 10, "sensealg": eo.ForwardDiffSensitivity()}
+    with pytest.raises(ValueError, match="differentiated in reverse mode only"):
+        eo.solve(sweep(10), eo.Tsit5(), TWO, **options)
+    with pytest.raises(TypeError, match="forward mode"):
+        jax.jacfwd(lambda r: eo.solve(sweep(10, rate=r), None, TWO, trajectories=10).u)(1.0)
+
+
+ONE_CORE = """
+import jax
+jax.config.update("jax_enable_x64", True)
+import jax.numpy as jnp, numpy as np, os, time
+import ensembleode as eo
+assert len(os.sched_getaffinity(0)) == 1
+if __name__ == "__main__":
+    def ends(u0s, alg):
+        prob = eo.ODEProblem(lambda u, p, t: -u, u0s[0], (0.0, 1.0))
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
+        return eo.solve(ens, eo.Tsit5(), alg, trajectories=len(u0s), save_start=False).u
+    with eo.EnsembleDistributed() as alg:
+        for n in (1_000_000, 5_000_000):
+            u0s = jnp.linspace(0.0, 1.0, n).reshape(-1, 100)
+            value, gradient = jax.jit(
+                jax.value_and_grad(lambda u: ends(u, alg).sum())
+            )(u0s)
+            np.testing.assert_allclose(value, u0s.sum() * np.exp(-1), rtol=1e-3)
+            np.testing.assert_allclose(gradient, np.exp(-1), rtol=1e-3)
+    print("done")
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("taskset") is None, reason="there is no taskset")
+def test_one_core(tmp_path):
+    """Large operands of a callback deadlock there, if they are made JAX's."""
+    path = tmp_path / "script.py"
+    path.write_text(ONE_CORE)
+    command = ["taskset", "-c", "0", sys.executable, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
+    assert done.stdout.strip() == "done", done.stderr
+
+
+def test_split_threads():
+    """Chunks in threads of a worker."""
+    alg = eo.EnsembleSplitThreads(workers=2, threads=2)
+    ens = sweep(5000)
+    serial = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), trajectories=5000)
+    for _ in range(2):
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=5000)
+        np.testing.assert_array_equal(sim.u, serial.u)
+
+
+UNGUARDED = """
+import ensembleode as eo, jax.numpy as jnp
+prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0))
+eo.solve(eo.EnsembleProblem(prob), None, eo.EnsembleDistributed(workers=1), trajectories=3)
+"""
+
+
+@pytest.mark.slow
+def test_a_script_without_a_guard(tmp_path):
+    path = tmp_path / "script.py"
+    path.write_text(UNGUARDED)
+    done = subprocess.run(
+        [sys.executable, str(path)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode != 0
+    assert 'put what solves under `if __name__ == "__main__":`' in done.stderr

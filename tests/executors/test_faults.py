@@ -1,0 +1,299 @@
+"""What becomes of an ensemble when processes die: real ones, by real signals."""
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
+from multiprocessing import get_context
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.executors.distributed import worker
+
+from ..problems import lotka_volterra
+from .clusters import cluster, Killer, wait_until, worker_pids
+
+
+N = 3000
+OPTIONS = {"trajectories": N, "saveat": 0.5, "abstol": 1e-11, "reltol": 1e-11}
+
+
+def ensemble(u0=None, tspan=(0.0, 40.0)):
+    start = jnp.array([1.0, 1.0]) if u0 is None else u0
+    prob = eo.ODEProblem(lotka_volterra, start, tspan, jnp.array([1.5, 1.0, 3.0, 1.0]))
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / N))
+    )
+
+
+def loss(u0, alg):
+    return (eo.solve(ensemble(u0), eo.Tsit5(), alg, **OPTIONS).u ** 2).sum()
+
+
+@pytest.fixture(scope="module")
+def serial():
+    return eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleSerial(), **OPTIONS)
+
+
+def test_a_worker_is_killed(serial):
+    """In mid-solve, forwards and backwards: the same bits as without."""
+    gradient = jax.jit(jax.grad(loss), static_argnums=1)
+    u0 = jnp.array([1.0, 1.0])
+    with cluster() as client:
+        alg = eo.EnsembleDistributed(client)
+        undisturbed = gradient(u0, alg)
+        for run, expected in (
+            (lambda: eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS).u, serial.u),
+            (lambda: gradient(u0, alg), undisturbed),
+        ):
+            before = set(worker_pids(client))
+            with Killer(client, signal.SIGKILL, after=0.3) as killer:
+                np.testing.assert_array_equal(run(), expected)
+                wait_until(lambda killer=killer: killer.killed == 1)
+            wait_until(lambda: len(worker_pids(client)) == 2)
+            assert set(worker_pids(client)) != before
+        np.testing.assert_allclose(undisturbed, gradient(u0, eo.EnsembleSerial()), rtol=1e-12)
+
+
+@pytest.mark.slow
+def test_twenty_random_kills():
+    """10^5 trajectories: nothing lost, and nothing computed wrong."""
+    options = {**OPTIONS, "trajectories": 100_000, "saveat": 20.0}
+    expected = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleSerial(), **options)
+    with (
+        cluster() as client,
+        Killer(client, signal.SIGKILL, after=3, every=2.5, most=20) as killer,
+    ):
+        while killer.killed < 20:
+            sim = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleDistributed(client), **options)
+            np.testing.assert_array_equal(sim.u, expected.u)
+            np.testing.assert_array_equal(sim.retcode, expected.retcode)
+            np.testing.assert_array_equal(sim.stats.nf, expected.stats.nf)
+
+
+def poisoned(x):
+    if (x > 3.0).any():
+        os.kill(os.getpid(), signal.SIGKILL)
+    return x
+
+
+def raising(x):
+    if (x > 3.0).any():
+        raise RuntimeError("a table ends at 3")
+    return x
+
+
+def with_callback(host, n=600, poison=300):
+    """The solution is `exp(-t)`; trajectory `poison` (and no other) calls the host with 4."""
+
+    def f(u, p, t):
+        q = jax.pure_callback(
+            host, jax.ShapeDtypeStruct(p.shape, p.dtype), p, vmap_method="expand_dims"
+        )
+        return -u * jnp.minimum(q, 1.0)
+
+    prob = eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), jnp.array(1.0))
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, p=jnp.where(ctx.index == poison, 4.0, 1.0))
+    )
+
+
+def test_poison(caplog):
+    """A chunk that kills every worker it meets is lost, and no other trajectory."""
+    ens = with_callback(poisoned)
+    with cluster(settings={"distributed.scheduler.allowed-failures": 0}) as client:
+        alg = eo.EnsembleDistributed(client)
+        sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=600)
+        lost = np.arange(256, 384)
+        np.testing.assert_array_equal(sim.failed, lost)
+        assert (sim.retcode[lost] == eo.ReturnCode.Failure).all()
+        assert np.isnan(sim.u[lost]).all()
+        rest = np.setdiff1d(np.arange(600), lost)
+        np.testing.assert_allclose(sim.u[rest, -1, 0], np.exp(-1), rtol=1e-3)
+        assert "trajectories 256 to 383 are given up" in caplog.text
+        with pytest.raises(eo.EnsembleError, match="256 to 383 are lost: the workers that ran it"):
+            eo.solve(ens, eo.Tsit5(), alg, trajectories=600, throw=True)
+
+
+def test_what_the_host_raises():
+    """The error of a callback, and what was computed before."""
+    with cluster() as client, pytest.raises(Exception, match="a table ends at 3") as caught:
+        eo.solve(
+            with_callback(raising), eo.Tsit5(), eo.EnsembleDistributed(client), trajectories=600
+        )
+    sim = caught.value.solution
+    assert set(np.unique(sim.retcode)) <= {0, 1}
+    assert (sim.retcode[256:384] == eo.ReturnCode.Default).all()
+
+
+SCHEDULER = """
+import sys, time
+sys.path.insert(0, {path!r})
+from tests.executors.clusters import cluster
+if __name__ == "__main__":
+    with cluster() as client:
+        print(client.scheduler.address, flush=True)
+        time.sleep(600)
+"""
+
+
+def python(code, *arguments, **options):
+    """A Python process that runs this code, from a file, as spawned ones want it."""
+    return subprocess.Popen(
+        [sys.executable, code, *arguments], stdout=subprocess.PIPE, text=True, **options
+    )
+
+
+def script(tmp_path, code):
+    path = tmp_path / "script.py"
+    path.write_text(textwrap.dedent(code))
+    return str(path)
+
+
+def test_the_scheduler_is_killed(tmp_path):
+    """One clear error, with what was computed."""
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    process = python(script(tmp_path, SCHEDULER.format(path=root)), start_new_session=True)
+    alg = eo.EnsembleDistributed(process.stdout.readline().strip())
+    options = {**OPTIONS, "trajectories": 30_000}
+    eo.solve(ensemble(), eo.Tsit5(), alg, **{**options, "trajectories": 256})
+    timer = threading.Timer(1.0, os.killpg, (process.pid, signal.SIGKILL))
+    timer.start()
+    with pytest.raises(eo.ClusterError, match="the scheduler of the cluster at tcp://") as caught:
+        eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+    process.wait()
+    process.stdout.close()
+    alg.close()
+    done = caught.value.solution.retcode == eo.ReturnCode.Success
+    assert 0 < done.sum() < 30_000
+    few = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleSerial(), **{**options, "trajectories": 128})
+    np.testing.assert_array_equal(caught.value.solution.u[:128], few.u)
+
+
+def test_all_workers_are_lost():
+    with cluster() as client:
+        alg = eo.EnsembleDistributed(client)
+        options = {**OPTIONS, "trajectories": 30_000}
+        eo.solve(ensemble(), eo.Tsit5(), alg, **{**options, "trajectories": 256})
+        import dask
+
+        with dask.config.set({"distributed.scheduler.no-workers-timeout": "1s"}):
+            timer = threading.Timer(1.0, client.cluster.scale, (0,))
+            timer.start()
+            with pytest.raises(eo.ClusterError, match=r"all workers of the cluster at .* are gone"):
+                eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+
+
+@pytest.mark.slow
+def test_workers_are_out_of_memory():
+    """Killed for it by Dask, whatever they are given."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(20_000), (0.0, 1.0))
+    settings = {"distributed.scheduler.allowed-failures": 0}
+    with cluster(1, settings=settings, memory_limit="1 GiB") as client:
+        with pytest.raises(eo.ClusterError, match="The usual cause is memory") as caught:
+            eo.solve(
+                eo.EnsembleProblem(prob),
+                eo.Tsit5(),
+                eo.EnsembleDistributed(client),
+                trajectories=24,
+                saveat=np.linspace(0, 1, 1_000),
+            )
+        assert "the workers that ran it died" in str(caught.value)
+
+
+def test_a_worker_says_that_it_is_out_of_memory(monkeypatch):
+    def solved(*_):
+        raise jax.errors.JaxRuntimeError("RESOURCE_EXHAUSTED: 80 GB")
+
+    monkeypatch.setattr(worker, "_solved", solved)
+    with (
+        ThreadPoolExecutor(1) as executor,
+        pytest.raises(eo.ClusterError, match="ran out of memory, solving 128 trajectories at a"),
+    ):
+        eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleDistributed(executor), **OPTIONS)
+
+
+def test_an_executor_breaks(monkeypatch, serial):
+    """Nobody can replace its workers; what they did is kept."""
+    for name, value in eo.worker_environment().items():
+        monkeypatch.setenv(name, value)
+    options = {**OPTIONS, "trajectories": 30_000}
+    with ProcessPoolExecutor(2, get_context("spawn")) as executor:
+        alg = eo.EnsembleDistributed(executor)
+        sim = eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS)
+        np.testing.assert_array_equal(sim.u, serial.u)
+        pid = next(iter(executor._processes))
+        timer = threading.Timer(2.0, os.kill, (pid, signal.SIGKILL))
+        timer.start()
+        with pytest.raises(eo.ClusterError, match=r"the executor .* can't run anything") as caught:
+            eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+        assert (caught.value.solution.retcode == eo.ReturnCode.Success).sum() > 0
+        with pytest.raises(eo.ClusterError, match=r"the executor .* can't run anything"):
+            eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+
+
+def test_workers_that_differ(monkeypatch):
+    with cluster(environment={"JAX_ENABLE_X64": "0"}) as client:
+        alg = eo.EnsembleDistributed(client)
+        with pytest.raises(eo.ClusterError, match=r"has x64 False instead of True. All must be"):
+            eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS)
+        monkeypatch.setattr(jax, "__version__", "0.0.1")
+        with pytest.raises(eo.ClusterError, match=r"has jax .* instead of 0.0.1, x64 False"):
+            eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS)
+
+
+INTERRUPTED = """
+import sys
+sys.path.insert(0, {path!r})
+import jax
+jax.config.update("jax_enable_x64", True)
+import ensembleode as eo, numpy as np
+from tests.executors.test_faults import ensemble, OPTIONS
+if __name__ == "__main__":
+    options = {{**OPTIONS, "trajectories": 200_000, "saveat": 20.0}}
+    alg = {alg}
+    eo.solve(ensemble(), eo.Tsit5(), alg, **{{**options, "trajectories": 2_000}})
+    print("begun", flush=True)
+    try:
+        how = {{"on_interrupt": {how!r}, "batch_size": {batch}}}
+        sim = eo.solve(ensemble(), eo.Tsit5(), alg, **options, **how)
+    except KeyboardInterrupt as e:
+        print("raised")
+        sim = e.solution
+    codes = np.asarray(sim.retcode)
+    print((codes == 1).sum(), (codes == 0).sum(), np.isnan(sim.u[codes == 0]).all(), sim.converged)
+"""
+
+
+@pytest.mark.parametrize(
+    ("alg", "how", "batch"),
+    [
+        ("eo.EnsembleDistributed(workers=2)", "return", None),
+        ("eo.EnsembleThreads()", "raise", 2_000),
+    ],
+)
+def test_ctrl_c(tmp_path, alg, how, batch):
+    root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
+    code = INTERRUPTED.format(path=root, alg=alg, how=how, batch=batch)
+    process = python(script(tmp_path, code), env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    assert process.stdout.readline() == "begun\n"
+    time.sleep(1.0)
+    started = time.monotonic()
+    process.send_signal(signal.SIGINT)
+    out, _ = process.communicate(timeout=60)
+    assert time.monotonic() - started < 20
+    *raised, counts = out.strip().splitlines()
+    assert raised == (["raised"] if how == "raise" else [])
+    done, rest, nan, converged = counts.split()
+    assert int(done) > 0
+    assert int(rest) > 0
+    assert int(done) + int(rest) == 200_000
+    assert (nan, converged) == ("True", "False")

@@ -1,0 +1,493 @@
+"""Ensembles on disk: what is finished is neither lost nor computed again."""
+
+import contextlib
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import xarray
+import zarr
+
+import ensembleode as eo
+
+from .marks import slow_unless
+from .problems import decay, lotka_volterra, scaled
+
+
+N = 1000
+OPTIONS = {"trajectories": N, "saveat": 0.25, "batch_size": 256}
+
+
+def ensemble(n=N, p=None, **parts):
+    p = jnp.array([1.5, 1.0, 3.0, 1.0]) if p is None else p
+    prob = eo.ODEProblem(lotka_volterra, jnp.array([1.0, 1.0]), (0.0, 1.0), p)
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / n)), **parts
+    )
+
+
+def files(path):
+    """When each file of the chunks was last written."""
+    return {
+        str(f.relative_to(path)): f.stat().st_mtime_ns
+        for f in Path(path).rglob("c/*")
+        if f.is_file()
+    }
+
+
+def batch_of(file):
+    return int(file.split("/c/")[1].split("/")[0])
+
+
+def same(sim, expected):
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, sim.u), expected.u)
+    np.testing.assert_array_equal(sim.retcode, expected.retcode)
+    np.testing.assert_array_equal(sim.lengths, expected.lengths)
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, sim.stats), expected.stats)
+
+
+ALGORITHMS = {
+    "serial": eo.EnsembleSerial(),
+    "threads": eo.EnsembleThreads(),
+    "arrays": eo.EnsembleGPUArray(),
+    "columns": eo.EnsembleColumns(),
+    "distributed": eo.EnsembleDistributed(workers=2),
+    "split threads": eo.EnsembleSplitThreads(workers=2, threads=2),
+}
+
+
+@pytest.mark.parametrize(
+    "name", [slow_unless(n in ("threads", "columns", "distributed"), n) for n in ALGORITHMS]
+)
+def test_every_algorithm(tmp_path, name):
+    """The store holds what is computed without one, and is not touched again."""
+    alg, path = ALGORITHMS[name], tmp_path / "sweep.zarr"
+    expected = eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS)
+    sim = eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS, store=path)
+    same(sim, expected)
+    assert sim.converged
+    assert isinstance(sim.u, zarr.Array)
+    written = files(path)
+    same(eo.solve(ensemble(), eo.Tsit5(), alg, **OPTIONS, store=str(path)), expected)
+    assert files(path) == written
+    same(eo.open_ensemble(path), expected)
+
+
+def test_reading(tmp_path):
+    path = tmp_path / "sweep.zarr"
+    expected = eo.solve(ensemble(), **OPTIONS)
+    eo.solve(ensemble(), **OPTIONS, store=path)
+    sim = eo.open_ensemble(path)
+    assert len(sim) == N
+    np.testing.assert_array_equal(sim[7].u, expected[7].u)
+    np.testing.assert_array_equal(sim.u[10:20], expected.u[10:20])
+    np.testing.assert_array_equal(np.asarray(sim), expected.u)
+    np.testing.assert_array_equal(sim.to_array("julia"), expected.to_array("julia"))
+    np.testing.assert_array_equal(sim.failed, [])
+    assert sim.successful.all()
+    assert repr(sim).splitlines()[:2] == repr(expected).splitlines()[:2]
+    xarray.testing.assert_equal(
+        sim.to_xarray().drop_attrs(), eo.solve(ensemble(), **OPTIONS).to_xarray().drop_attrs()
+    )
+    data = xarray.open_zarr(path)
+    np.testing.assert_array_equal(data["u"], expected.u)
+    np.testing.assert_array_equal(data["time"], expected.t)
+    np.testing.assert_array_equal(data["trajectory"], np.arange(N))
+    assert data["u"].dims == ("trajectory", "time", "state")
+    assert data["retcode"].attrs["flag_meanings"].startswith("Default Success")
+    with pytest.raises(eo.StoreError, match="there is no store at"):
+        eo.open_ensemble(tmp_path / "nothing.zarr")
+    zarr.create_group(tmp_path / "other.zarr")
+    with pytest.raises(eo.StoreError, match="not that of an ensemble"):
+        eo.open_ensemble(tmp_path / "other.zarr")
+    with pytest.raises(eo.StoreError, match="not that of an ensemble"):
+        eo.solve(ensemble(), **OPTIONS, store=tmp_path / "other.zarr")
+    (tmp_path / "directory").mkdir()
+    (tmp_path / "directory" / "file").touch()
+    with pytest.raises(eo.StoreError, match="exists, and is no Zarr group"):
+        eo.solve(ensemble(), **OPTIONS, store=tmp_path / "directory")
+
+
+def own_spans(prob, ctx):
+    return eo.remake(prob, tspan=(0.0, 0.4 + ctx.index / 100))
+
+
+def trees(sol, ctx):
+    return {"end": sol.u[-1], "pair": (ctx.sim_id, [sol.retcode == 1])}, False
+
+
+def repeats(sol, ctx):
+    return sol.u[0, 0], ctx.repeat < 1 + ctx.index % 3
+
+
+@pytest.mark.parametrize(
+    ("ens", "options"),
+    [
+        (eo.EnsembleProblem(decay(), own_spans), {"saveat": 0.2}),
+        (eo.EnsembleProblem(decay(), own_spans), {}),
+        (eo.EnsembleProblem(decay(), scaled), {"save_everystep": True, "maxiters": 64}),
+        (eo.EnsembleProblem(decay(), scaled, trees), {}),
+        (eo.EnsembleProblem(decay(), scaled, repeats), {}),
+        (eo.EnsembleProblem(eo.ODEProblem(lambda u, p, t: -u, 1.0, (0.0, 1.0))), {}),
+        (eo.EnsembleProblem(eo.ODEProblem(lambda u, p, t: u**2, jnp.ones((2, 2)), (0.0, 3.0))), {}),
+    ],
+)
+@pytest.mark.parametrize("name", ["threads", slow_unless(False, "distributed")])
+def test_whatever_is_saved(tmp_path, ens, options, name):
+    options = {"trajectories": 50, "batch_size": 16, **options}
+    expected = eo.solve(ens, None, ALGORITHMS[name], **options)
+    sim = eo.solve(ens, None, ALGORITHMS[name], **options, store=tmp_path / "a.zarr")
+    if expected.t is not None and "save_everystep" not in options:
+        np.testing.assert_array_equal(sim.t, expected.t)
+    if "save_everystep" in options:
+        np.testing.assert_array_equal(sim[3].u, expected[3].u)
+        np.testing.assert_allclose(sim(0.3), expected(0.3), rtol=1e-12)
+    else:
+        same(sim, expected)
+    xarray.open_zarr(tmp_path / "a.zarr").load()
+
+
+def damaged(path, how, name="u"):
+    """Damages a chunk of this variable in the second batch."""
+    chunk = next(f for f in (path / name / "c").rglob("*") if f.is_file() and "c/1" in str(f))
+    data = chunk.read_bytes()
+    if how == "missing":
+        chunk.unlink()
+    elif how == "truncated":
+        chunk.write_bytes(data[: len(data) // 2])
+    elif how == "empty":
+        chunk.write_bytes(b"")
+    else:
+        middle = len(data) // 2
+        chunk.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    return chunk
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "flipped"])
+def test_damage_is_found(tmp_path, how):
+    """A chunk that is not as it was written is computed again, and no other."""
+    path = tmp_path / "sweep.zarr"
+    expected = eo.solve(ensemble(), **OPTIONS)
+    eo.solve(ensemble(), **OPTIONS, store=path)
+    for name in ("u", "naccept"):
+        damaged(path, how, name)
+        if how in ("truncated", "flipped"):
+            with pytest.raises(Exception, match=r"(?s)."):
+                eo.open_ensemble(path).u[:] if name == "u" else xarray.open_zarr(path).load()
+        before = files(path)
+        same(eo.solve(ensemble(), **OPTIONS, store=path), expected)
+        after = files(path)
+        touched = {f for f in after if after[f] != before.get(f)}
+        assert touched
+        assert all("/c/1" in f for f in touched)
+
+
+def test_another_ensemble_is_refused(tmp_path):
+    """And what differs is named."""
+    path = tmp_path / "sweep.zarr"
+    eo.solve(ensemble(), **OPTIONS, store=path)
+    field = eo.EnsembleProblem(
+        eo.remake(ensemble().prob, f=lambda u, p, t: -u), ensemble().prob_func
+    )
+    cases = {
+        r"trajectories \(1000 there, 900 here\)": (ensemble(), {"trajectories": 900}),
+        r"batch_size \(256 there, 128 here\)": (ensemble(), {"batch_size": 128}),
+        r"differs in p\.": (ensemble(p=jnp.array([1.5, 1.0, 3.0, 1.1])), {}),
+        r"differs in f\.": (field, {}),
+        r"differs in abstol\.": (ensemble(), {"abstol": 1e-9}),
+        r"differs in saveat\.": (ensemble(), {"saveat": [0.0, 0.25, 0.5, 0.75, 0.99]}),
+        r"differs in key \(or seed\)": (ensemble(), {"seed": 1}),
+        r"maxiters \(100000 there, 99 here\)": (ensemble(), {"maxiters": 99}),
+        r"differs in the solver's options\.": (ensemble(), {"alg": eo.Vern7()}),
+        r"engine \(lanes there, diffrax here\)": (ensemble(), {"engine": "diffrax"}),
+        r"output_func": (ensemble(output_func=lambda sol, ctx: (sol.u[-1], False)), {}),
+        r"makes other problems of trajectories 0 to 255": (ensemble(n=1001), {}),
+        r"shared steps": (ensemble(), {"ensemblealg": eo.EnsembleColumns()}),
+    }
+    before = files(path)
+    for message, (ens, options) in cases.items():
+        with pytest.raises(eo.StoreError, match=message):
+            eo.solve(ens, **{**OPTIONS, **options}, store=path)
+    assert files(path) == before
+
+
+def test_an_earlier_version_is_refused(tmp_path):
+    path = tmp_path / "sweep.zarr"
+    eo.solve(ensemble(), **OPTIONS, store=path)
+    group = zarr.open_group(path, mode="r+")
+    kept = group.attrs["ensembleode"]
+    kept["fingerprint"]["versions"] = "ensembleode 0.0.1, jax 0.1"
+    group.attrs["ensembleode"] = kept
+    with pytest.raises(eo.StoreError, match=r"versions \(ensembleode 0.0.1, jax 0.1 there,"):
+        eo.solve(ensemble(), **OPTIONS, store=path)
+    group.attrs["ensembleode"] = {**kept, "format": 99}
+    with pytest.raises(eo.StoreError, match="has the format 99"):
+        eo.open_ensemble(path)
+
+
+def test_the_batch_size_is_that_of_the_store(tmp_path):
+    """It is chosen once: for about 64 batches, of whole chunks."""
+    path = tmp_path / "sweep.zarr"
+    options = {"trajectories": 20_000, "save_start": False}
+    sim = eo.solve(ensemble(20_000), **options, store=path)
+    assert sim.u.chunks[0] == 384
+    again = eo.solve(ensemble(20_000), None, eo.EnsembleSerial(), **options, store=path)
+    np.testing.assert_array_equal(sim.retcode, again.retcode)
+
+
+def test_what_a_store_can_not_hold(tmp_path):
+    def solve(ens, **options):
+        eo.solve(ens, trajectories=10, **options, store=tmp_path / "a.zarr")
+
+    with pytest.raises(ValueError, match="reduction makes one thing of them"):
+        solve(ensemble(reduction=eo.sum_reduction))
+    with pytest.raises(ValueError, match="needs maxiters"):
+        solve(ensemble(), save_everystep=True)
+    with pytest.raises(TypeError, match="the output key is a PRNG key"):
+        solve(ensemble(output_func=lambda sol, ctx: ({"key": ctx.key}, False)))
+    with pytest.raises(TypeError, match="dicts, lists and tuples of arrays"):
+        solve(ensemble(output_func=lambda sol, ctx: (sol, False)))
+    with pytest.raises(TypeError, match="other names than"):
+        solve(ensemble(output_func=lambda sol, ctx: ({"retcode": 1}, False)))
+    with pytest.raises(ValueError, match="store can't work inside jit"):
+        jax.jit(lambda: solve(ensemble()))()
+    with pytest.raises(TypeError, match="store is given with a single ODEProblem"):
+        eo.solve(decay(), store=tmp_path / "a.zarr")
+
+
+RUN = """
+import sys
+sys.path.insert(0, {root!r})
+import jax
+jax.config.update("jax_enable_x64", True)
+import ensembleode as eo
+from tests.test_store import BIG, ensemble
+if __name__ == "__main__":
+    {before}
+    eo.solve(ensemble(20_000), eo.Tsit5(), {alg}, **BIG, store={path!r})
+"""
+BIG = {"trajectories": 20_000, "saveat": 0.01, "batch_size": 512, "abstol": 1e-12, "reltol": 1e-12}
+
+
+def another_process(tmp_path, path, alg="eo.EnsembleThreads()", before="", **options):
+    script = tmp_path / "script.py"
+    root = str(Path(__file__).parent.parent)
+    script.write_text(RUN.format(root=root, path=str(path), alg=alg, before=before))
+    return subprocess.Popen(
+        [sys.executable, "-W", "ignore", str(script)],
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+        **options,
+    )
+
+
+def batches_in(path):
+    with contextlib.suppress(Exception):
+        return int(np.count_nonzero(zarr.open_group(path, mode="r")["digest"][:]))
+    return 0
+
+
+@pytest.mark.parametrize(
+    "alg",
+    [
+        "eo.EnsembleThreads()",
+        pytest.param("eo.EnsembleDistributed(workers=2)", marks=pytest.mark.slow),
+    ],
+)
+def test_killed_five_times(tmp_path, alg):
+    """At random times, and resumed: as if it had never been."""
+    path = tmp_path / "sweep.zarr"
+    rng = random.Random(7)
+    written = {}
+    for _ in range(5):
+        process = another_process(tmp_path, path, alg)
+        already = batches_in(path)
+        deadline = time.monotonic() + 60
+        while batches_in(path) <= already and process.poll() is None:
+            assert time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(rng.uniform(0.0, 0.4))
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.communicate()
+        assert batches_in(path) > already or already == 40
+        assert all(files(path)[f] == at for f, at in written.items())
+        done = np.flatnonzero(zarr.open_group(path, mode="r")["digest"][:])
+        written = {f: at for f, at in files(path).items() if batch_of(f) in done}
+    partial = eo.open_ensemble(path)
+    codes = np.asarray(partial.retcode)
+    assert set(np.unique(codes)) <= {0, 1}
+    sim = eo.solve(ensemble(20_000), **BIG, store=path)
+    same(sim, eo.solve(ensemble(20_000), **BIG))
+    assert all(files(path)[f] == at for f, at in written.items())
+
+
+def test_two_processes(tmp_path):
+    """The second is refused; after the first, it goes on."""
+    path = tmp_path / "sweep.zarr"
+    process = another_process(tmp_path, path)
+    while batches_in(path) < 2:
+        assert process.poll() is None, process.stderr.read()
+        time.sleep(0.02)
+    with pytest.raises(eo.StoreError, match=r"another process \(or solve\) is writing"):
+        eo.solve(ensemble(20_000), **BIG, store=path)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.communicate()
+    eo.solve(ensemble(20_000), **BIG, store=path)
+
+
+def test_interrupted(tmp_path, monkeypatch):
+    """What is finished is in the store; with `on_interrupt="return"` it is returned."""
+    path = tmp_path / "sweep.zarr"
+    seen = []
+
+    class Interrupt:
+        def __init__(self, n, done=0):
+            seen.append(done)
+
+        def report(self, codes):
+            seen.append(len(codes))
+            if len(seen) == 3:
+                raise KeyboardInterrupt
+
+        def close(self):
+            pass
+
+    from ensembleode import solve as solving
+
+    monkeypatch.setattr(sys.modules[solving.__module__], "Progress", Interrupt)
+    sim = eo.solve(ensemble(), **OPTIONS, store=path, progress=True, on_interrupt="return")
+    assert (np.asarray(sim.retcode) == 1).sum() == 256
+    assert not sim.converged
+    seen[:] = [0] * 9
+    sim = eo.solve(ensemble(), **OPTIONS, store=path, progress=True)
+    assert seen[9:] == [256, 256, 256, 232]
+    same(sim, eo.solve(ensemble(), **OPTIONS))
+
+
+FULL = """
+    import resource, signal
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    import ensembleode.store as store
+    written = store.Writer._write
+    def _write(self, batch, leaves):
+        if batch == 3:
+            resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))
+        written(self, batch, leaves)
+    store.Writer._write = _write
+"""
+
+
+def test_a_full_disk(tmp_path):
+    """Files can't grow any more: a clear error, and what was written stays good."""
+    path = tmp_path / "sweep.zarr"
+    process = another_process(tmp_path, path, before=FULL.strip())
+    _, error = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "can't be written to: File too large; the 1536 trajectories in it are kept" in error
+    partial = eo.open_ensemble(path)
+    assert (np.asarray(partial.retcode) == 1).sum() >= 1536
+    written = {f: at for f, at in files(path).items() if batch_of(f) < 3}
+    same(eo.solve(ensemble(20_000), **BIG, store=path), eo.solve(ensemble(20_000), **BIG))
+    assert all(files(path)[f] == at for f, at in written.items())
+
+
+@pytest.mark.skipif(not hasattr(os, "geteuid") or os.geteuid() != 0, reason="needs root, to mount")
+def test_a_disk_that_is_full(tmp_path):
+    """A small file system of its own."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)],
+        capture_output=True,
+        check=False,
+    )
+    if mounted.returncode:
+        pytest.skip("mounting is not allowed here")
+    try:
+        path = disk / "sweep.zarr"
+        full = r"No space left on device; the \d+ trajectories in it are kept"
+        with pytest.raises(eo.StoreError, match=full) as caught:
+            eo.solve(ensemble(20_000), **BIG, store=path)
+        done = np.asarray(caught.value.solution.retcode) == 1
+        assert 0 < done.sum() < 20_000
+        rows = np.flatnonzero(done)[[0, -1]]
+        expected = eo.solve(ensemble(20_000), **BIG)
+        for row in rows:
+            np.testing.assert_array_equal(caught.value.solution.u[row], expected.u[row])
+        subprocess.run(["mount", "-o", "remount,size=200m", str(disk)], check=True)
+        same(eo.solve(ensemble(20_000), **BIG, store=path), expected)
+        subprocess.run(["mount", "-o", "remount,ro", str(disk)], check=True)
+        same(eo.open_ensemble(path), expected)
+        with pytest.raises(eo.StoreError, match="can't be written to: Read-only file system"):
+            eo.solve(ensemble(20_000), **BIG, store=path)
+        with pytest.raises(eo.StoreError, match="can't be written to: Read-only file system"):
+            eo.solve(ensemble(20_000), **BIG, store=disk / "new.zarr")
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_store_that_can_not_be_written(tmp_path):
+    """By a user who may not."""
+    path = tmp_path / "sweep.zarr"
+    eo.solve(ensemble(20_000), **BIG, store=path)
+    for f in (tmp_path, *tmp_path.rglob("*")):
+        f.chmod(0o555 if f.is_dir() else 0o444)
+    scripts = tmp_path.parent / "scripts"
+    scripts.mkdir(exist_ok=True)
+    before = "import os; os.getuid() or os.setuid(65534)"
+    process = another_process(scripts, path, before=before)
+    _, error = process.communicate(timeout=120)
+    assert process.returncode != 0
+    assert "can't be written to: Permission denied" in error
+
+
+@pytest.mark.slow
+def test_ten_million(tmp_path):
+    """Memory is bounded by what is under way."""
+    code = """
+        import resource, sys
+        import jax.numpy as jnp, numpy as np
+        import ensembleode as eo
+        prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0))
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=jnp.ones(1) * ctx.index)
+        )
+        sizes = []
+        for n in (100_000, 10_000_000):
+            sim = eo.solve(
+                ens, trajectories=n, save_start=False, store=f"{sys.argv[1]}/{n}.zarr",
+                batch_size=50_000,
+            )
+            sizes.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss // 1024)
+        last = sim.u[-3:, 0, 0]
+        assert np.allclose(last, np.arange(n - 3, n) * np.exp(-1), rtol=1e-3), last
+        print(*sizes)
+    """
+    import textwrap
+
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code), str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    few, many = map(int, done.stdout.split())
+    assert many < few + 150, (few, many)
+
+
+def test_attributes_are_json(tmp_path):
+    eo.solve(ensemble(), **OPTIONS, store=tmp_path / "a.zarr")
+    kept = json.loads((tmp_path / "a.zarr" / "zarr.json").read_text())
+    assert kept["attributes"]["ensembleode"]["complete"]
+    assert kept["attributes"]["ensembleode"]["engine"][0] == "lanes"
