@@ -200,10 +200,10 @@ def solve(
         if writer is not None:
             writer.close()
     elapsed = time.perf_counter() - started
-    if writer is None:
-        sim = _ensemble_solution(job, ens, result, elapsed, choice)
-    else:
+    if writer is not None:
         sim = writer.solution(elapsed)
+    elif result is not None:
+        sim = _ensemble_solution(job, ens, result, elapsed, choice)
     if cause is not None and not (
         isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
     ):

@@ -70,7 +70,8 @@ def script_of(blocks):
     for block in blocks:
         if block.language == "python":
             lines += [""] * (block.start - 1 - len(lines)) + block.text.split("\n")
-            lines.append("print(chr(0), end='')")
+            # (Not in processes that the page starts, which import it.)
+            lines.append("if __name__ == '__main__': print(chr(0), end='')")
     return "\n".join(lines) + "\n"
 
 

@@ -63,7 +63,7 @@ class Distributed:
         """
         **Raises:** `ValueError` for forward-mode sensitivities.
         """
-        if plan.method.value.direction == "forward":
+        if getattr(plan.method.value, "direction", None) == "forward":
             raise ValueError(
                 "EnsembleDistributed() is differentiated in reverse mode only, so not with "
                 "sensealg=ForwardDiffSensitivity(); use EnsembleThreads()."

@@ -1,0 +1,258 @@
+"""EnsembleDistributed on this computer: what it adds to solving, and beside other ways to do it.
+
+Lorenz trajectories with rho from 0 to 21, float64, `Tsit5` at a fixed step, in chunks of 128
+trajectories; `--seconds` is what one chunk takes, by a calibrated span of time. One process, two
+worker processes with one thread each, everything compiled before it is timed; the contenders take
+turns, and the time is the best of `--repeats`.
+
+- `useful`: solver seconds, as the workers measure them, over workers x wall time.
+- `cost of a chunk`: what is left of workers x wall time, by chunk.
+- The contenders compute the same chunks, by a function that is compiled once in each of their
+  workers and returns NumPy arrays: `joblib` (loky), `concurrent.futures.ProcessPoolExecutor`
+  (spawn), and futures of Dask by hand, on a cluster like ours. They send a number to a worker, and
+  get the states back, as ours does.
+- Strong scaling: the same chunks on more workers; weak: as many chunks for each. The reference is
+  `EnsembleSerial()` in this process.
+- Training: a step of `jax.value_and_grad` inside `jit`, by trajectories and by
+  `reduction=eo.sum_reduction`, and what it sends.
+
+All results are compared with those of `EnsembleSerial()`; `error` is the largest difference.
+
+    python benchmarks/distributed.py [--seconds S ...] [--chunks N] [--workers W ...] [--repeats R]
+"""
+
+import argparse
+import concurrent.futures
+import functools
+import multiprocessing
+import os
+import platform
+import time
+
+import jax
+
+
+jax.config.update("jax_enable_x64", True)
+
+import jax.numpy as jnp  # noqa: E402
+import numpy as np  # noqa: E402
+
+import ensembleode as eo  # noqa: E402
+
+
+WIDTH, DT = 128, 1e-3
+
+
+def lorenz(u, p, t):
+    x, y, z = u
+    return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])
+
+
+def ensemble(rhos, t1, scale=1.0):
+    prob = eo.ODEProblem(lorenz, scale * jnp.array([1.0, 0.0, 0.0]), (0.0, t1), 28.0)
+    return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
+
+
+OPTIONS = {"dt": DT, "adaptive": False, "save_start": False, "maxiters": 10**8}
+
+
+def solve(rhos, t1, alg):
+    ens = ensemble(jnp.asarray(rhos), t1)
+    return eo.solve(ens, eo.Tsit5(), alg, trajectories=len(rhos), **OPTIONS)
+
+
+@functools.cache
+def program():
+    """A chunk, compiled once in each process."""
+    options = {"xla_cpu_prefer_vector_width": 512}
+    return jax.jit(
+        lambda rhos, t1: solve(rhos, t1, eo.EnsembleSerial()).u, compiler_options=options
+    )
+
+
+def chunk(rhos, t1):
+    """What the contenders' workers run."""
+    return np.asarray(program()(rhos, t1))
+
+
+def rhos_of(chunks):
+    return np.linspace(0.0, 21.0, chunks * WIDTH)
+
+
+def timed(fn, repeats=1):
+    best, value = np.inf, None
+    for _ in range(repeats):
+        started = time.perf_counter()
+        value = fn()
+        best = min(best, time.perf_counter() - started)
+    return best, value
+
+
+def calibrated(seconds):
+    """The span that a chunk takes so long for."""
+    rhos, t1 = rhos_of(1), 0.5
+    chunk(rhos, t1)
+    while True:
+        took, _ = timed(functools.partial(chunk, rhos, t1), 3)
+        if took > 0.8 * seconds:
+            return t1 * seconds / took
+        t1 *= min(8.0, max(1.3, seconds / took))
+
+
+def joblib_of(workers):
+    import joblib
+
+    parallel = joblib.Parallel(n_jobs=workers)
+
+    def run(chunks, t1):
+        return parallel(joblib.delayed(chunk)(x, t1) for x in chunks)
+
+    return run
+
+
+def processes_of(workers, pool):
+    def run(chunks, t1):
+        return [f.result() for f in [pool.submit(chunk, x, t1) for x in chunks]]
+
+    return run
+
+
+def dask_of(client):
+    def run(chunks, t1):
+        return client.gather([client.submit(chunk, x, t1, pure=False) for x in chunks])
+
+    return run
+
+
+def contenders(workers, seconds, chunks, repeats):
+    """Times over the same chunks."""
+    import distributed
+
+    t1 = calibrated(seconds)
+    rhos = rhos_of(chunks)
+    parts = list(rhos.reshape(chunks, WIDTH))
+    serial_time, serial = timed(lambda: solve(rhos, t1, eo.EnsembleSerial()))
+    os.environ.update(eo.worker_environment())
+    spawn = multiprocessing.get_context("spawn")
+    with (
+        eo.EnsembleDistributed(workers=workers) as alg,
+        concurrent.futures.ProcessPoolExecutor(workers, spawn) as pool,
+        distributed.LocalCluster(
+            n_workers=workers,
+            threads_per_worker=1,
+            host="127.0.0.1",
+            dashboard_address=None,
+            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+            memory_limit=0,
+        ) as cluster,
+        distributed.Client(cluster, set_as_default=False) as client,
+    ):
+        ways = {
+            "EnsembleDistributed": lambda: solve(rhos, t1, alg).u,
+            "joblib": functools.partial(joblib_of(workers), parts, t1),
+            "ProcessPoolExecutor": functools.partial(processes_of(workers, pool), parts, t1),
+            "Dask futures": functools.partial(dask_of(client), parts, t1),
+        }
+        for way in ways.values():  # compiles
+            way()
+        best = dict.fromkeys(ways, np.inf)
+        errors, useful = {}, 0.0
+        for _ in range(repeats):
+            for name, way in ways.items():
+                before = alg.traffic()
+                took, value = timed(way)
+                if name == "EnsembleDistributed" and took < best[name]:
+                    traffic = alg.traffic() - before
+                    useful = traffic.seconds
+                best[name] = min(best[name], took)
+                states = np.reshape(np.asarray(value), (len(rhos), 3))
+                errors[name] = np.abs(states - np.reshape(np.asarray(serial.u), (-1, 3))).max()
+    ours = best["EnsembleDistributed"]
+    print(f"\n{chunks} chunks of {seconds:g} s, {workers} workers (serial: {serial_time:.2f} s)")
+    print(f"{'':22}{'seconds':>10}{'x ours':>9}{'error':>11}")
+    for name, took in best.items():
+        print(f"{name:22}{took:10.3f}{took / ours:9.2f}{errors[name]:11.1e}")
+    share = useful / (workers * ours)
+    left = (workers * ours - useful) / chunks
+    print(
+        f"useful {share:.3f}; cost of a chunk {1e3 * left:.1f} ms; {traffic.tasks} tasks, "
+        f"{traffic.sent / 1e3:.0f} kB sent, {traffic.received / 1e3:.0f} kB received"
+    )
+
+
+def scaling(workers, seconds, chunks, repeats):
+    t1 = calibrated(seconds)
+
+    def took(alg, chunks):
+        rhos = rhos_of(chunks)
+        solve(rhos, t1, alg)
+        return timed(lambda: solve(rhos, t1, alg), repeats)[0]
+
+    serial = took(eo.EnsembleSerial(), chunks)
+    print(
+        f"\nstrong scaling, {chunks} chunks of {seconds:g} s; weak, {chunks // 2} for each worker"
+    )
+    print(f"{'workers':>8}{'strong, s':>11}{'efficiency':>12}{'weak, s':>10}{'efficiency':>12}")
+    print(f"{'serial':>8}{serial:11.2f}{'':>12}{serial / 2:10.2f}")
+    for n in workers:
+        with eo.EnsembleDistributed(workers=n) as alg:
+            strong, weak = took(alg, chunks), took(alg, chunks // 2 * n)
+        print(
+            f"{n:8}{strong:11.2f}{serial / n / strong:12.2f}{weak:10.2f}{serial / 2 / weak:12.2f}"
+        )
+
+
+def training(workers, repeats):
+    """A step of a fit of 20,000 trajectories, 11 times saved of each."""
+    n = 20_000
+    rhos = jnp.linspace(0.0, 21.0, n)
+    options = {"trajectories": n, "saveat": 0.1, "abstol": 1e-6, "reltol": 1e-6}
+
+    def by_trajectories(scale, alg):
+        return (eo.solve(ensemble(rhos, 1.0, scale), eo.Tsit5(), alg, **options).u ** 2).sum()
+
+    def by_sums(scale, alg):
+        ens = ensemble(rhos, 1.0, scale)
+        ens = eo.EnsembleProblem(
+            ens.prob, ens.prob_func, lambda sol, ctx: ((sol.u**2).sum(), False), eo.sum_reduction
+        )
+        return eo.solve(ens, eo.Tsit5(), alg, **options).u
+
+    print(f"\na step of training, {n:,} trajectories, {workers} workers")
+    print(f"{'':36}{'ms':>8}{'sent, kB':>10}{'received, kB':>14}{'error':>11}")
+    with eo.EnsembleDistributed(workers=workers) as alg:
+        for name, loss in (("trajectories", by_trajectories), ("sum_reduction", by_sums)):
+            expected = None
+            for where, on in (("serial", eo.EnsembleSerial()), ("distributed", alg)):
+                step = jax.jit(jax.value_and_grad(loss), static_argnums=1)
+                jax.block_until_ready(step(1.0, on))
+                before = alg.traffic()
+                took, value = timed(lambda s=step, a=on: jax.block_until_ready(s(1.0, a)), repeats)
+                sent = alg.traffic() - before
+                expected = value if expected is None else expected
+                error = abs(value[1] / expected[1] - 1)
+                print(
+                    f"{name + ', ' + where:36}{1e3 * took:8.1f}{sent.sent / repeats / 1e3:10.1f}"
+                    f"{sent.received / repeats / 1e3:14.1f}{error:11.1e}"
+                )
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", type=float, nargs="+", default=[0.5, 0.05])
+    parser.add_argument("--chunks", type=int, default=24)
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
+    parser.add_argument("--repeats", type=int, default=3)
+    args = parser.parse_args()
+    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python")
+    print(f"{platform.python_version()}, jax {jax.__version__}")
+    most = max(args.workers)
+    for seconds in args.seconds:
+        chunks = args.chunks if seconds >= 0.2 else 10 * args.chunks
+        contenders(most, seconds, chunks, args.repeats)
+    scaling(args.workers, args.seconds[0], args.chunks // 2, args.repeats)
+    training(most, args.repeats)
+
+
+if __name__ == "__main__":
+    main()
