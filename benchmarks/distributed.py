@@ -21,15 +21,23 @@ All results are compared with those of `EnsembleSerial()`; `error` is the larges
     python benchmarks/distributed.py [--seconds S ...] [--chunks N] [--workers W ...] [--repeats R]
 """
 
-import argparse
-import concurrent.futures
-import functools
-import multiprocessing
-import os
-import platform
-import time
+import sys
+from pathlib import Path
 
-import jax
+
+# This file has the name of a package that it uses, so its folder is not where to look for modules.
+folder = Path(__file__).resolve().parent
+sys.path[:] = [str(folder.parent), *(x for x in sys.path if Path(x).resolve() != folder)]
+
+import argparse  # noqa: E402
+import concurrent.futures  # noqa: E402
+import functools  # noqa: E402
+import multiprocessing  # noqa: E402
+import os  # noqa: E402
+import platform  # noqa: E402
+import time  # noqa: E402
+
+import jax  # noqa: E402
 
 
 jax.config.update("jax_enable_x64", True)
@@ -38,41 +46,7 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import ensembleode as eo  # noqa: E402
-
-
-WIDTH, DT = 128, 1e-3
-
-
-def lorenz(u, p, t):
-    x, y, z = u
-    return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])
-
-
-def ensemble(rhos, t1, scale=1.0):
-    prob = eo.ODEProblem(lorenz, scale * jnp.array([1.0, 0.0, 0.0]), (0.0, t1), 28.0)
-    return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
-
-
-OPTIONS = {"dt": DT, "adaptive": False, "save_start": False, "maxiters": 10**8}
-
-
-def solve(rhos, t1, alg):
-    ens = ensemble(jnp.asarray(rhos), t1)
-    return eo.solve(ens, eo.Tsit5(), alg, trajectories=len(rhos), **OPTIONS)
-
-
-@functools.cache
-def program():
-    """A chunk, compiled once in each process."""
-    options = {"xla_cpu_prefer_vector_width": 512}
-    return jax.jit(
-        lambda rhos, t1: solve(rhos, t1, eo.EnsembleSerial()).u, compiler_options=options
-    )
-
-
-def chunk(rhos, t1):
-    """What the contenders' workers run."""
-    return np.asarray(program()(rhos, t1))
+from benchmarks.lorenz_chunk import chunk, ensemble, solve, WIDTH  # noqa: E402
 
 
 def rhos_of(chunks):
@@ -244,8 +218,10 @@ def main():
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, Python")
-    print(f"{platform.python_version()}, jax {jax.__version__}")
+    print(
+        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
+        f"jax {jax.__version__}"
+    )
     most = max(args.workers)
     for seconds in args.seconds:
         chunks = args.chunks if seconds >= 0.2 else 10 * args.chunks

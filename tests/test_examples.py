@@ -22,6 +22,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
         ("parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "lanes engine"),
         ("uncertainty.py", ["--trajectories", "100", "--no-plot"], "in batches of 37: True"),
         ("digits_neural_ode.py", ["--ensemble", "columns", "--epochs", "1", "--no-plot"], "%"),
+        ("distributed_training.py", ["--updates", "2", "--workers", "2"], "published"),
         on_julia("julia_engine.py", [], "published"),
     ],
 )
@@ -56,4 +57,5 @@ def test_every_example_is_run():
         "parameter_sweep.py",
         "uncertainty.py",
         "julia_engine.py",
+        "distributed_training.py",
     }

@@ -1,0 +1,39 @@
+"""What all contenders of benchmarks/distributed.py compute: chunks of Lorenz trajectories."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import ensembleode as eo
+
+
+WIDTH = 128
+OPTIONS = {"dt": 1e-3, "adaptive": False, "save_start": False, "maxiters": 10**8}
+
+
+def lorenz(u, p, t):
+    x, y, z = u
+    return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])
+
+
+def ensemble(rhos, t1, scale=1.0):
+    prob = eo.ODEProblem(lorenz, scale * jnp.array([1.0, 0.0, 0.0]), (0.0, t1), 28.0)
+    return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
+
+
+def solve(rhos, t1, alg):
+    ens = ensemble(jnp.asarray(rhos), t1)
+    return eo.solve(ens, eo.Tsit5(), alg, trajectories=len(rhos), **OPTIONS)
+
+
+@functools.cache
+def program():
+    """A chunk, compiled once in each process."""
+    wide = {"xla_cpu_prefer_vector_width": 512}
+    return jax.jit(lambda rhos, t1: solve(rhos, t1, eo.EnsembleSerial()).u, compiler_options=wide)
+
+
+def chunk(rhos, t1):
+    return np.asarray(program()(rhos, t1))
