@@ -9,8 +9,10 @@ import jax.numpy as jnp
 def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
     """The sum over all trajectories of what `output_func` gives: `reduction=eo.sum_reduction`.
 
-    It needs no `u_init`. `EnsembleDistributed` adds up on the workers; where the output is one
-    number, such as a loss, each worker gives its sum and its gradient at once, and no trajectories.
+    Adds to `u` the sum of `data` over the trajectories (whatever their `indices`), and never stops
+    the ensemble. It needs no `u_init`. `EnsembleDistributed` adds up on the workers; where the
+    output is one number, such as a loss, each worker gives its sum and its gradient at once, and no
+    trajectories.
 
     >>> import jax, ensembleode as eo
     >>> def loss(p):

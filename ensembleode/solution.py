@@ -214,12 +214,12 @@ class EnsembleSolution(eqx.Module):
         >>> sim.successful.tolist(), sim.failed.tolist()
         ([True, False, False], [1, 2])
         """
-        return in_memory(self.retcode) == ReturnCode.Success.value
+        return self.retcode == ReturnCode.Success.value
 
     @property
     def failed(self) -> Any:
         """The indices of the trajectories that ran and did not succeed; under `jit`, a mask."""
-        mask = has_failed(in_memory(self.retcode))
+        mask = has_failed(self.retcode)
         return mask if is_tracer(mask) else np.flatnonzero(mask)
 
     def __len__(self) -> int:
@@ -264,13 +264,13 @@ class EnsembleSolution(eqx.Module):
         """
         _check_dense(self._du)
         t = jnp.asarray(t, self.t.dtype)
-        lanes = map(in_memory, (self.t, self.u, self._du, self.lengths))
+        lanes = map(jnp.asarray, (self.t, self.u, self._du, self.lengths))
         return jax.vmap(lambda *lane: _hermite(*lane, t))(*lanes)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.kind != "trajectories":
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
-        return np.array(in_memory(self.u), dtype=dtype, copy=copy)
+        return np.array(self.u, dtype=dtype, copy=copy)
 
     def plot(
         self,
@@ -338,7 +338,7 @@ class EnsembleSolution(eqx.Module):
         if layout == "batch":
             return self.u
         if layout == "julia":
-            return jnp.moveaxis(jnp.asarray(in_memory(self.u)), (0, 1), (-1, -2))
+            return jnp.moveaxis(jnp.asarray(self.u), (0, 1), (-1, -2))
         raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
@@ -375,7 +375,7 @@ class EnsembleSolution(eqx.Module):
     def __repr__(self) -> str:
         if is_tracer(self.retcode):
             return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, traced)"
-        if not _has_numbers(in_memory(self.retcode), 1):
+        if not _has_numbers(self.retcode, 1):
             return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, mapped)"
         n = len(self)
         if self.kind == "trajectories":
@@ -392,11 +392,6 @@ class EnsembleSolution(eqx.Module):
         lines.append(f"  engine   {self.engine}")
         lines.append(f"  elapsed  {float(self.elapsed):.3g} s")
         return "\n".join(lines)
-
-
-def in_memory(x: Any) -> Any:
-    """An array that can be computed with, of one on disk."""
-    return x if isinstance(x, jax.Array | np.ndarray | np.generic) else np.asarray(x)
 
 
 def has_failed(retcode: Any) -> Any:
@@ -482,7 +477,7 @@ def _range(x: Any) -> str:
 
 def _has_numbers(retcode: Any, ndim: int) -> bool:
     """False in what `vmap`, `eval_shape` or `tree_map` made of a solution."""
-    return eqx.is_array_like(retcode) and np.ndim(retcode) == ndim
+    return hasattr(retcode, "__array__") and np.ndim(retcode) == ndim
 
 
 def _shape_of(tree: PyTree) -> Any:

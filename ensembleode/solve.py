@@ -202,7 +202,8 @@ def solve(
     elapsed = time.perf_counter() - started
     if writer is not None:
         sim = writer.solution(elapsed)
-    elif result is not None:
+    else:
+        assert result is not None
         sim = _ensemble_solution(job, ens, result, elapsed, choice)
     if cause is not None and not (
         isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"

@@ -37,6 +37,37 @@ class StoreError(EnsembleError):
     """The store can't be used, or no longer; `solution` reads what is in it, if anything."""
 
 
+class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
+    """An array of a store: indexed, it reads what is asked for; computed with, all of it."""
+
+    def __init__(self, array: Any):
+        self._array = array
+        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
+        self.chunks = array.chunks
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._array[index]
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        del copy  # it is always one
+        return np.asarray(self._array[...], dtype)
+
+    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
+        inputs = tuple(np.asarray(x) if isinstance(x, OnDisk) else x for x in inputs)
+        return getattr(ufunc, method)(*inputs, **options)
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return getattr(np.asarray(self), name)  # mean, max, ...
+
+    def __repr__(self) -> str:
+        return f"OnDisk({self.dtype}{list(self.shape)})"
+
+
 class Variable(NamedTuple):
     """An array of the store: its name, its dimensions, and what a trajectory has in it."""
 
@@ -49,9 +80,10 @@ class Variable(NamedTuple):
 def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     """The solution in a store of `solve(..., store=path)`, finished or not.
 
-    Its arrays are Zarr arrays, which read what they are asked for: `sim.u[1000:2000]`, `sim[5]`;
-    `np.asarray(sim)` reads all. Trajectories that are not in it yet have the return code `Default`
-    and NaN for a state. `xarray.open_zarr(path)` opens it with named dimensions.
+    Its arrays are on disk. Indexed, they read what is asked for: `sim.u[1000:2000]`, `sim[5]`;
+    computed with, all of it, as `np.asarray(sim)` does (functions of `jax.numpy` want that).
+    Trajectories that are not in it yet have the return code `Default` and NaN for a state.
+    `xarray.open_zarr(path)` opens it with named dimensions.
 
     **Raises:** `StoreError` where there is no store of an ensemble; `ImportError` without Zarr (the
     extra `store`).
@@ -375,7 +407,7 @@ def _put_together(tree: Any, group: Any) -> Any:
         case None:
             return None
         case str():
-            return group[tree]
+            return OnDisk(group[tree])
         case {"dict": parts}:
             return {k: _put_together(v, group) for k, v in parts.items()}
         case {"list": parts}:
@@ -397,13 +429,13 @@ def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleS
         )
 
     def lazily(name):
-        return group.get(name)
+        return OnDisk(group[name]) if name in group else None
 
     kind = kept["kind"]
     u = lazily("u") if kind == "trajectories" else _put_together(kept["outputs"], group)
     t = lazily("time") if kind == "trajectories" else None
     if t is not None and t.ndim == 1:
-        t = t[:]
+        t = np.asarray(t)
     stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
     return EnsembleSolution(
         u,

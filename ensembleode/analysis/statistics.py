@@ -449,7 +449,8 @@ def states_of(sim: EnsembleSolution) -> Any:
             "these are many ensembles in one, as vmap makes them: take the statistics within "
             "vmap, or pick one with jax.tree.map(lambda x: x[i], sim)."
         )
-    return sim.u
+    # (What is on disk is read.)
+    return jax.tree.map(jnp.asarray, sim.u)
 
 
 def _times(ts: Any) -> Any:

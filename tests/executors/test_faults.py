@@ -22,7 +22,7 @@ from ..problems import lotka_volterra
 from .clusters import cluster, Killer, wait_until, worker_pids
 
 
-N = 3000
+N = 1500
 OPTIONS = {"trajectories": N, "saveat": 0.5, "abstol": 1e-11, "reltol": 1e-11}
 
 
@@ -123,6 +123,16 @@ def test_poison(caplog):
             eo.solve(ens, eo.Tsit5(), alg, trajectories=600, throw=True)
 
 
+@pytest.mark.slow
+def test_poison_time_and_again():
+    """On a cluster of our own, too."""
+    with eo.EnsembleDistributed(workers=2) as alg:
+        for _ in range(3):
+            sim = eo.solve(with_callback(poisoned), eo.Tsit5(), alg, trajectories=600)
+            np.testing.assert_array_equal(sim.failed, np.arange(256, 384))
+
+
+@pytest.mark.slow
 def test_what_the_host_raises():
     """The error of a callback, and what was computed before."""
     with cluster() as client, pytest.raises(Exception, match="a table ends at 3") as caught:
@@ -137,6 +147,8 @@ def test_what_the_host_raises():
 SCHEDULER = """
 import sys, time
 sys.path.insert(0, {path!r})
+import jax
+jax.config.update("jax_enable_x64", True)
 from tests.executors.clusters import cluster
 if __name__ == "__main__":
     with cluster() as client:
@@ -158,14 +170,15 @@ def script(tmp_path, code):
     return str(path)
 
 
+@pytest.mark.slow
 def test_the_scheduler_is_killed(tmp_path):
     """One clear error, with what was computed."""
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     process = python(script(tmp_path, SCHEDULER.format(path=root)), start_new_session=True)
     alg = eo.EnsembleDistributed(process.stdout.readline().strip())
-    options = {**OPTIONS, "trajectories": 30_000}
+    options = {**OPTIONS, "trajectories": 15_000}
     eo.solve(ensemble(), eo.Tsit5(), alg, **{**options, "trajectories": 256})
-    timer = threading.Timer(1.0, os.killpg, (process.pid, signal.SIGKILL))
+    timer = threading.Timer(1.5, os.killpg, (process.pid, signal.SIGKILL))
     timer.start()
     with pytest.raises(eo.ClusterError, match="the scheduler of the cluster at tcp://") as caught:
         eo.solve(ensemble(), eo.Tsit5(), alg, **options)
@@ -173,11 +186,12 @@ def test_the_scheduler_is_killed(tmp_path):
     process.stdout.close()
     alg.close()
     done = caught.value.solution.retcode == eo.ReturnCode.Success
-    assert 0 < done.sum() < 30_000
-    few = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleSerial(), **{**options, "trajectories": 128})
-    np.testing.assert_array_equal(caught.value.solution.u[:128], few.u)
+    assert 0 < done.sum() < 15_000
+    all_of_them = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleThreads(), **options)
+    np.testing.assert_array_equal(caught.value.solution.u[done], all_of_them.u[done])
 
 
+@pytest.mark.slow
 def test_all_workers_are_lost():
     with cluster() as client:
         alg = eo.EnsembleDistributed(client)
@@ -240,6 +254,7 @@ def test_an_executor_breaks(monkeypatch, serial):
             eo.solve(ensemble(), eo.Tsit5(), alg, **options)
 
 
+@pytest.mark.slow
 def test_workers_that_differ(monkeypatch):
     with cluster(environment={"JAX_ENABLE_X64": "0"}) as client:
         alg = eo.EnsembleDistributed(client)
@@ -270,6 +285,9 @@ if __name__ == "__main__":
         sim = e.solution
     codes = np.asarray(sim.retcode)
     print((codes == 1).sum(), (codes == 0).sum(), np.isnan(sim.u[codes == 0]).all(), sim.converged)
+    # The workers are still there.
+    again = eo.solve(ensemble(), eo.Tsit5(), alg, **{{**options, "trajectories": 2_000}})
+    print((again.retcode == 1).all())
 """
 
 
@@ -277,20 +295,22 @@ if __name__ == "__main__":
     ("alg", "how", "batch"),
     [
         ("eo.EnsembleDistributed(workers=2)", "return", None),
-        ("eo.EnsembleThreads()", "raise", 2_000),
+        pytest.param("eo.EnsembleThreads()", "raise", 500, marks=pytest.mark.slow),
     ],
 )
 def test_ctrl_c(tmp_path, alg, how, batch):
     root = os.path.dirname(os.path.dirname(os.path.dirname(__file__)))
     code = INTERRUPTED.format(path=root, alg=alg, how=how, batch=batch)
-    process = python(script(tmp_path, code), env={**os.environ, "PYTHONWARNINGS": "ignore"})
+    environment = {**os.environ, "PYTHONWARNINGS": "ignore"}
+    process = python(script(tmp_path, code), env=environment, start_new_session=True)
     assert process.stdout.readline() == "begun\n"
-    time.sleep(1.0)
+    time.sleep(3.0)
     started = time.monotonic()
-    process.send_signal(signal.SIGINT)
+    os.killpg(process.pid, signal.SIGINT)  # as a terminal does
     out, _ = process.communicate(timeout=60)
     assert time.monotonic() - started < 20
-    *raised, counts = out.strip().splitlines()
+    *raised, counts, again = out.strip().splitlines()
+    assert again == "True"
     assert raised == (["raised"] if how == "raise" else [])
     done, rest, nan, converged = counts.split()
     assert int(done) > 0

@@ -13,6 +13,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.export
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -188,7 +189,7 @@ class _Remote:
         return _unflattened(program, outs[:count], outs[count:])
 
     def _shipped(self, program: ChunkProgram) -> Shipped:
-        return exported(program, jax.default_backend()) or self.pickle(program)
+        return exported(program, jax.export.default_export_platform()) or self.pickle(program)
 
 
 @dataclasses.dataclass(frozen=True, repr=False)

@@ -9,10 +9,13 @@ A task whose workers die is taken apart into its units, which are run again, one
 alone, after all others. A unit that then still kills its workers is lost, and no other.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import queue
-from collections.abc import Callable
+import signal
+import threading
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -87,13 +90,39 @@ def dispatch(
     """
     work = _Work(pool, program, shipped, batch, threads, report)
     try:
-        work.run()
+        pool.open()
+        with _interruptible() as interrupted:
+            work.run(interrupted)
     except (Exception, KeyboardInterrupt) as e:
         pool.cancel(list(work.in_flight))
         work.results.cause = e
     finally:
         pool.settle()
     return work.results
+
+
+@contextlib.contextmanager
+def _interruptible() -> Iterator[threading.Event]:
+    """Ctrl-C is noted, and raised where nothing is under way; pressed twice, it is raised at once.
+
+    (In the middle of a call of Dask's it might leave that in disorder.)
+    """
+    noted = threading.Event()
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield noted
+        return
+
+    def note(number, frame):
+        if noted.is_set():
+            signal.default_int_handler(number, frame)
+        noted.set()
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Work:
@@ -154,13 +183,15 @@ class _Work:
     # The loop
     #
 
-    def run(self) -> None:
+    def run(self, interrupted: threading.Event) -> None:
         while self.pending or self.in_flight or self.suspects:
+            if interrupted.is_set():
+                raise KeyboardInterrupt
             self._send()
             try:
-                future = self.finished.get(timeout=0.5)
+                future = self.finished.get(timeout=0.1)
             except queue.Empty:
-                continue  # (and KeyboardInterrupt, if any, is raised)
+                continue
             if future in self.in_flight:
                 self._received(future, self.in_flight.pop(future))
         if self.measured[1]:
@@ -171,10 +202,10 @@ class _Work:
         while self.pending and len(self.in_flight) < _QUEUED * slots:
             size = self._size(slots)
             units = np.sort([self.pending.pop() for _ in range(size)])
-            new = [h for h in self.kept if h not in self.pool.known]
+            # With the first tasks, which go to a worker each; who has not got it asks.
+            new = [h for h in self.kept if self.pool.sent[h] < slots]
+            self.pool.sent.update(new)
             self._submit(units, new)
-            if len(self.in_flight) >= slots:
-                self.pool.known.update(new)
         if self.suspects and slots and not self.pending and not self.in_flight:
             self._submit(np.array([self.suspects[-1][0]]), [])
 

@@ -5,6 +5,7 @@ its ensemble algorithm, or until Python ends.
 """
 
 import atexit
+import functools
 import multiprocessing
 import os
 from collections.abc import Callable, Hashable, Iterable
@@ -15,7 +16,7 @@ import jax
 
 from ... import cpu_devices
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
-from .pools import ClusterError, DaskPool, ExecutorPool, Pool
+from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 
 _own: dict[Hashable, DaskPool] = {}
@@ -30,8 +31,8 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
     **Arguments:** `threads`: of each worker.
 
     >>> import ensembleode as eo
-    >>> sorted(eo.worker_environment())[:2]
-    ['ENSEMBLEODE_NUM_THREADS', 'JAX_CPU_ENABLE_ASYNC_DISPATCH']
+    >>> eo.worker_environment(threads=4)["NPROC"]
+    '4'
     """
     return {
         # One device, which the threads share: a program is compiled once.
@@ -58,20 +59,27 @@ def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
     """
     cluster = ensemblealg.cluster
     if cluster is None or isinstance(cluster, str):
-        key = _key(ensemblealg)
-        if key not in _own or _own[key].closed:
-            _own[key] = _started(ensemblealg) if cluster is None else _connected(cluster)
-        return _own[key]
-    # Kept with what it is the pool of, for as long as that.
-    if not hasattr(cluster, _POOL):
-        setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
-    return getattr(cluster, _POOL)
+        pool = _own.setdefault(_key(ensemblealg), _own_pool(ensemblealg))
+    else:
+        # Kept with what it is the pool of, for as long as that.
+        if not hasattr(cluster, _POOL):
+            setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
+        pool = getattr(cluster, _POOL)
+    pool.open()
+    return pool
 
 
 def close(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> None:
-    """End what was started for an ensemble algorithm."""
-    if (pool := _own.pop(_key(ensemblealg), None)) is not None:
+    """End what was started for an ensemble algorithm. (Solving again starts it again.)"""
+    if (pool := _own.get(_key(ensemblealg))) is not None:
         pool.close()
+
+
+def _own_pool(ensemblealg: Any) -> DaskPool:
+    if ensemblealg.cluster is not None:
+        return DaskPool(functools.partial(_connected, ensemblealg.cluster))
+    workers, threads, _ = _key(ensemblealg)  # pyright: ignore
+    return DaskPool(functools.partial(_started, workers, threads))
 
 
 def _key(ensemblealg: Any) -> Hashable:
@@ -83,7 +91,7 @@ def _key(ensemblealg: Any) -> Hashable:
     return workers, threads_of(ensemblealg), jax.config.jax_enable_x64  # pyright: ignore
 
 
-def _started(ensemblealg: Any) -> DaskPool:
+def _started(workers: int, threads: int) -> Connection:
     """A cluster of this computer's: loopback only, and no dashboard."""
     if getattr(multiprocessing.current_process(), "_inheriting", False):
         raise RuntimeError(
@@ -91,11 +99,11 @@ def _started(ensemblealg: Any) -> DaskPool:
             'put what solves under `if __name__ == "__main__":`.'
         )
     dask, distributed = _dask()
-    workers, threads, _ = _key(ensemblealg)  # pyright: ignore
     environment = worker_environment(threads) | {"JAX_PLATFORMS": "cpu"}
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
-        "distributed.scheduler.no-workers-timeout": "60s",
+        # What kills a worker twice is run again alone, and then given up.
+        "distributed.scheduler.allowed-failures": 1,
     }
     restore = _set_aside(environment)
     with dask.config.set(settings):
@@ -107,6 +115,8 @@ def _started(ensemblealg: Any) -> DaskPool:
             # (Its server of health checks starts anyway, by default on a port that all would want.)
             scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
             memory_limit=0,
+            # Ctrl-C reaches all processes of a terminal, and is for this one to handle.
+            preload=["import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"],
         )
     restore()
     client = distributed.Client(cluster, set_as_default=False, direct_to_workers=True)
@@ -116,7 +126,7 @@ def _started(ensemblealg: Any) -> DaskPool:
         cluster.close()
         restore()
 
-    return DaskPool(client, end, restore)
+    return Connection(client, end, restore, patience=60.0)
 
 
 def _set_aside(names: Iterable[str]) -> Callable[[], None]:
@@ -137,7 +147,7 @@ def _set_aside(names: Iterable[str]) -> Callable[[], None]:
     return restore
 
 
-def _connected(address: str) -> DaskPool:
+def _connected(address: str) -> Connection:
     _, distributed = _dask()
     try:
         client = distributed.Client(address, set_as_default=False)
@@ -147,7 +157,7 @@ def _connected(address: str) -> DaskPool:
             "when it started, such as 'tcp://127.0.0.1:8786'.",
             None,
         ) from e
-    return DaskPool(client, client.close)
+    return Connection(client, client.close)
 
 
 def _pool_on(cluster: Any, workers: int | None) -> Pool:
@@ -158,9 +168,9 @@ def _pool_on(cluster: Any, workers: int | None) -> Pool:
             raise TypeError(
                 "EnsembleDistributed needs a synchronous Dask client; this one is asynchronous."
             )
-        return DaskPool(cluster)
+        return DaskPool(lambda: Connection(cluster))
     if hasattr(cluster, "get_client"):
-        return DaskPool(cluster.get_client())
+        return DaskPool(lambda: Connection(cluster.get_client()))
     raise TypeError(
         "cluster must be a Dask client or cluster, the address of a scheduler, or an executor of "
         f"concurrent.futures, got {type(cluster).__name__}."
@@ -181,5 +191,5 @@ def _dask() -> tuple[Any, Any]:
 
 @atexit.register
 def _close_all() -> None:
-    while _own:
-        _own.popitem()[1].close()
+    for pool in _own.values():
+        pool.close()

@@ -7,7 +7,7 @@ import dataclasses
 import pickle
 import time
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 from ...solution import EnsembleError
 from .worker import run, Task
@@ -47,13 +47,13 @@ class Died(Exception):
 class Pool(abc.ABC):
     """Workers, and what is known of them.
 
-    - `known`: hashes of what some worker has been sent.
+    - `sent`: how often something was sent along with a task, by hash.
     - `rates`: seconds that a unit takes, by program; `given_up`: how many of them were lost.
     """
 
     def __init__(self):
         self.traffic = Traffic()
-        self.known: set[str] = set()
+        self.sent: collections.Counter = collections.Counter()
         self.rates: dict[Any, float] = {}
         self.given_up: collections.Counter = collections.Counter()
 
@@ -72,6 +72,13 @@ class Pool(abc.ABC):
         answer = self._result(future)
         self.traffic.received += len(answer)
         return pickle.loads(answer)
+
+    @abc.abstractmethod
+    def open(self) -> None:
+        """Be ready for tasks.
+
+        **Raises:** `ClusterError` where the cluster can't be reached.
+        """
 
     @abc.abstractmethod
     def slots(self) -> int:
@@ -113,6 +120,9 @@ class ExecutorPool(Pool):
         counts = (getattr(executor, name, None) for name in ("num_workers", "_max_workers"))
         self._slots = workers or next((n for n in counts if isinstance(n, int) and n), 1)
 
+    def open(self) -> None:
+        """It is as it is."""
+
     def slots(self) -> int:
         return self._slots
 
@@ -147,28 +157,53 @@ class ExecutorPool(Pool):
         )
 
 
+class Connection(NamedTuple):
+    """A Dask client, and what goes with it.
+
+    - `close`: ends what was started for it; `settle`: called after each batch.
+    - `patience`: seconds to wait when there is no worker any more; None for Dask's configuration.
+    """
+
+    client: Any
+    close: Callable[[], Any] = lambda: None
+    settle: Callable[[], Any] = lambda: None
+    patience: float | None = None
+
+
 class DaskPool(Pool):
     """The workers of a Dask cluster.
 
-    - `close`: what ends what was started for it; `settle`: called after each batch.
+    - `connect`: makes the connection, when there is need of it.
     """
 
-    def __init__(
-        self,
-        client: Any,
-        close: Callable[[], None] | None = None,
-        settle: Callable[[], None] | None = None,
-    ):
+    def __init__(self, connect: Callable[[], Connection]):
         super().__init__()
-        self.client = client
-        self._close, self._settle = close, settle
+        self._connect = connect
+        self._connection: Connection | None = None
         self._nobody_since: float | None = None
         self._counted: tuple[float, int] = (-1.0, 0)
         self._had_workers = False
 
     @property
-    def closed(self) -> bool:
-        return self.client.status not in ("running", "connecting")
+    def client(self) -> Any:
+        assert self._connection is not None
+        return self._connection.client
+
+    def open(self) -> None:
+        if self._connection is None or self.client.status not in ("running", "connecting"):
+            self._connection = self._connect()
+            self._had_workers, self._nobody_since = False, None
+            self.sent.clear()
+        self._counted = (-1.0, 0)
+
+    def close(self) -> None:
+        if self._connection is not None:
+            self._connection.close()
+            self._connection = None
+
+    def settle(self) -> None:
+        if self._connection is not None:
+            self._connection.settle()
 
     def slots(self) -> int:
         at, count = self._counted
@@ -189,7 +224,8 @@ class DaskPool(Pool):
             self._had_workers, self._nobody_since = True, None
         elif self._had_workers:
             self._nobody_since = self._nobody_since or time.monotonic()
-            patience = _patience()
+            assert self._connection is not None
+            patience = self._connection.patience or _patience()
             if time.monotonic() - self._nobody_since > patience:
                 raise ClusterError(
                     f"all workers of the cluster at {self._address} are gone, and none has come "
@@ -202,14 +238,6 @@ class DaskPool(Pool):
     def cancel(self, futures: list) -> None:
         if futures and self.client.status == "running":
             self.client.cancel(futures, force=True)
-
-    def close(self) -> None:
-        if self._close is not None:
-            self._close()
-
-    def settle(self) -> None:
-        if self._settle is not None:
-            self._settle()
 
     @property
     def _address(self) -> str:

@@ -17,6 +17,7 @@ import time
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import numpy as np
 
 
@@ -103,7 +104,7 @@ def run(task: Task) -> Done | Missing | Refused:
         return Refused(refusal)
     _kept.add(task.kept)
     wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, Ref))]
-    backend = jax.default_backend()
+    backend = jax.export.default_export_platform()
     missing = [h for h in wanted if _lacks(h, backend)]
     if missing:
         return Missing(tuple(missing), backend)
