@@ -15,9 +15,18 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from .executors.job import finish_lanes, integers, Job, Outcome, Unfinished, with_output
+from .executors.job import (
+    blank,
+    finish_lanes,
+    integers,
+    Job,
+    may_rerun,
+    Outcome,
+    Unfinished,
+    with_output,
+)
 from .program import being_staged
-from .reductions import sum_reduction
+from .reductions import sum_reduction, total
 from .saving import Saving
 from .solution import ReturnCode
 
@@ -134,15 +143,15 @@ class _Solver(NamedTuple):
 
     def into(self, gather: Any, wanted: np.ndarray) -> Outcome:
         """As they are done, where the executor gives them as they are."""
-        if not hasattr(gather, "part") or may_rerun(self.job):
+        if not hasattr(gather, "part") or may_rerun(self.job.plan):
             return self.batch(wanted)
         sink = functools.partial(gather.part, wanted)
         return self._replace(job=dataclasses.replace(self.job, sink=sink)).batch(wanted)
 
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
-        total, outcome = self.executor.total(self.job, integers(wanted))
+        u, outcome = self.executor.total(self.job, integers(wanted))
         self.report(outcome)
-        return total, outcome
+        return u, outcome
 
     def report(self, outcome: Outcome) -> None:
         if self.job.report is not None and not getattr(self.executor, "reports", False):
@@ -168,8 +177,8 @@ def _reduce_eagerly(solve: _Solver, trajectories: int, reduction: Callable, u_in
     for wanted in _ranges(trajectories, solve.batch_size):
         try:
             if where_it_is:
-                total, outcome = solve.total(wanted)
-                u = total if u is None else jax.tree.map(jnp.add, u, total)
+                more, outcome = solve.total(wanted)
+                u = more if u is None else jax.tree.map(jnp.add, u, more)
                 stop = False
             else:
                 outcome = solve.batch(wanted)
@@ -188,28 +197,21 @@ def _reduce_eagerly(solve: _Solver, trajectories: int, reduction: Callable, u_in
 def _empty(reduction: Callable | None, out: Any) -> Any:
     """What a reduction starts from, without `u_init`."""
     if reduction is sum_reduction:
-        return jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), out)
+        sums = jax.eval_shape(lambda out: jax.tree.map(total, out), out)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
     return jax.tree.map(lambda x: x[:0], out)
 
 
 def adds_up(job: Job, executor: Any) -> bool:
     """Whether the executor can add up the outputs where they are.
 
-    Inside `jit` they may be differentiated, and so have to be one number.
+    Inside `jit` they may be differentiated, and so have to be one real number.
     """
-    if job.plan.output is None or not hasattr(executor, "total") or may_rerun(job):
+    if job.plan.output is None or not hasattr(executor, "total") or may_rerun(job.plan):
         return False
     out, _ = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
-    shapes = [x.shape for x in jtu.tree_leaves(out)]
-    return not job.traced or shapes == [()]
-
-
-def may_rerun(job: Job) -> bool:
-    """Whether `output_func` may ask for it."""
-    if job.plan.output is None:
-        return False
-    _, rerun = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
-    return rerun is not None
+    real = [jnp.issubdtype(x.dtype, jnp.floating) and not x.shape for x in jtu.tree_leaves(out)]
+    return not job.traced or real == [True]
 
 
 def _counts(outcome: Outcome) -> tuple:
@@ -223,7 +225,12 @@ def _total(retcode: Any, counts: Any) -> Outcome:
 
 
 def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
-    outcome = _batch(job, executor, wanted, 1, batch_size)
+    try:
+        outcome = _batch(job, executor, wanted, 1, batch_size)
+    except Unfinished as e:
+        if e.outcome.rerun is None:
+            raise
+        raise Unfinished(e.outcome, e.done & ~e.outcome.rerun, e.cause) from None
     if outcome.rerun is None:
         return outcome
     outcome = jax.tree.map(np.array, outcome)
@@ -253,7 +260,11 @@ def _batch(job, executor, wanted, repeat, size) -> Outcome:
 
 def count_steps(job, executor, indices, repeat) -> Job:
     """Saving every step needs room for them, so a first solve counts them."""
-    counts = executor.run(job.replan(saving=Saving("ends", False, 1)), indices, repeat)
+    ends = dataclasses.replace(job, report=None, sink=None)
+    try:
+        counts = executor.run(ends.replan(saving=Saving("ends", False, 1)), indices, repeat)
+    except Unfinished as e:  # of states, there are none yet
+        raise e.cause from None
     most = int(np.max(np.asarray(counts.naccept) + np.asarray(counts.nreject)))
     # A little more, as the program that saves them is another and may round otherwise.
     room = 2 ** math.ceil(math.log2(max(16, most + most // 16 + 1)))
@@ -286,7 +297,7 @@ class _Gather:
         leaves, self.structure = jtu.tree_flatten(outcome)
         leaves = [np.asarray(x) for x in leaves]
         if not self.leaves:
-            self.leaves = [_blank((self.trajectories, *x.shape[1:]), x.dtype) for x in leaves]
+            self.leaves = [blank((self.trajectories, *x.shape[1:]), x.dtype) for x in leaves]
         for i, new in enumerate(leaves):
             self.leaves[i] = _fit(self.leaves[i], new)
             rows = tuple(slice(0, n) for n in new.shape[1:])
@@ -326,17 +337,12 @@ def outcome_of_one(job: Job) -> Outcome:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
 
 
-def _blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
-    inexact = np.issubdtype(dtype, np.inexact)
-    return np.full(shape, np.nan, dtype) if inexact else np.zeros(shape, dtype)
-
-
 def _fit(full: np.ndarray, new: np.ndarray) -> np.ndarray:
     """Room for a batch that saved more steps than those before it."""
     shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))
     if shape == full.shape:
         return full
-    larger = _blank(shape, full.dtype)
+    larger = blank(shape, full.dtype)
     larger[tuple(map(slice, full.shape))] = full
     return larger
 
@@ -383,9 +389,9 @@ def run_traced(
     indices = np.arange(trajectories)
     if reduction is sum_reduction and u_init is None:
         if adds_up(job, executor):
-            total, outcome = executor.total(job, integers(indices))
+            u, outcome = executor.total(job, integers(indices))
             sums = jax.tree.map(jnp.sum, _counts(outcome))
-            return Ensemble(total, _total(outcome.retcode, sums), jnp.asarray(False))
+            return Ensemble(u, _total(outcome.retcode, sums), jnp.asarray(False))
         u_init = _empty(reduction, jax.eval_shape(batch, integers(indices)).out)
     if reduction is None:
         if batch_size >= trajectories:

@@ -128,6 +128,11 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     backend: str | None = eqx.field(default=None, static=True)
 
 
+def _check_costs(costs: Any) -> None:
+    if costs is not None and getattr(costs, "ndim", None) != 1:
+        raise ValueError(f"costs must be an array of one number a trajectory, got {costs!r}.")
+
+
 class _OnCluster(EnsembleAlgorithm):
     """What the algorithms on other processes share: a context, and its traffic."""
 
@@ -189,6 +194,7 @@ class EnsembleDistributed(_OnCluster):
     def __check_init__(self):
         if self.workers is not None:
             check_count("workers", self.workers)
+        _check_costs(self.costs)
 
 
 class EnsembleSplitThreads(_OnCluster):
@@ -196,7 +202,8 @@ class EnsembleSplitThreads(_OnCluster):
 
     - `cluster`, `costs`: as in [`EnsembleDistributed`][ensembleode.EnsembleDistributed].
     - `workers`: how many processes, by default 2.
-    - `threads`: how many threads each has, by default the cores shared out among them.
+    - `threads`: how many threads each has, by default the cores shared out among them; of a
+        `cluster`, say how many.
 
     **Cost:** that of `EnsembleDistributed`, with fewer programs compiled.
 
@@ -214,3 +221,9 @@ class EnsembleSplitThreads(_OnCluster):
         for name in ("workers", "threads"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
+        if self.cluster is not None and self.threads is None:
+            raise ValueError(
+                "threads is missing: say how many each worker of the cluster has, as in "
+                "EnsembleSplitThreads(client, threads=8)."
+            )
+        _check_costs(self.costs)

@@ -27,4 +27,9 @@ def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
     >>> value, gradient = jax.value_and_grad(loss)(1.0)
     """
     del indices
-    return jax.tree.map(lambda a, x: a + jnp.sum(x, 0, dtype=x.dtype), u, data), False
+    return jax.tree.map(lambda a, x: a + total(x), u, data), False
+
+
+def total(x: Any) -> Any:
+    """The sum over the first axis; of booleans it counts those that are true."""
+    return jnp.sum(x, 0)

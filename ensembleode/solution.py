@@ -477,7 +477,8 @@ def _range(x: Any) -> str:
 
 def _has_numbers(retcode: Any, ndim: int) -> bool:
     """False in what `vmap`, `eval_shape` or `tree_map` made of a solution."""
-    return hasattr(retcode, "__array__") and np.ndim(retcode) == ndim
+    has_numbers = eqx.is_array_like(retcode) or hasattr(retcode, "__array__")
+    return has_numbers and np.ndim(retcode) == ndim
 
 
 def _shape_of(tree: PyTree) -> Any:

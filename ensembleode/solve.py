@@ -15,7 +15,7 @@ import numpy as np
 from . import batches, engines, sensitivity, store as stores
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
-from .executors.job import integers, Job, solution_of, with_output
+from .executors.job import integers, Job, may_rerun, solution_of, with_output
 from .options import check_count
 from .plan import Plan, Result, shared_times
 from .problem import EnsembleProblem, ODEProblem
@@ -180,11 +180,12 @@ def solve(
     if store is not None:
         job = _make_storable(job, ens)
         described: dict[str, Any] = {"shared steps": isinstance(ensemblealg, EnsembleColumns)}
-        if batches.may_rerun(job):
+        if may_rerun(job.plan):
             described["max_repeats"] = max_repeats
         times = None if job.plan.own_times else _shared_times(job)
         one = batches.outcome_of_one(job)
-        writer = stores.Writer(store, job, one, times, choice, n, given_batch_size, described)
+        lost = getattr(executor, "lost", set())
+        writer = stores.Writer(store, job, one, times, choice, n, given_batch_size, described, lost)
         batch_size = stores.batch_size_for(writer, executor, batch_size)
     bar = Progress(n, 0 if writer is None else writer.done) if progress else None
     cause = result = None
@@ -194,6 +195,10 @@ def solve(
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause
+    except KeyboardInterrupt as e:
+        if result is None:
+            raise
+        cause = e  # all that it interrupted was waiting for what is done
     finally:
         if bar is not None:
             bar.close()
@@ -351,7 +356,7 @@ def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
             "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "
             "shapes and dtypes of what it returns."
         )
-    if batches.may_rerun(job) and not job.trajectories.repeatable:
+    if may_rerun(job.plan) and not job.trajectories.repeatable:
         raise ValueError(
             "output_func asks for reruns inside jit, grad or vmap, but prob_func can't be traced, "
             "so it can't be called again there. Write prob_func in JAX."

@@ -7,6 +7,7 @@ the problem, the solver, the options and the versions, so that no other ensemble
 
 import contextlib
 import hashlib
+import importlib.metadata
 import os
 import re
 import warnings
@@ -19,7 +20,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .executors.job import integers, Job, Outcome, Unfinished
+from .executors.job import integers, Job, may_rerun, Outcome, Unfinished
 from .options import time_dtype_of
 from .program import Program
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ReturnCode, Stats
@@ -111,6 +112,7 @@ class Writer:
         trajectories: int,
         batch_size: int | None,
         description: dict[str, Any],
+        lost: set,
     ):
         """
         **Arguments:**
@@ -118,12 +120,14 @@ class Writer:
         - `outcome`: the abstract values of one trajectory's.
         - `times`: the saved times, where all share them.
         - `description`: what else the numbers depend on.
+        - `lost`: trajectories that workers died of, as they become known: their batches are
+            written, and computed again another time.
 
         **Raises:** `StoreError` for a store of another ensemble (naming what differs), one that
         another process writes to, or a directory that can't be written to; `TypeError` for outputs
         that can't be kept.
         """
-        self.path, self.job, self.trajectories = Path(path), job, trajectories
+        self.path, self.job, self.trajectories, self.lost = Path(path), job, trajectories, lost
         self.kind = "trajectories" if job.plan.output is None else "outputs"
         self.variables, tree = _variables(outcome, self.kind, job.plan.own_times)
         with self._explained():
@@ -164,7 +168,7 @@ class Writer:
 
     def ensemble(self, job: Job, stopped: BaseException | None = None, wanted: Any = None) -> None:
         """Keep what is complete of the batches in which it was `stopped`; else finish."""
-        if isinstance(stopped, Unfinished):
+        if isinstance(stopped, Unfinished) and not isinstance(stopped.cause, StoreError):
             self.part(wanted, stopped.outcome, stopped.done)
         if stopped is None and not self.group.attrs["ensembleode"]["complete"]:
             with self._explained():
@@ -188,17 +192,17 @@ class Writer:
     def _open(self, given: dict, batch_size: int | None, tree: Any, times: Any, choice: Any):
         zarr = _zarr()
         if (self.path / "zarr.json").exists():
-            for left in self.path.rglob("*.partial"):
-                left.unlink(missing_ok=True)
             self.group = zarr.open_group(os.fspath(self.path), mode="r+")
             kept = self.group.attrs.get("ensembleode")
             if kept is None:
                 raise StoreError(f"the Zarr group at {self.path} is not that of an ensemble.", None)
             wanted = {**given, "batch_size": batch_size or kept["fingerprint"]["batch_size"]}
             self._compare(kept["fingerprint"], wanted)
+            for left in self.path.rglob("*.partial"):
+                left.unlink(missing_ok=True)
             self.batch_size = kept["fingerprint"]["batch_size"]
         else:
-            if self.path.exists() and any(self.path.iterdir()):
+            if self.path.exists() and any(f.suffix != ".partial" for f in self.path.iterdir()):
                 raise StoreError(f"{self.path} exists, and is no Zarr group.", None)
             self.batch_size = batch_size or self._default_batch_size()
             attributes = {
@@ -268,11 +272,13 @@ class Writer:
         }
         index = ("trajectory",)
         arrays["trajectory"] = array("trajectory", (n,), np.dtype(np.int64), (min(size, n),), index)
-        for name in ("inputs", "digest"):
+        for name in ("inputs", "lost", "digest"):
             arrays[name] = array(name, (batches,), np.dtype(np.uint64), (1,), ("batch",))
-        if times is not None and "time" not in self.group:
+        if times is not None:
             times = np.asarray(times)
-            array("time", times.shape, times.dtype, times.shape, ("time",))[:] = times
+            kept = array("time", times.shape, times.dtype, times.shape, ("time",))
+            if not _reads(kept, slice(None), times):
+                kept[:] = times
         return arrays
 
     #
@@ -285,14 +291,12 @@ class Writer:
 
     def _missing(self) -> list[int]:
         """The batches that are not there, or not as they were written."""
-        digests = self.arrays["digest"][:]
-        inputs = self.arrays["inputs"][:]
         missing = []
-        for batch, digest in enumerate(digests):
-            if digest == 0 or digest != self._digest_on_disk(batch):
+        for batch in range(-(-self.trajectories // self.batch_size)):
+            rows = self._rows(batch)
+            if not self._is_there(batch):
                 missing.append(batch)
-            elif inputs[batch] != self._inputs(batch):
-                rows = self._rows(batch)
+            elif self.arrays["inputs"][batch] != self._inputs(batch):
                 raise StoreError(
                     f"the store {self.path} is that of another ensemble: prob_func makes other "
                     f"problems of trajectories {rows[0]} to {rows[-1]}. Give another path, or "
@@ -301,18 +305,29 @@ class Writer:
                 )
         return missing
 
-    def _digest_on_disk(self, batch: int) -> int | None:
+    def _is_there(self, batch: int) -> bool:
+        """Whether it is as it was written, and nothing of it was lost."""
         rows = self._rows(batch)
         at = slice(rows[0], rows[-1] + 1)
         try:
-            return _digest([self.arrays[v.name][at] for v in self.variables])
-        except (ValueError, RuntimeError, OSError):  # a codec's checksum, or a file cut short
-            return None
+            digest, inputs, lost = (
+                int(self.arrays[name][batch]) for name in ("digest", "inputs", "lost")
+            )
+            if not digest or not inputs or lost:
+                return False
+            if digest != _digest([self.arrays[v.name][at] for v in self.variables]):
+                return False
+        except _UNREADABLE:
+            return False
+        return _reads(self.arrays["trajectory"], at, rows)
 
     def _inputs(self, batch: int) -> int:
-        lanes = self.job.trajectories.lanes(integers(self._rows(batch)), 1)
-        every, _ = eqx.partition(lanes, self.job.plan.batched)
-        return _digest([_plain(x) for x in jtu.tree_leaves(every)])
+        """Of the numbers of a batch, and of its first reruns'."""
+        leaves = []
+        for repeat in (1, 2) if may_rerun(self.job.plan) else (1,):
+            lanes = self.job.trajectories.lanes(integers(self._rows(batch)), repeat)
+            leaves += jtu.tree_leaves(eqx.partition(lanes, self.job.plan.batched)[0])
+        return _digest([_plain(x) for x in leaves])
 
     def _write(self, batch: int, leaves: list[np.ndarray]) -> None:
         rows = self._rows(batch)
@@ -322,6 +337,7 @@ class Writer:
             for variable, values in zip(self.variables, leaves, strict=True):
                 self.arrays[variable.name][at] = values
             self.arrays["inputs"][batch] = self._inputs(batch)
+            self.arrays["lost"][batch] = int(not self.lost.isdisjoint(rows.tolist()))
             self.arrays["digest"][batch] = _digest(leaves)
         self._todo.remove(batch)
 
@@ -359,7 +375,7 @@ def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Varia
     tree = _described(outcome.out, "") if kind == "outputs" else None
     variables = []
     for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
-        name = jtu.keystr(path[:1], simple=True)
+        name = field = jtu.keystr(path[:1], simple=True)
         inner = x.shape
         dims = tuple(f"{name}_{axis}" for axis in range(len(inner)))
         if name == "out" and kind == "outputs":
@@ -372,14 +388,17 @@ def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Varia
             dims = (time, *(["state"] if len(state) == 1 else state))
         elif name == "t":
             dims = (time,)
-        name = {"t": "time", "out": "u" if kind == "trajectories" else "out"}.get(name, name)
+        if field == "t":
+            name = "time"
+        elif field == "out" and kind == "trajectories":
+            name = "u"
         variables.append(Variable(name, ("trajectory", *dims), inner, np.dtype(x.dtype)))
     names = [v.name for v in variables]
-    taken = {"trajectory", "inputs", "digest"} & set(names)
+    taken = {"trajectory", "inputs", "lost", "digest"} & set(names)
     if len(set(names)) < len(names) or taken:
         raise TypeError(
-            f"a store has variables retcode, length, naccept, nreject, nf, trajectory, inputs and "
-            f"digest of its own; give the outputs of output_func other names than {names}."
+            "a store has variables retcode, length, naccept, nreject, nf, trajectory, inputs, lost "
+            f"and digest of its own; give the outputs of output_func other names than {names}."
         )
     return variables, tree
 
@@ -387,7 +406,7 @@ def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Varia
 def _described(out: Any, name: str) -> Any:
     """A pytree of outputs in JSON: the names of its leaves."""
     inside = f"{name}." if name else ""
-    if type(out) is dict:
+    if type(out) is dict and all(isinstance(k, str) for k in out):
         return {"dict": {str(k): _described(v, f"{inside}{k}") for k, v in out.items()}}
     if type(out) in (list, tuple):
         parts = [_described(v, f"{inside}{i}") for i, v in enumerate(out)]
@@ -396,7 +415,7 @@ def _described(out: Any, name: str) -> Any:
         return None
     if not hasattr(out, "shape"):
         raise TypeError(
-            "a store keeps outputs that are made of dicts, lists and tuples of arrays; "
+            "a store keeps outputs that are made of dicts (of names), lists and tuples of arrays; "
             f"output_func returns a {type(out).__name__}."
         )
     return name or "out"
@@ -460,6 +479,18 @@ def _about(name: str) -> dict[str, Any]:
     }
 
 
+# What a codec's checksum, or a file cut short, raises.
+_UNREADABLE = (ValueError, RuntimeError, OSError)
+
+
+def _reads(array: Any, at: slice, expected: np.ndarray) -> bool:
+    """Whether this is there."""
+    try:
+        return np.array_equal(array[at], expected)
+    except _UNREADABLE:
+        return False
+
+
 #
 # Fingerprints
 #
@@ -467,12 +498,15 @@ def _about(name: str) -> dict[str, Any]:
 
 def _fingerprint(job: Job) -> dict[str, Any]:
     """What the numbers depend on, by name; what begins with # is a digest."""
-    import jaxlib
-
     from . import __version__
 
     plan, shared = job.plan, job.trajectories.shared
-    versions = {"ensembleode": __version__, "jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    packages = (
+        "jax",
+        "jaxlib",
+        *(("diffrax", "equinox", "lineax", "optimistix") * (job.plan.engine.name == "diffrax")),
+    )
+    versions = {"ensembleode": __version__} | {p: importlib.metadata.version(p) for p in packages}
     fields = {
         "#f": plan.field,
         "#output_func": plan.output,
@@ -506,14 +540,44 @@ def _text(value: Any) -> bytes:
     parts = [str(structure).encode()]
     for x in leaves:
         if isinstance(x, Program):
-            parts.append(str(x.jaxpr).encode())
+            parts += [str(x.out_tree).encode(), *_texts_of(x.jaxpr)]
+        elif callable(x) and hasattr(x, "__code__"):
+            parts += _texts_of_function(x)
         elif hasattr(x, "shape") and hasattr(x, "dtype"):
             parts.append(f"{x.shape} {x.dtype}".encode())
             parts.append(_plain(x).tobytes() if eqx.is_array_like(x) else b"")
         else:
             parts.append(repr(x).encode())
-    # Functions and thunks in the parameters of a jaxpr have addresses.
-    return re.sub(rb"0x[0-9a-f]{6,}", b"", b"\n".join(parts))
+    # Functions and thunks have addresses, and code where it is written.
+    where = rb'0x[0-9a-f]{6,}|file "[^"]*", line \d+'
+    return b"\n".join(re.sub(where, b"", part) for part in parts)
+
+
+def _texts_of(jaxpr: Any) -> Iterator[bytes]:
+    """Of a jaxpr, and of the constants and functions in it, at any depth."""
+    yield str(jaxpr).encode()
+    for eqn in jaxpr.eqns:
+        for x in jtu.tree_leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
+            if hasattr(x, "jaxpr") and hasattr(x, "consts"):
+                for const in x.consts:
+                    yield _text(const)
+                yield from _texts_of(x.jaxpr)
+            elif hasattr(x, "eqns"):
+                yield from _texts_of(x)
+            elif hasattr(x, "callback_func"):  # of a pure_callback
+                yield from _texts_of_function(x.callback_func)
+
+
+def _texts_of_function(fn: Any) -> Iterator[bytes]:
+    """Of what a Python function does, and of what it closes over."""
+    code = getattr(fn, "__code__", None)
+    if code is None:
+        yield repr(fn).encode()
+        return
+    yield code.co_code + repr((code.co_consts, code.co_names)).encode()
+    for cell in fn.__closure__ or ():
+        with contextlib.suppress(ValueError):  # not filled yet
+            yield _text(cell.cell_contents)
 
 
 def _plain(x: Any) -> np.ndarray:

@@ -33,3 +33,12 @@ def compiles():
     """A counter of compilations, at zero."""
     _compiles.count = 0
     return _compiles
+
+
+def pytest_collection_modifyitems(items):
+    """Eagerly, workers are tested in tests/executors every time; in the conformance suite inside
+    jit."""
+    for item in items:
+        names = getattr(getattr(item, "callspec", None), "params", {})
+        if names.get("name") == "distributed" and names.get("mode", "eager") == "eager":
+            item.add_marker(pytest.mark.slow)

@@ -9,6 +9,8 @@ import pytest
 import ensembleode as eo
 from ensembleode.progress import Progress
 
+from .marks import slow_unless
+
 
 PROB = eo.ODEProblem(lambda u, p, t: u**2, jnp.ones(1), (0.0, 0.9))
 # u0 / (1 - u0 t) blows up before 0.9 for the later half.
@@ -17,7 +19,11 @@ ENS = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, u0=jnp.ones(1) 
 
 @pytest.mark.parametrize(
     "alg",
-    [eo.EnsembleSerial(), eo.EnsembleThreads(), eo.EnsembleDistributed(workers=2)],
+    [
+        slow_unless(False, eo.EnsembleSerial()),
+        eo.EnsembleThreads(),
+        eo.EnsembleDistributed(workers=2),
+    ],
     ids=str,
 )
 def test_how_many_and_how_many_failed(alg, capfd):

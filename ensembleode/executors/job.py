@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 
 from ..options import time_dtype_of
@@ -158,10 +159,24 @@ def with_output(job: Job) -> Job:
     return dataclasses.replace(job, output_consts=tuple(consts))
 
 
+def may_rerun(plan: Plan) -> bool:
+    """Whether `output_func` may ask for it."""
+    if plan.output is None:
+        return False
+    _, rerun = jtu.tree_unflatten(plan.output.out_tree, plan.output.out_avals)
+    return rerun is not None
+
+
 def solution_of(result: Result, engine: EngineChoice | None = None) -> ODESolution:
     stats = Stats(result.naccept, result.nreject, result.nf)
     u, t, length = result.u, result.t, result.length
     return ODESolution(u, t, result.retcode, stats, length, result.du, engine)
+
+
+def blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """Room for results: NaN, or zeros where they are integers."""
+    inexact = np.issubdtype(dtype, np.inexact)
+    return np.full(shape, np.nan, dtype) if inexact else np.zeros(shape, dtype)
 
 
 def integers(values: Any) -> Any:

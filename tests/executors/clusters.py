@@ -24,22 +24,24 @@ def cluster(workers=2, *, environment=None, settings=None, **options):
     before = dict(os.environ)
     for name in environment:
         os.environ.pop(name, None)
-    with (
-        dask.config.set(settings),
-        distributed.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-            **options,
-        ) as made,
-        distributed.Client(made, set_as_default=False) as client,
-    ):
-        yield client
-    # Dask puts there what it gives to workers.
-    os.environ.clear()
-    os.environ.update(before)
+    try:
+        with (
+            dask.config.set(settings),
+            distributed.LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address=None,
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+                **options,
+            ) as made,
+            distributed.Client(made, set_as_default=False) as client,
+        ):
+            yield client
+    finally:
+        # Dask puts there what it gives to workers.
+        os.environ.clear()
+        os.environ.update(before)
 
 
 def worker_pids(client):

@@ -21,6 +21,7 @@ import ensembleode as eo
 from ensembleode.executors.distributed import local, worker
 from ensembleode.executors.distributed.pools import ExecutorPool
 
+from ..marks import slow_unless
 from ..problems import lorenz, mlp, network
 from .clusters import cluster, wait_until, worker_pids
 
@@ -228,7 +229,9 @@ def total(rate, alg, output=None):
     return eo.solve(ens, eo.Tsit5(), alg, trajectories=600, abstol=1e-8, reltol=1e-8)
 
 
-@pytest.mark.parametrize("alg", [eo.EnsembleSerial(), eo.EnsembleThreads(), TWO], ids=str)
+@pytest.mark.parametrize(
+    "alg", [eo.EnsembleSerial(), slow_unless(False, eo.EnsembleThreads()), TWO], ids=str
+)
 def test_sum_reduction(alg):
     """With any algorithm; its gradient by finite differences, too."""
     sim = total(1.0, alg)
@@ -245,6 +248,36 @@ def test_sum_reduction(alg):
     tree = total(1.0, alg, lambda sol, ctx: ({"end": sol.u[-1], "one": 1}, False)).u
     assert tree["one"] == 600
     np.testing.assert_allclose(jnp.sin(tree["end"]).shape, (3,))
+
+
+def test_sums_of_whatever_kind():
+    """Counts of booleans, small integers; a complex one, differentiated."""
+    with ThreadPoolExecutor(1) as executor:
+        algs = (eo.EnsembleSerial(), eo.EnsembleDistributed(executor))
+        many = [
+            total(1.0, alg, lambda sol, ctx: ((ctx.index % 3 == 0, jnp.int8(100)), False)).u
+            for alg in algs
+        ]
+        assert many[0] == many[1] == (200, 60_000)
+
+        def turned(sol, ctx):
+            return jax.lax.complex(jnp.cos(sol.u[-1, 0]), jnp.sin(sol.u[-1, 0])), False
+
+        def squared(rate, alg):
+            return abs(total(rate, alg, turned).u) ** 2
+
+        serial, workers = (jax.grad(squared)(1.0, alg) for alg in algs)
+        np.testing.assert_allclose(workers, serial, rtol=1e-9)
+
+
+def test_more_than_a_worker_keeps(monkeypatch):
+    monkeypatch.setattr(worker._kept, "most", 100_000)
+    p = jnp.linspace(0, 1, 20_000), jnp.linspace(0, 1, 30_000)
+    prob = eo.ODEProblem(lambda u, p, t: -u * p[0][-1] * p[1][-1], jnp.ones(1), (0.0, 1.0), p)
+    with ThreadPoolExecutor(1) as executor:
+        alg = eo.EnsembleDistributed(executor)
+        sim = eo.solve(eo.EnsembleProblem(prob), None, alg, trajectories=300)
+    np.testing.assert_allclose(sim.u[:, -1], np.exp(-1), rtol=1e-3)
 
 
 def test_the_longest_go_first():
@@ -295,6 +328,12 @@ def test_what_calls_the_host():
         return eo.solve(eo.EnsembleProblem(prob), eo.Tsit5(), TWO, trajectories=300)
 
     np.testing.assert_allclose(solve(jnp.array(0.5)).u[:, -1, 0], np.exp(-1.5), rtol=1e-3)
+    compiled = TWO.traffic().compiled
+    np.testing.assert_allclose(solve(jnp.array(0.25)).u[:, -1, 0], np.exp(-1.25), rtol=1e-3)
+    assert TWO.traffic().compiled <= max(2, compiled)
+    every = eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), jnp.array(0.5))
+    sim = eo.solve(eo.EnsembleProblem(every), None, TWO, trajectories=3, save_everystep=True)
+    np.testing.assert_allclose(sim(1.0)[:, 0], np.exp(-1.5), rtol=1e-3)
     inside = jax.jit(lambda p: solve(p).u[:, -1, 0])(jnp.array(1.0))
     np.testing.assert_allclose(inside, np.exp(-2.0), rtol=1e-3)
 
@@ -346,6 +385,7 @@ def test_lifetime():
     alg.close()
 
 
+@pytest.mark.slow
 def test_whose_cluster():
     """A client, a cluster, the address of a scheduler."""
     serial = eo.solve(sweep(300), eo.Tsit5(), eo.EnsembleSerial(), trajectories=300)
@@ -368,11 +408,16 @@ def test_bad_clusters(monkeypatch):
         solve(3)
     with pytest.raises(eo.ClusterError, match="no Dask scheduler at 'nowhere'"):
         solve("nowhere")
+    with pytest.raises(ValueError, match="threads is missing: say how many each worker"):
+        eo.EnsembleSplitThreads("tcp://127.0.0.1:1")
+    with pytest.raises(ValueError, match="costs must be an array of one number a trajectory"):
+        eo.EnsembleDistributed(costs=3.0)
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(ImportError, match=r"pip install 'ensembleode\[dask\]'"):
         eo.solve(sweep(10), eo.Tsit5(), eo.EnsembleDistributed(workers=7), trajectories=10)
 
 
+@pytest.mark.slow
 def test_an_asynchronous_client():
     async def main(address):
         async with distributed.Client(address, asynchronous=True, set_as_default=False) as client:

@@ -17,6 +17,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.executors.distributed import worker
+from ensembleode.executors.distributed.pools import Died, ExecutorPool
 
 from ..problems import lotka_volterra
 from .clusters import cluster, Killer, wait_until, worker_pids
@@ -235,6 +236,7 @@ def test_a_worker_says_that_it_is_out_of_memory(monkeypatch):
         eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleDistributed(executor), **OPTIONS)
 
 
+@pytest.mark.slow
 def test_an_executor_breaks(monkeypatch, serial):
     """Nobody can replace its workers; what they did is kept."""
     for name, value in eo.worker_environment().items():
@@ -252,6 +254,89 @@ def test_an_executor_breaks(monkeypatch, serial):
         assert (caught.value.solution.retcode == eo.ReturnCode.Success).sum() > 0
         with pytest.raises(eo.ClusterError, match=r"the executor .* can't run anything"):
             eo.solve(ensemble(), eo.Tsit5(), alg, **options)
+
+
+class Breaking(ThreadPoolExecutor):
+    """Takes so many tasks."""
+
+    left = 0
+
+    def submit(self, fn, payload):
+        self.left -= 1
+        if self.left < 0:
+            raise RuntimeError("no more")
+        return super().submit(fn, payload)
+
+
+def test_stopped_among_reruns(tmp_path, monkeypatch):
+    """What was still to be rerun is not done, in a store or out of it."""
+    # A chunk a task: five to begin with, and three for the reruns.
+    sizes = sys.modules["ensembleode.executors.distributed.dispatch"]
+    monkeypatch.setattr(sizes, "_SECONDS", 0.0)
+    monkeypatch.setattr(sizes, "_LEAST_SECONDS", 0.0)
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=prob.u0 * ctx.repeat)
+
+    def output_func(sol, ctx):
+        return sol.u[0, 0], (ctx.repeat < 2) & (ctx.index % 2 == 1)
+
+    ens = eo.EnsembleProblem(ensemble().prob, prob_func, output_func)
+    options = {"trajectories": 600, "batch_size": 600}
+    expected = np.where(np.arange(600) % 2 == 1, 2.0, 1.0)
+    with Breaking(1) as executor:
+        alg = eo.EnsembleDistributed(executor)
+        for left in (3, 6):
+            for store in ({}, {"store": tmp_path / f"{left}.zarr"}):
+                executor.left = left
+                with pytest.raises(eo.ClusterError, match="no more") as caught:
+                    eo.solve(ens, None, alg, **options, **store)
+                sim = caught.value.solution
+                done = np.asarray(sim.retcode) == 1
+                assert store or done.any()
+                np.testing.assert_array_equal(np.asarray(sim.u)[done], expected[done])
+        executor.left = 1000
+        sim = eo.solve(ens, None, alg, **options, store=tmp_path / "6.zarr")
+        np.testing.assert_array_equal(sim.u, expected)
+
+
+def test_stopped_while_steps_are_counted():
+    with Breaking(1) as executor:
+        executor.left = 2
+        alg = eo.EnsembleDistributed(executor)
+        with pytest.raises(eo.ClusterError, match="no more"):
+            eo.solve(ensemble(), None, alg, trajectories=600, save_everystep=True)
+
+
+def test_a_lost_batch_is_tried_again(tmp_path):
+    """Another time: it is in the store, with what was lost, but not for good."""
+    path = tmp_path / "a.zarr"
+
+    class Pool(ExecutorPool):
+        deadly = True
+
+        def result(self, future):
+            answer = super().result(future)
+            if self.deadly and len(answer) and future.first == 256:
+                raise Died("the workers that ran it died")
+            return answer
+
+        def submit(self, task):
+            future = super().submit(task)
+            future.first = int(task.each[-1][0])
+            return future
+
+    options = {"trajectories": 600, "batch_size": 256, "store": path}
+    with ThreadPoolExecutor(1) as executor:
+        executor._ensembleode_pool = pool = Pool(executor, 1)
+        alg = eo.EnsembleDistributed(executor)
+        sim = eo.solve(ensemble(), None, alg, **options)
+        assert set(sim.failed) >= set(range(256, 384))
+        np.testing.assert_array_equal(sim.failed, np.arange(256, 256 + len(sim.failed)))
+        pool.deadly = False
+        sim = eo.solve(ensemble(), None, alg, **options)
+    np.testing.assert_array_equal(sim.failed, [])
+    np.testing.assert_array_equal(sim.u, eo.solve(ensemble(), trajectories=600).u)
 
 
 @pytest.mark.slow

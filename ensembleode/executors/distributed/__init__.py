@@ -22,6 +22,7 @@ from ... import sensitivity
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
 from ...host import host_call
 from ...plan import Plan
+from ...program import is_tracer
 from ...solution import ReturnCode
 from ...trajectories import Lane
 from ..job import integers, Job, Outcome, Unfinished
@@ -48,13 +49,14 @@ class Distributed:
 
     - `threads`: of each worker.
     - `costs`: what each trajectory costs, `[trajectory]`; None where that isn't known.
-    - `notes`: what happened to trajectories, besides numerics.
+    - `notes`: what happened to trajectories, besides numerics; `lost`: those that workers died of.
     """
 
     pool: Pool
     threads: int
     costs: Any = None
     notes: list = dataclasses.field(default_factory=list)
+    lost: set = dataclasses.field(default_factory=set)
 
     # Short batches compile nothing, and what is done is reported as it is.
     vectorised = False
@@ -77,7 +79,13 @@ class Distributed:
             return _solve(sensitivity.reverse_only(numbers, label), costs, remote)
         first = isinstance(repeat, int) and repeat == 1
         report, sink = (job.report, job.sink) if first else (None, None)
-        each, _, results = remote.run("solve", numbers, costs, report, sink)
+
+        def kept(outcome, results):
+            self._noted(outcome, results, indices)
+            if sink is not None:
+                sink(outcome, results.done)
+
+        each, _, results = remote.run("solve", numbers, costs, report, kept)
         outcome = self._noted(each, results, indices)
         if results.cause is not None:
             raise Unfinished(outcome, results.done, results.cause) from None
@@ -90,10 +98,11 @@ class Distributed:
         its trajectories.
         """
         remote, numbers, costs = self._prepared(job, indices, 1)
+        noted = functools.partial(self._noted, indices=indices)
         if job.traced:
             label = type(job.trajectories.options["sensealg"]).__name__
             return _total(sensitivity.reverse_only(numbers, label), costs, remote)
-        each, parts, results = remote.run("total", numbers, costs, job.report, None)
+        each, parts, results = remote.run("total", numbers, costs, job.report, noted)
         if results.cause is not None:
             raise results.cause
         return _summed(parts), self._noted(each, results, indices)
@@ -110,13 +119,20 @@ class Distributed:
 
     def _noted(self, outcome: Outcome, results: Results, indices: Any) -> Outcome:
         for rows, why in results.lost:
-            which = np.asarray(indices)[rows]
-            self.notes.append(f"trajectories {which[0]} to {which[-1]} are lost: {why}")
+            which = np.asarray(indices)[rows].tolist()
+            if not self.lost.issuperset(which):
+                self.notes.append(f"trajectories {which[0]} to {which[-1]} are lost: {why}")
+            self.lost.update(which)
         return _with_lost(outcome, results)
 
     def _costs(self, plan: Plan, lanes: Lane, indices: Any) -> Any:
         """What each trajectory of the batch costs, as far as is known."""
         if self.costs is not None:
+            if not is_tracer(indices) and np.max(indices) >= len(self.costs):
+                raise ValueError(
+                    f"costs are those of {len(self.costs)} trajectories, and there are more: give "
+                    "one for each."
+                )
             return jnp.asarray(self.costs)[indices]
         if not (plan.batched.t0 or plan.batched.t1):
             return None
@@ -128,7 +144,9 @@ def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Distrib
     **Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
     can't be reached.
     """
-    return Distributed(local.pool_of(ensemblealg), local.threads_of(ensemblealg), ensemblealg.costs)
+    pool = local.pool_of(ensemblealg)
+    pool.open()
+    return Distributed(pool, local.threads_of(ensemblealg), ensemblealg.costs)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,7 +163,7 @@ class _Remote:
     pickle: Callable[[ChunkProgram], Shipped] = dataclasses.field(compare=False)
 
     def run(
-        self, kind: str, numbers: Numbers, costs: Any, report: Any, sink: Any
+        self, kind: str, numbers: Numbers, costs: Any, report: Any, kept: Callable
     ) -> tuple[Any, Any, Results]:
         """Now: what it gives for each trajectory and for each unit, and what became of it."""
         program = program_of(kind, self.plan, numbers, self.n)
@@ -156,8 +174,7 @@ class _Remote:
             outcome = _with_lost(_unflattened(program, results.each, results.parts)[0], results)
             if report is not None:
                 report(outcome.retcode[rows])
-            if sink is not None:
-                sink(outcome, results.done)
+            kept(outcome, results)
 
         results = dispatch(
             self.pool,
@@ -165,7 +182,7 @@ class _Remote:
             self._shipped(program),
             batch,
             threads=self.threads,
-            report=done if report or sink else None,
+            report=done,
         )
         return *_unflattened(program, results.each, results.parts), results
 
@@ -264,7 +281,7 @@ def _(perturbed, numbers, costs, remote):
 
 @_total.def_bwd
 def _(gradient, cotangents, perturbed, numbers, costs, remote):
-    (ct,) = jtu.tree_leaves(cotangents[0])
+    (ct,) = jtu.tree_leaves(cotangents[0]) or (0.0,)
     return jax.tree.map(lambda g: g * ct, gradient)
 
 

@@ -21,7 +21,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ...logs import logger
+from ...logs import log_once, logger
+from ..job import blank
 from .pools import ClusterError, Died, Pool
 from .programs import ChunkProgram, exported, raw_struct, Shipped
 from .worker import Done, environment, Missing, Ref, Refused, Task
@@ -33,8 +34,6 @@ _SECONDS, _LEAST_SECONDS = 0.5, 0.02
 _BYTES = 2**25
 # Bytes from which a shared array is sent to a worker once.
 _LARGE = 2**15
-# Tasks of each slot that are under way, so that none waits for the next.
-_QUEUED = 2
 
 
 class Batch(NamedTuple):
@@ -94,8 +93,9 @@ def dispatch(
         with _interruptible() as interrupted:
             work.run(interrupted)
     except (Exception, KeyboardInterrupt) as e:
-        pool.cancel(list(work.in_flight))
         work.results.cause = e
+        with contextlib.suppress(Exception):  # of a cluster that is gone
+            pool.cancel(list(work.in_flight))
     finally:
         pool.settle()
     return work.results
@@ -147,14 +147,13 @@ class _Work:
         self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
 
     def _room(self, units: int) -> Results:
-        def room(n, tree, nothing):
+        def room(n, tree):
             structs = map(raw_struct, jax.tree.leaves(tree))
-            return [blank((n, *s.shape[1:]), s.dtype, nothing) for s in structs]
+            return [blank((n, *s.shape[1:]), s.dtype) for s in structs]
 
         n = self.batch.n
         each, parts = self.program.outputs
-        # What is lost is NaN; of a sum it is nothing.
-        return Results(room(n, each, np.nan), room(units, parts, 0.0), np.zeros(n, bool))
+        return Results(room(n, each), room(units, parts), np.zeros(n, bool))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
         """What workers keep, by hash, and the shared arrays as tasks have them."""
@@ -194,19 +193,25 @@ class _Work:
                 continue
             if future in self.in_flight:
                 self._received(future, self.in_flight.pop(future))
+        if interrupted.is_set():
+            raise KeyboardInterrupt
         if self.measured[1]:
             self.pool.rates[self.program] = self.measured[0] / self.measured[1]
 
     def _send(self) -> None:
         slots = self.pool.slots()
-        while self.pending and len(self.in_flight) < _QUEUED * slots:
+        if not slots and not self.in_flight:
+            log_once("EnsembleDistributed waits for the workers of its cluster.")
+        # (A cluster that adapts starts workers for what is there to do.)
+        slots = max(1, slots)
+        while self.pending and len(self.in_flight) < self.pool.queued * slots:
             size = self._size(slots)
             units = np.sort([self.pending.pop() for _ in range(size)])
             # With the first tasks, which go to a worker each; who has not got it asks.
             new = [h for h in self.kept if self.pool.sent[h] < slots]
             self.pool.sent.update(new)
             self._submit(units, new)
-        if self.suspects and slots and not self.pending and not self.in_flight:
+        if self.suspects and not self.pending and not self.in_flight:
             self._submit(np.array([self.suspects[-1][0]]), [])
 
     def _size(self, slots: int) -> int:
@@ -287,6 +292,9 @@ class _Work:
         rows = np.arange(unit * self.rows, min((unit + 1) * self.rows, self.batch.n))
         self.results.lost.append((rows, why))
         self.results.done[rows] = True
+        for part in self.results.parts:
+            if np.issubdtype(part.dtype, np.inexact):
+                part[unit] = np.nan
         logger.warning("trajectories %d to %d are given up: %s", rows[0], rows[-1], why)
         self.pool.given_up[self.program] += 1
         never = not self.measured[1] and self.program not in self.pool.rates
@@ -301,8 +309,3 @@ class _Work:
         """Workers on other devices want a program for those."""
         if (shipped := exported(self.program, platform)) is not None:
             self.kept[self.shipped.hash] = shipped.content
-
-
-def blank(shape: tuple, dtype: np.dtype, nothing: float) -> np.ndarray:
-    """An array of `nothing`, or of zeros where it holds integers."""
-    return np.full(shape, nothing if np.issubdtype(dtype, np.inexact) else 0, dtype)

@@ -8,7 +8,7 @@ import atexit
 import functools
 import multiprocessing
 import os
-from collections.abc import Callable, Hashable, Iterable
+from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
 from typing import Any
 
@@ -52,10 +52,9 @@ def threads_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> int:
 
 
 def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
-    """The workers of an ensemble algorithm, started if need be.
+    """The workers of an ensemble algorithm, as they are or will be.
 
-    **Raises:** `ImportError` without Dask; `TypeError` for a cluster that is none; `ClusterError`
-    where it can't be reached.
+    **Raises:** `TypeError` for a cluster that is none.
     """
     cluster = ensemblealg.cluster
     if cluster is None or isinstance(cluster, str):
@@ -65,14 +64,14 @@ def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
         if not hasattr(cluster, _POOL):
             setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
         pool = getattr(cluster, _POOL)
-    pool.open()
+        if isinstance(pool, ExecutorPool):
+            pool.resize(ensemblealg.workers)
     return pool
 
 
 def close(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> None:
     """End what was started for an ensemble algorithm. (Solving again starts it again.)"""
-    if (pool := _own.get(_key(ensemblealg))) is not None:
-        pool.close()
+    pool_of(ensemblealg).close()
 
 
 def _own_pool(ensemblealg: Any) -> DaskPool:
@@ -106,39 +105,48 @@ def _started(workers: int, threads: int) -> Connection:
         "distributed.scheduler.allowed-failures": 1,
     }
     restore = _set_aside(environment)
-    with dask.config.set(settings):
-        cluster = distributed.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=None,
-            # (Its server of health checks starts anyway, by default on a port that all would want.)
-            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-            memory_limit=0,
-            # Ctrl-C reaches all processes of a terminal, and is for this one to handle.
-            preload=["import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"],
-        )
-    restore()
-    client = distributed.Client(cluster, set_as_default=False, direct_to_workers=True)
+    cluster = None
+    try:
+        with dask.config.set(settings):
+            cluster = distributed.LocalCluster(
+                n_workers=workers,
+                threads_per_worker=1,
+                host="127.0.0.1",
+                dashboard_address=None,
+                # (Its server of health checks starts anyway, by default on a port that all want.)
+                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+                memory_limit=0,
+                # Ctrl-C reaches all processes of a terminal, and is for this one to handle.
+                preload=["import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"],
+            )
+        client = distributed.Client(cluster, set_as_default=False, direct_to_workers=True)
+    except BaseException:
+        if cluster is not None:
+            cluster.close()
+        raise
+    finally:
+        restore()
 
     def end():
         client.close()
         cluster.close()
         restore()
 
-    return Connection(client, end, restore, patience=60.0)
+    return Connection(client, end, restore, patience=60.0, queued=2)
 
 
-def _set_aside(names: Iterable[str]) -> Callable[[], None]:
+def _set_aside(environment: dict[str, str]) -> Callable[[], None]:
     """Take these variables out of this process's environment; gives what puts them back.
 
     Dask sets those for the processes that it starts here, too (each time that it starts one), and
     prefers what is here to what it was told.
     """
-    before = {name: os.environ.pop(name, None) for name in names}
+    before = {name: os.environ.pop(name, None) for name in environment}
 
     def restore():
         for name, value in before.items():
+            if os.environ.get(name) not in (None, environment[name]):
+                continue  # somebody has set it since
             if value is None:
                 os.environ.pop(name, None)
             else:
@@ -170,11 +178,17 @@ def _pool_on(cluster: Any, workers: int | None) -> Pool:
             )
         return DaskPool(lambda: Connection(cluster))
     if hasattr(cluster, "get_client"):
-        return DaskPool(lambda: Connection(cluster.get_client()))
+        return DaskPool(functools.partial(_client_of, cluster))
     raise TypeError(
         "cluster must be a Dask client or cluster, the address of a scheduler, or an executor of "
         f"concurrent.futures, got {type(cluster).__name__}."
     )
+
+
+def _client_of(cluster: Any) -> Connection:
+    _, distributed = _dask()
+    client = distributed.Client(cluster, set_as_default=False)
+    return Connection(client, client.close)
 
 
 def _dask() -> tuple[Any, Any]:

@@ -5,6 +5,7 @@ import collections
 import concurrent.futures
 import dataclasses
 import pickle
+import threading
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -48,8 +49,11 @@ class Pool(abc.ABC):
     """Workers, and what is known of them.
 
     - `sent`: how often something was sent along with a task, by hash.
+    - `queued`: tasks of each slot that are under way, so that none waits for the next.
     - `rates`: seconds that a unit takes, by program; `given_up`: how many of them were lost.
     """
+
+    queued = 2
 
     def __init__(self):
         self.traffic = Traffic()
@@ -117,6 +121,11 @@ class ExecutorPool(Pool):
     def __init__(self, executor: Any, workers: int | None):
         super().__init__()
         self._executor = executor
+        self.resize(workers)
+
+    def resize(self, workers: int | None) -> None:
+        """How many tasks it runs at a time, where it doesn't say."""
+        executor = self._executor
         counts = (getattr(executor, name, None) for name in ("num_workers", "_max_workers"))
         self._slots = workers or next((n for n in counts if isinstance(n, int) and n), 1)
 
@@ -162,12 +171,15 @@ class Connection(NamedTuple):
 
     - `close`: ends what was started for it; `settle`: called after each batch.
     - `patience`: seconds to wait when there is no worker any more; None for Dask's configuration.
+    - `queued`: tasks of each slot that are under way. (A cluster that adapts grows while there are
+        some seconds of them.)
     """
 
     client: Any
     close: Callable[[], Any] = lambda: None
     settle: Callable[[], Any] = lambda: None
     patience: float | None = None
+    queued: int = 16
 
 
 class DaskPool(Pool):
@@ -183,6 +195,7 @@ class DaskPool(Pool):
         self._nobody_since: float | None = None
         self._counted: tuple[float, int] = (-1.0, 0)
         self._had_workers = False
+        self._opening = threading.Lock()
 
     @property
     def client(self) -> Any:
@@ -190,11 +203,15 @@ class DaskPool(Pool):
         return self._connection.client
 
     def open(self) -> None:
-        if self._connection is None or self.client.status not in ("running", "connecting"):
+        with self._opening:
+            if self._connection is not None and self.client.status in ("running", "connecting"):
+                return
+            self.close()
             self._connection = self._connect()
+            self.queued = self._connection.queued
             self._had_workers, self._nobody_since = False, None
+            self._counted = (-1.0, 0)
             self.sent.clear()
-        self._counted = (-1.0, 0)
 
     def close(self) -> None:
         if self._connection is not None:

@@ -19,7 +19,8 @@ import numpy as np
 
 from ...plan import Plan
 from ...program import is_tracer
-from ..job import finish_lanes, Outcome
+from ...reductions import total
+from ..job import finish_lanes, Outcome, with_output
 from .worker import Exported, Pickled
 
 
@@ -218,7 +219,7 @@ def _reversed(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tu
             return inexact_leaves(outcome), ()
         return _total(outcome.out, mask), _counts(outcome)
 
-    total, pull_back, counts = jax.vjp(primal, moving, has_aux=True)
+    added, pull_back, counts = jax.vjp(primal, moving, has_aux=True)
     if program.kind == "pull back":
         rows = [mask.reshape(-1, *(1,) * (ct.ndim - 1)) for ct in cotangents]
         cotangent = [
@@ -226,8 +227,8 @@ def _reversed(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tu
         ]
         (gradient,) = pull_back(cotangent)
         return gradient.every, gradient.shared
-    (gradient,) = pull_back(jax.tree.map(jnp.ones_like, total))
-    return (counts, gradient.every), (total, gradient.shared)
+    (gradient,) = pull_back(jax.tree.map(jnp.ones_like, added))
+    return (counts, gradient.every), (added, gradient.shared)
 
 
 def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Outcome:
@@ -239,11 +240,11 @@ def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Outcome:
 
 
 def _total(out: Any, mask: Any) -> Any:
-    def total(x):
+    def masked(x):
         rows = mask.reshape(-1, *(1,) * (x.ndim - 1))
-        return jnp.where(rows, x, jnp.zeros_like(x)).sum(0)
+        return total(jnp.where(rows, x, jnp.zeros_like(x)))
 
-    return jax.tree.map(total, out)
+    return jax.tree.map(masked, out)
 
 
 def _counts(outcome: Outcome) -> Outcome:
@@ -316,10 +317,10 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     layout = {
         name: getattr(program, name) for name in ("kind", "width", "capacity", "unit", "wanted")
     }
-    # What differs from solve to solve goes in as numbers.
-    args = jax.tree.map(lambda x: _blank(x) if is_tracer(x) else x, args)
+    plan = {"saving": program.plan.saving, "maxiters": program.plan.maxiters}
     try:
-        content = cloudpickle.dumps(functools.partial(_remade, fn, args, layout))
+        make = functools.partial(_remade, fn, _without_numbers(args), plan, layout)
+        content = cloudpickle.dumps(make)
     except Exception as e:
         raise ValueError(
             "f, prob_func or output_func calls the host, so they are sent to the workers pickled, "
@@ -330,15 +331,27 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     return Shipped(hashlib.sha256(content).hexdigest(), Pickled(content, count))
 
 
+def _without_numbers(args: tuple) -> tuple:
+    """What differs from solve to solve goes in as numbers, and does not make another program."""
+    ens, options, key, *rest = args
+    numbers = jax.tree.map(lambda x: _blank(x) if eqx.is_array(x) else x, (ens.prob.u0, ens.prob.p))
+    ens = eqx.tree_at(lambda e: (e.prob.u0, e.prob.p), ens, numbers, is_leaf=lambda x: x is None)
+    args = (ens, options, _blank(key), *rest)
+    return jax.tree.map(lambda x: _blank(x) if is_tracer(x) else x, args)
+
+
 def _blank(x: Any) -> Any:
     struct = raw_struct(x)
     with jax.ensure_compile_time_eval():
         return as_before(x, np.zeros(struct.shape, struct.dtype))
 
 
-def _remade(fn: Callable, args: tuple, layout: dict[str, Any]) -> Callable:
+def _remade(fn: Callable, args: tuple, plan: dict[str, Any], layout: dict[str, Any]) -> Callable:
     """On the worker: the function of a program."""
     job, _ = fn(*args)
+    if plan["saving"] != job.plan.saving:  # of every step, the count is known later
+        job = job.replan(**plan)
+        job = job if plan["saving"].mode == "ends" else with_output(job)
     indices = np.arange(1)
     lanes = job.trajectories.lanes(indices, 1)
     numbers = numbers_of(lanes, job.plan.batched, indices, 1, job.key, job.output_consts)

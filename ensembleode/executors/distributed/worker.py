@@ -102,8 +102,8 @@ def run(task: Task) -> Done | Missing | Refused:
     """Do a task."""
     if refusal := _refusal(task.environment):
         return Refused(refusal)
-    _kept.add(task.kept)
     wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, Ref))]
+    _kept.add(task.kept, wanted)
     backend = jax.export.default_export_platform()
     missing = [h for h in wanted if _lacks(h, backend)]
     if missing:
@@ -202,12 +202,14 @@ class _Kept:
         self._things: collections.OrderedDict[str, Any] = collections.OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, things: dict[str, Any]) -> None:
+    def add(self, things: dict[str, Any], wanted: list[str]) -> None:
+        """Keep these, and what is wanted now, whatever its size."""
         with self._lock:
-            for name, thing in things.items():
-                self._things[name] = thing
-                self._things.move_to_end(name)
-            while len(self._things) > len(things) and self._bytes() > self.most:
+            self._things.update(things)
+            for name in wanted:
+                if name in self._things:
+                    self._things.move_to_end(name)
+            while self._bytes() > self.most and next(iter(self._things)) not in wanted:
                 self._things.popitem(last=False)
 
     def _bytes(self) -> int:
