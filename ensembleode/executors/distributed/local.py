@@ -101,6 +101,9 @@ def _started(workers: int, threads: int) -> Connection:
     environment = worker_environment(threads) | {"JAX_PLATFORMS": "cpu"}
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
+        # There may be no core to spare for those.
+        "distributed.worker.profile.enabled": False,
+        "distributed.admin.system-monitor.interval": "10s",
         # What kills a worker twice is run again alone, and then given up.
         "distributed.scheduler.allowed-failures": 1,
     }
