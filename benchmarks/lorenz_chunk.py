@@ -9,8 +9,8 @@ import numpy as np
 import ensembleode as eo
 
 
-WIDTH = 128
-OPTIONS = {"dt": 1e-3, "adaptive": False, "save_start": False, "maxiters": 10**8}
+WIDTH, DT = 128, 1e-3
+OPTIONS = {"adaptive": False, "save_start": False, "maxiters": 10**8}
 
 
 def lorenz(u, p, t):
@@ -23,17 +23,19 @@ def ensemble(rhos, t1, scale=1.0):
     return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
 
 
-def solve(rhos, t1, alg):
+def solve(rhos, t1, alg, dt=DT):
     ens = ensemble(jnp.asarray(rhos), t1)
-    return eo.solve(ens, eo.Tsit5(), alg, trajectories=len(rhos), **OPTIONS)
+    return eo.solve(ens, eo.Tsit5(), alg, trajectories=len(rhos), dt=dt, **OPTIONS)
 
 
 @functools.cache
 def program():
-    """A chunk, compiled once in each process."""
+    """A chunk, compiled once in each process; the step is an input, as it is to `solve`."""
     wide = {"xla_cpu_prefer_vector_width": 512}
-    return jax.jit(lambda rhos, t1: solve(rhos, t1, eo.EnsembleSerial()).u, compiler_options=wide)
+    return jax.jit(
+        lambda rhos, t1, dt: solve(rhos, t1, eo.EnsembleSerial(), dt).u, compiler_options=wide
+    )
 
 
 def chunk(rhos, t1):
-    return np.asarray(program()(rhos, t1))
+    return np.asarray(program()(rhos, t1, DT))
