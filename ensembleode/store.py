@@ -590,7 +590,7 @@ def _digest(parts: list) -> int:
     """Eight bytes that are never zero."""
     digest = hashlib.blake2b(digest_size=8)
     for part in parts:
-        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part))
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
     return int.from_bytes(digest.digest(), "little") or 1
 
 

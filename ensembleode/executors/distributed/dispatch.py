@@ -164,7 +164,7 @@ class _Work:
                 shared.append(x)
                 continue
             digest = hashlib.sha256(repr((x.shape, x.dtype)).encode())
-            digest.update(np.ascontiguousarray(x))
+            digest.update(np.ascontiguousarray(x).tobytes())
             kept[digest.hexdigest()] = x
             shared.append(Ref(digest.hexdigest()))
         return kept, tuple(shared)

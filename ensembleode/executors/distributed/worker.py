@@ -94,7 +94,7 @@ def environment() -> dict[str, Any]:
     return {
         "ensembleode": __version__,
         "jax": jax.__version__,
-        "x64": bool(jax.config.jax_enable_x64),
+        "x64": bool(jax.config.jax_enable_x64),  # pyright: ignore
     }
 
 
