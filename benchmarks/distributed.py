@@ -47,6 +47,7 @@ import numpy as np  # noqa: E402
 
 import ensembleode as eo  # noqa: E402
 from benchmarks.lorenz_chunk import chunk, ensemble, solve, WIDTH  # noqa: E402
+from ensembleode.executors.distributed.local import LOCAL  # noqa: E402
 
 
 def rhos_of(chunks):
@@ -111,14 +112,7 @@ def contenders(workers, seconds, chunks, repeats):
     with (
         eo.EnsembleDistributed(workers=workers) as alg,
         concurrent.futures.ProcessPoolExecutor(workers, spawn) as pool,
-        distributed.LocalCluster(
-            n_workers=workers,
-            threads_per_worker=1,
-            host="127.0.0.1",
-            dashboard_address=None,
-            scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-            memory_limit=0,
-        ) as cluster,
+        distributed.LocalCluster(n_workers=workers, **LOCAL) as cluster,
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         ways = {

@@ -17,11 +17,12 @@ import numpy as np
 
 from .executors.job import (
     blank,
-    finish_lanes,
+    codes_and_counts,
     integers,
     Job,
     may_rerun,
     Outcome,
+    solve_lanes,
     Unfinished,
     with_output,
 )
@@ -330,8 +331,7 @@ def outcome_of_one(job: Job) -> Outcome:
     plan, indices = job.plan, integers(np.arange(1))
 
     def solve(lanes):
-        result = plan.engine.solve_trajectories(plan, lanes, 1)
-        return finish_lanes(plan, result, indices, 1, job.key, job.output_consts)
+        return solve_lanes(plan, lanes, indices, 1, job.key, job.output_consts)
 
     one = jax.eval_shape(solve, job.trajectories.lanes(indices, 1))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
@@ -420,7 +420,7 @@ def run_traced(
             outcome = batch(indices)
             new, stop = _reduced(reduction(u, outcome.out, indices))
             _same_structure(u, new)
-            counts = outcome._replace(out=None, t=None, du=None, length=None)
+            counts = codes_and_counts(outcome)
             return (jax.tree.map(jnp.asarray, new), jnp.asarray(stop, bool)), counts
 
         def skip():

@@ -109,20 +109,39 @@ def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
                 f"names must be {shape[0]} different names, one a component, and none of them "
                 f"trajectory, time or step; got {names!r}."
             )
-        return ("state",), {"state": labels}
+        return state_dims(1), {"state": labels}
     if names is not None:
         raise ValueError(
             f"names are for the components of a vector; this state has the shape {shape}."
         )
-    return tuple(f"state_{axis}" for axis in range(len(shape))), {}
+    return state_dims(len(shape)), {}
 
 
-def _counts(sol: Any, dims: tuple) -> dict:
-    codes = {
+def state_dims(ndim: int) -> tuple[str, ...]:
+    """The dimensions of a state with so many axes."""
+    return ("state",) if ndim == 1 else inner_dims("state", ndim)
+
+
+def inner_dims(name: str, ndim: int) -> tuple[str, ...]:
+    return tuple(f"{name}_{axis}" for axis in range(ndim))
+
+
+def output_name(path: tuple) -> str:
+    """What a leaf of the outputs of an `output_func` is called."""
+    return jtu.keystr(path, simple=True, separator=".") or "out"
+
+
+def retcode_attributes() -> dict:
+    """What the integers of a return code mean (as the CF conventions say it)."""
+    return {
         "flag_values": [code.value for code in ReturnCode],
         "flag_meanings": " ".join(code.name for code in ReturnCode),
     }
-    variables: dict[str, tuple] = {"retcode": (dims, np.asarray(sol.retcode), codes)}
+
+
+def _counts(sol: Any, dims: tuple) -> dict:
+    codes = np.asarray(sol.retcode)
+    variables: dict[str, tuple] = {"retcode": (dims, codes, retcode_attributes())}
     for name in _COUNTS:
         count = getattr(sol.stats, name)
         if count is not None:
@@ -134,7 +153,7 @@ def _outputs(tree: Any) -> dict:
     """The outputs of an `output_func`, a variable for each leaf."""
     variables = {}
     for path, leaf in jtu.tree_leaves_with_path(tree):
-        name = jtu.keystr(path, simple=True, separator=".") or "out"
-        dims = ("trajectory", *(f"{name}_{axis}" for axis in range(np.ndim(leaf) - 1)))
+        name = output_name(path)
+        dims = ("trajectory", *inner_dims(name, np.ndim(leaf) - 1))
         variables[name] = (dims, np.asarray(leaf))
     return variables

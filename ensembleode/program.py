@@ -255,9 +255,14 @@ def _custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name in _CUSTOM_RULES:
             yield eqn
-        for value in jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr):
+        for value in params_of(eqn):
             if _is_jaxpr(value):
                 yield from _custom_calls(getattr(value, "jaxpr", value))
+
+
+def params_of(eqn: Any) -> list:
+    """Those of an equation, the jaxprs among them (closed or not) as they are."""
+    return jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
 
 
 def _is_jaxpr(x: Any) -> bool:

@@ -122,8 +122,12 @@ def explained(sensealg: Any) -> Iterator[None]:
     except TypeError as e:
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
             raise
-        name = "None, the default," if sensealg is None else type(sensealg).__name__ + "()"
-        raise TypeError(_REVERSE_ONLY.format(name)) from e
+        raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
+
+
+def label(sensealg: Any) -> str:
+    """What an error calls it."""
+    return "None, the default," if sensealg is None else type(sensealg).__name__ + "()"
 
 
 def forward_only(tree: PyTree) -> PyTree:

@@ -41,7 +41,7 @@ class ReturnCode(enum.IntEnum):
 class EnsembleError(RuntimeError):
     """Raised with `throw=True` when trajectories failed; `solution` holds what was computed."""
 
-    def __init__(self, message: str, solution: Any):
+    def __init__(self, message: str, solution: Any = None):
         super().__init__(message)
         self.solution = solution
 

@@ -150,8 +150,7 @@ def solve(
         "sensealg": sensealg,
     }
 
-    given = (ens, options, key, None if alone else n, engine, alg)
-    job, choice = _job(*given)
+    job, choice = _job(ens, options, key, None if alone else n, engine, alg)
     if alone:
         ensemblealg = EnsembleSerial()
     executor = executor_for(ensemblealg or EnsembleThreads(), job.plan.engine)
@@ -168,13 +167,12 @@ def solve(
     given_batch_size = batch_size
     if batch_size is None:
         batch_size = batches.default_batch_size(job, executor, n)
-        if progress and not getattr(executor, "reports", False) and executor.vectorised:
+        if progress and executor.vectorised:
             batch_size = min(batch_size, -(-n // 20))
-    work = (job, executor, n, batch_size)
     how = {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": max_repeats}
     if job.traced:
         with sensitivity.explained(sensealg):
-            result = batches.run_traced(*work, **how)
+            result = batches.run_traced(job, executor, n, batch_size, **how)
         return _ensemble_solution(job, ens, result, jnp.nan, choice)
     writer = None
     if store is not None:
@@ -191,7 +189,7 @@ def solve(
     cause = result = None
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
-        result = batches.run_eagerly(job, *work[1:3], batch_size, **how, gather=writer)
+        result = batches.run_eagerly(job, executor, n, batch_size, **how, gather=writer)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause
@@ -318,7 +316,7 @@ def _job(
     )
     traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (_job, (ens, options, key, n, engine, alg))
-    job = Job(plan, every, key, traced, ens.output_func, remake=remake)
+    job = Job(plan, every, key, traced, remake, ens.output_func)
     # Where every step is saved, the count of times is known later.
     return (job if every.saving.mode == "steps" else with_output(job)), choice
 

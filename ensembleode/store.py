@@ -6,10 +6,7 @@ the problem, the solver, the options and the versions, so that no other ensemble
 """
 
 import contextlib
-import hashlib
-import importlib.metadata
 import os
-import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,9 +18,10 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .executors.job import integers, Job, may_rerun, Outcome, Unfinished
-from .options import time_dtype_of
-from .program import Program
-from .solution import EngineChoice, EnsembleError, EnsembleSolution, ReturnCode, Stats
+from .fingerprint import digest_of, fingerprint
+from .keys import is_key, raw
+from .labelled import inner_dims, output_name, retcode_attributes, state_dims
+from .solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
 
 
 FORMAT = 1
@@ -93,7 +91,7 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     try:
         group = zarr.open_group(os.fspath(path), mode="r")
     except (FileNotFoundError, zarr.errors.BaseZarrError) as e:
-        raise StoreError(f"there is no store at {os.fspath(path)!r}.", None) from e
+        raise StoreError(f"there is no store at {os.fspath(path)!r}.") from e
     return _solution(path, group)
 
 
@@ -135,7 +133,7 @@ class Writer:
             try:
                 given = {
                     "trajectories": trajectories,
-                    **_fingerprint(job),
+                    **fingerprint(job),
                     **description,
                 }
                 self._open(given, batch_size, tree, times, choice)
@@ -158,10 +156,11 @@ class Writer:
     def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
         """Keep the batches that are complete, of those `wanted`."""
         outcome = jax.tree.map(np.asarray, outcome._replace(rerun=None))
-        for batch in dict.fromkeys(wanted // self.batch_size):
-            at = np.flatnonzero(wanted // self.batch_size == batch)
-            if batch in self._todo and done[at].all():
-                self._write(int(batch), [x[at] for x in jtu.tree_leaves(outcome)])
+        batches = wanted // self.batch_size
+        for batch in set(self._todo).intersection(batches.tolist()):
+            at = np.flatnonzero(batches == batch)
+            if done[at].all():
+                self._write(batch, [x[at] for x in jtu.tree_leaves(outcome)])
 
     def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
         self.part(wanted, outcome, np.ones(len(wanted), bool))
@@ -195,7 +194,7 @@ class Writer:
             self.group = zarr.open_group(os.fspath(self.path), mode="r+")
             kept = self.group.attrs.get("ensembleode")
             if kept is None:
-                raise StoreError(f"the Zarr group at {self.path} is not that of an ensemble.", None)
+                raise StoreError(f"the Zarr group at {self.path} is not that of an ensemble.")
             wanted = {**given, "batch_size": batch_size or kept["fingerprint"]["batch_size"]}
             self._compare(kept["fingerprint"], wanted)
             for left in self.path.rglob("*.partial"):
@@ -203,7 +202,7 @@ class Writer:
             self.batch_size = kept["fingerprint"]["batch_size"]
         else:
             if self.path.exists() and any(f.suffix != ".partial" for f in self.path.iterdir()):
-                raise StoreError(f"{self.path} exists, and is no Zarr group.", None)
+                raise StoreError(f"{self.path} exists, and is no Zarr group.")
             self.batch_size = batch_size or self._default_batch_size()
             attributes = {
                 "coordinates": "trajectory time" if self.kind == "trajectories" else "trajectory",
@@ -234,8 +233,7 @@ class Writer:
         ]
         raise StoreError(
             f"the store {self.path} is that of another ensemble, which differs in "
-            f"{', '.join(said)}. Give another path, or delete it.",
-            None,
+            f"{', '.join(said)}. Give another path, or delete it."
         )
 
     def _default_batch_size(self) -> int:
@@ -263,7 +261,7 @@ class Writer:
                 compressors=[codecs.ZstdCodec(level=1), codecs.Crc32cCodec()],
                 fill_value=np.nan if floating else 0,
                 dimension_names=dims,
-                attributes=_about(name),
+                attributes=retcode_attributes() if name == "retcode" else {},
             )
 
         arrays = {
@@ -300,8 +298,7 @@ class Writer:
                 raise StoreError(
                     f"the store {self.path} is that of another ensemble: prob_func makes other "
                     f"problems of trajectories {rows[0]} to {rows[-1]}. Give another path, or "
-                    "delete it.",
-                    None,
+                    "delete it."
                 )
         return missing
 
@@ -315,7 +312,7 @@ class Writer:
             )
             if not digest or not inputs or lost:
                 return False
-            if digest != _digest([self.arrays[v.name][at] for v in self.variables]):
+            if digest != digest_of([self.arrays[v.name][at] for v in self.variables]):
                 return False
         except _UNREADABLE:
             return False
@@ -327,7 +324,7 @@ class Writer:
         for repeat in (1, 2) if may_rerun(self.job.plan) else (1,):
             lanes = self.job.trajectories.lanes(integers(self._rows(batch)), repeat)
             leaves += jtu.tree_leaves(eqx.partition(lanes, self.job.plan.batched)[0])
-        return _digest([_plain(x) for x in leaves])
+        return digest_of([np.asarray(raw(x)) for x in leaves])
 
     def _write(self, batch: int, leaves: list[np.ndarray]) -> None:
         rows = self._rows(batch)
@@ -338,7 +335,7 @@ class Writer:
                 self.arrays[variable.name][at] = values
             self.arrays["inputs"][batch] = self._inputs(batch)
             self.arrays["lost"][batch] = int(not self.lost.isdisjoint(rows.tolist()))
-            self.arrays["digest"][batch] = _digest(leaves)
+            self.arrays["digest"][batch] = digest_of(leaves)
         self._todo.remove(batch)
 
     @contextlib.contextmanager
@@ -351,8 +348,7 @@ class Writer:
             there = f"; the {self.done} trajectories in it are kept" if kept is not None else ""
             raise StoreError(
                 f"the store {self.path} can't be written to: {e.strerror or e}{there}. See to "
-                "that, and call solve again with the same store.",
-                None,
+                "that, and call solve again with the same store."
             ) from e
 
 
@@ -375,24 +371,19 @@ def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Varia
     tree = _described(outcome.out, "") if kind == "outputs" else None
     variables = []
     for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
-        name = field = jtu.keystr(path[:1], simple=True)
-        inner = x.shape
-        dims = tuple(f"{name}_{axis}" for axis in range(len(inner)))
-        if name == "out" and kind == "outputs":
-            name = jtu.keystr(path[1:], simple=True, separator=".") or "out"
-            dims = tuple(f"{name}_{axis}" for axis in range(len(inner)))
-            if jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
+        field, ndim = path[0].name, len(x.shape)
+        name = {"t": "time", "out": "u"}.get(field, field)
+        dims = inner_dims(name, ndim)
+        if field == "out" and kind == "outputs":
+            name = output_name(path[1:])
+            dims = inner_dims(name, ndim)
+            if is_key(x):
                 raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
-        elif name in ("out", "du"):
-            state = [f"state_{axis}" for axis in range(len(inner) - 1)]
-            dims = (time, *(["state"] if len(state) == 1 else state))
-        elif name == "t":
+        elif field in ("out", "du"):
+            dims = (time, *state_dims(ndim - 1))
+        elif field == "t":
             dims = (time,)
-        if field == "t":
-            name = "time"
-        elif field == "out" and kind == "trajectories":
-            name = "u"
-        variables.append(Variable(name, ("trajectory", *dims), inner, np.dtype(x.dtype)))
+        variables.append(Variable(name, ("trajectory", *dims), x.shape, np.dtype(x.dtype)))
     names = [v.name for v in variables]
     taken = {"trajectory", "inputs", "lost", "digest"} & set(names)
     if len(set(names)) < len(names) or taken:
@@ -439,12 +430,11 @@ def _put_together(tree: Any, group: Any) -> Any:
 def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleSolution:
     kept = group.attrs.get("ensembleode")
     if kept is None:
-        raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.", None)
+        raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.")
     if kept["format"] != FORMAT:
         raise StoreError(
             f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version "
-            f"of ensembleode reads {FORMAT}.",
-            None,
+            f"of ensembleode reads {FORMAT}."
         )
 
     def lazily(name):
@@ -470,15 +460,6 @@ def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleS
     )
 
 
-def _about(name: str) -> dict[str, Any]:
-    if name != "retcode":
-        return {}
-    return {
-        "flag_values": [code.value for code in ReturnCode],
-        "flag_meanings": " ".join(code.name for code in ReturnCode),
-    }
-
-
 # What a codec's checksum, or a file cut short, raises.
 _UNREADABLE = (ValueError, RuntimeError, OSError)
 
@@ -489,109 +470,6 @@ def _reads(array: Any, at: slice, expected: np.ndarray) -> bool:
         return np.array_equal(array[at], expected)
     except _UNREADABLE:
         return False
-
-
-#
-# Fingerprints
-#
-
-
-def _fingerprint(job: Job) -> dict[str, Any]:
-    """What the numbers depend on, by name; what begins with # is a digest."""
-    from . import __version__
-
-    plan, shared = job.plan, job.trajectories.shared
-    packages = (
-        "jax",
-        "jaxlib",
-        *(("diffrax", "equinox", "lineax", "optimistix") * (job.plan.engine.name == "diffrax")),
-    )
-    versions = {"ensembleode": __version__} | {p: importlib.metadata.version(p) for p in packages}
-    fields = {
-        "#f": plan.field,
-        "#output_func": plan.output,
-        "#the solver's options": plan.method.value,
-        "#saveat": (plan.saving, shared.saveat, shared.count),
-        "#u0": (plan.state, shared.u0),
-        "#p": shared.p,
-        "#what f closes over": shared.consts,
-        "#tspan": (shared.t0, shared.t1),
-        "#abstol": shared.abstol,
-        "#reltol": shared.reltol,
-        "#dt": shared.dt,
-        "#key (or seed)": job.key,
-        "#what output_func closes over": job.output_consts,
-        "#which of them prob_func changes": plan.batched,
-    }
-    digests = {name: f"{_digest([_text(value)]):016x}" for name, value in fields.items()}
-    return {
-        "engine": plan.engine.name,
-        "maxiters": plan.maxiters,
-        "backend": jax.default_backend(),
-        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
-        "time": str(time_dtype_of(plan.state)),
-        **digests,
-    }
-
-
-def _text(value: Any) -> bytes:
-    """The same for the same, in every process."""
-    leaves, structure = jtu.tree_flatten(value, is_leaf=lambda x: isinstance(x, Program))
-    parts = [str(structure).encode()]
-    for x in leaves:
-        if isinstance(x, Program):
-            parts += [str(x.out_tree).encode(), *_texts_of(x.jaxpr)]
-        elif callable(x) and hasattr(x, "__code__"):
-            parts += _texts_of_function(x)
-        elif hasattr(x, "shape") and hasattr(x, "dtype"):
-            parts.append(f"{x.shape} {x.dtype}".encode())
-            parts.append(_plain(x).tobytes() if eqx.is_array_like(x) else b"")
-        else:
-            parts.append(repr(x).encode())
-    # Functions and thunks have addresses, and code where it is written.
-    where = rb'0x[0-9a-f]{6,}|file "[^"]*", line \d+'
-    return b"\n".join(re.sub(where, b"", part) for part in parts)
-
-
-def _texts_of(jaxpr: Any) -> Iterator[bytes]:
-    """Of a jaxpr, and of the constants and functions in it, at any depth."""
-    yield str(jaxpr).encode()
-    for eqn in jaxpr.eqns:
-        for x in jtu.tree_leaves(list(eqn.params.values()), is_leaf=lambda x: hasattr(x, "eqns")):
-            if hasattr(x, "jaxpr") and hasattr(x, "consts"):
-                for const in x.consts:
-                    yield _text(const)
-                yield from _texts_of(x.jaxpr)
-            elif hasattr(x, "eqns"):
-                yield from _texts_of(x)
-            elif hasattr(x, "callback_func"):  # of a pure_callback
-                yield from _texts_of_function(x.callback_func)
-
-
-def _texts_of_function(fn: Any) -> Iterator[bytes]:
-    """Of what a Python function does, and of what it closes over."""
-    code = getattr(fn, "__code__", None)
-    if code is None:
-        yield repr(fn).encode()
-        return
-    yield code.co_code + repr((code.co_consts, code.co_names)).encode()
-    for cell in fn.__closure__ or ():
-        with contextlib.suppress(ValueError):  # not filled yet
-            yield _text(cell.cell_contents)
-
-
-def _plain(x: Any) -> np.ndarray:
-    if hasattr(x, "dtype") and jax.dtypes.issubdtype(x.dtype, jax.dtypes.extended):
-        x = jax.random.key_data(x)
-    return np.asarray(x)
-
-
-def _digest(parts: list) -> int:
-    """Eight bytes that are never zero."""
-    digest = hashlib.blake2b(digest_size=8)
-    for part in parts:
-        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
-    return int.from_bytes(digest.digest(), "little") or 1
 
 
 #
@@ -615,8 +493,7 @@ def _locked(path: Path) -> Any:
     except filelock.Timeout as e:
         raise StoreError(
             f"another process (or solve) is writing to the store {path}: wait for it to end, or "
-            "give another path.",
-            None,
+            "give another path."
         ) from e
     return lock
 

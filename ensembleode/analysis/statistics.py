@@ -449,8 +449,7 @@ def states_of(sim: EnsembleSolution) -> Any:
             "these are many ensembles in one, as vmap makes them: take the statistics within "
             "vmap, or pick one with jax.tree.map(lambda x: x[i], sim)."
         )
-    # (What is on disk is read.)
-    return jax.tree.map(jnp.asarray, sim.u)
+    return jnp.asarray(sim.u)  # what is on disk is read
 
 
 def _times(ts: Any) -> Any:

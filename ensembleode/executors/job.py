@@ -22,11 +22,11 @@ from ..trajectories import Lane, Trajectories
 class Job:
     """A plan, the trajectories it is for, and the arrays that go with it.
 
-    - `output_func`: the user's; it is in the plan, traced, once the number of saved times is
-        known, and `output_consts` are the arrays it closes over.
     - `key`: the PRNG key that those of the trajectories are folded from.
     - `traced`: whether this runs inside `jit`, `grad` or `vmap`.
     - `remake`: a function that makes this job, and its arguments.
+    - `output_func`: the user's; it is in the plan, traced, once the number of saved times is
+        known, and `output_consts` are the arrays it closes over.
     - `report`: told the return codes of trajectories that are done; None where nobody asks.
     - `sink`: given the outcome of a batch as far as it is, and which of it is done.
     """
@@ -35,9 +35,9 @@ class Job:
     trajectories: Trajectories
     key: Any
     traced: bool
+    remake: tuple[Callable, tuple]
     output_func: Callable | None = None
     output_consts: tuple = ()
-    remake: tuple[Callable, tuple] = (lambda: None, ())
     report: Callable[[Any], Any] | None = None
     sink: Callable[[Any, np.ndarray], Any] | None = None
 
@@ -80,6 +80,14 @@ def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Out
     return finish(plan, result, index, repeat, key, output_consts)
 
 
+def solve_lanes(
+    plan: Plan, lanes: Lane, indices, repeat, key, output_consts, mask: Any = None
+) -> Outcome:
+    """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
+    result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
+    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+
+
 def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts) -> Outcome:
     """Apply `output_func` to several trajectories, whose axis comes first."""
 
@@ -99,6 +107,11 @@ def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Out
         t = du = None
     counts = (result.naccept, result.nreject, result.nf)
     return Outcome(out, t, du, result.length, result.retcode, *counts, rerun)
+
+
+def codes_and_counts(outcome: Outcome) -> Outcome:
+    """What is kept of each trajectory where the outputs are added up."""
+    return outcome._replace(out=None, t=None, du=None, length=None, rerun=None)
 
 
 def with_output(job: Job) -> Job:
@@ -171,6 +184,11 @@ def solution_of(result: Result, engine: EngineChoice | None = None) -> ODESoluti
     stats = Stats(result.naccept, result.nreject, result.nf)
     u, t, length = result.u, result.t, result.length
     return ODESolution(u, t, result.retcode, stats, length, result.du, engine)
+
+
+def compiler_options(platform: str) -> dict[str, Any]:
+    """Half of the vector units lie idle otherwise, where there are wide ones."""
+    return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
 
 
 def blank(shape: tuple, dtype: np.dtype) -> np.ndarray:

@@ -15,10 +15,11 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .. import cpu_devices
 from ..ensemble import EnsembleGPUArray, EnsembleThreads
+from ..keys import as_before, raw
 from ..plan import Plan, Result, shared_times
 from ..program import being_staged
 from ..trajectories import Lane
-from .job import finish_lanes, Job, Outcome
+from .job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
 from .shards import AXIS, on_each_device
 
 
@@ -98,10 +99,7 @@ def _brought_home(outcome: Any, numbers: Any) -> Any:
             return jax.device_put(outcome, next(iter(x.devices())))
 
     def free(x):
-        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
-            data = jnp.asarray(np.asarray(jax.random.key_data(x)))
-            return jax.random.wrap_key_data(data, impl=jax.random.key_impl(x))
-        return jnp.asarray(np.asarray(x))
+        return as_before(x, jnp.asarray(np.asarray(raw(x))))
 
     return jax.tree.map(free, outcome)
 
@@ -113,16 +111,12 @@ def _fastest(solve: Any) -> Any:
 
 @functools.cache
 def _with_wide_vectors(solve: Any) -> Any:
-    # Half of the vector units lie idle otherwise, where there are wide ones.
-    options = {"xla_cpu_prefer_vector_width": 512}
     static = (0,) if solve is _solve else (0, 1)
+    options = compiler_options("cpu")
     return jax.jit(solve.__wrapped__, static_argnums=static, compiler_options=options)
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _solve(plan, lanes, indices, repeat, key, output_consts):
-    result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0])
-    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+_solve = functools.partial(jax.jit, static_argnums=0)(solve_lanes)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -9,6 +9,7 @@ import dask
 import distributed
 
 import ensembleode as eo
+from ensembleode.executors.distributed.local import LOCAL, set_aside
 
 
 @contextlib.contextmanager
@@ -20,28 +21,16 @@ def cluster(workers=2, *, environment=None, settings=None, **options):
         "distributed.scheduler.no-workers-timeout": "60s",
         **(settings or {}),
     }
-    options = {"memory_limit": 0, **options}
-    before = dict(os.environ)
-    for name in environment:
-        os.environ.pop(name, None)
+    restore = set_aside(environment)
     try:
         with (
             dask.config.set(settings),
-            distributed.LocalCluster(
-                n_workers=workers,
-                threads_per_worker=1,
-                host="127.0.0.1",
-                dashboard_address=None,
-                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-                **options,
-            ) as made,
+            distributed.LocalCluster(n_workers=workers, **{**LOCAL, **options}) as made,
             distributed.Client(made, set_as_default=False) as client,
         ):
             yield client
     finally:
-        # Dask puts there what it gives to workers.
-        os.environ.clear()
-        os.environ.update(before)
+        restore()
 
 
 def worker_pids(client):

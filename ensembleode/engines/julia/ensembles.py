@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from ...ensemble import EnsembleColumns, EnsembleSerial
-from ...executors.job import finish_lanes, Job, Outcome
+from ...executors.job import finish_lanes, Job, Outcome, solve_lanes
 from ...plan import Plan
 from ...program import Static
 from ..rates import with_rates
@@ -81,10 +81,7 @@ def executor_for(ensemblealg: Any) -> Julia | None:
     return Julia(methods.place(ensemblealg, threads))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _solve(plan, lanes, indices, repeat, key, output_consts):
-    result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0])
-    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+_solve = functools.partial(jax.jit, static_argnums=0)(solve_lanes)
 
 
 @functools.partial(jax.jit, static_argnums=0)

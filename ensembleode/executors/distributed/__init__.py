@@ -21,6 +21,7 @@ import numpy as np
 from ... import sensitivity
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
 from ...host import host_call
+from ...keys import as_before, raw
 from ...plan import Plan
 from ...program import is_tracer
 from ...solution import ReturnCode
@@ -30,15 +31,12 @@ from . import local
 from .dispatch import Batch, dispatch, Results
 from .pools import ClusterError, Pool
 from .programs import (
-    as_before,
     ChunkProgram,
     exported,
     Numbers,
     numbers_of,
     pickled,
     program_of,
-    raw,
-    raw_struct,
     Shipped,
 )
 
@@ -75,18 +73,11 @@ class Distributed:
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         remote, numbers, costs = self._prepared(job, indices, repeat)
         if job.traced:
-            label = type(job.trajectories.options["sensealg"]).__name__
-            return _solve(sensitivity.reverse_only(numbers, label), costs, remote)
-        first = isinstance(repeat, int) and repeat == 1
-        report, sink = (job.report, job.sink) if first else (None, None)
-
-        def kept(outcome, results):
-            self._noted(outcome, results, indices)
-            if sink is not None:
-                sink(outcome, results.done)
-
-        each, _, results = remote.run("solve", numbers, costs, report, kept)
-        outcome = self._noted(each, results, indices)
+            return _solve(numbers, costs, remote)
+        if not (isinstance(repeat, int) and repeat == 1):
+            job = dataclasses.replace(job, report=None, sink=None)
+        outcome, _, results = remote.run("solve", numbers, costs, self._seen(job, indices))
+        self._note(outcome, results, indices)
         if results.cause is not None:
             raise Unfinished(outcome, results.done, results.cause) from None
         return outcome
@@ -98,14 +89,25 @@ class Distributed:
         its trajectories.
         """
         remote, numbers, costs = self._prepared(job, indices, 1)
-        noted = functools.partial(self._noted, indices=indices)
         if job.traced:
-            label = type(job.trajectories.options["sensealg"]).__name__
-            return _total(sensitivity.reverse_only(numbers, label), costs, remote)
-        each, parts, results = remote.run("total", numbers, costs, job.report, noted)
+            return _total(numbers, costs, remote)
+        each, parts, results = remote.run("total", numbers, costs, self._seen(job, indices))
         if results.cause is not None:
             raise results.cause
-        return _summed(parts), self._noted(each, results, indices)
+        self._note(each, results, indices)
+        return _summed(parts), each
+
+    def _seen(self, job: Job, indices: Any) -> Callable:
+        """What is done with an outcome as far as it is, and the rows that are new in it."""
+
+        def seen(outcome, results, rows):
+            self._note(outcome, results, indices)
+            if job.report is not None:
+                job.report(outcome.retcode[rows])
+            if job.sink is not None:
+                job.sink(outcome, results.done)
+
+        return seen
 
     def _prepared(self, job: Job, indices: Any, repeat: Any) -> tuple["_Remote", Numbers, Any]:
         lanes = job.trajectories.lanes(indices, repeat)
@@ -115,15 +117,19 @@ class Distributed:
         )
         pickle = functools.partial(pickled, remake=job.remake)
         remote = _Remote(self.pool, self.threads, job.plan, indices.shape[0], pickle)
-        return remote, jax.tree.map(jnp.asarray, numbers), costs
+        numbers = jax.tree.map(jnp.asarray, numbers)
+        if job.traced:
+            name = sensitivity.label(job.trajectories.options["sensealg"])
+            numbers = sensitivity.reverse_only(numbers, name)
+        return remote, numbers, costs
 
-    def _noted(self, outcome: Outcome, results: Results, indices: Any) -> Outcome:
+    def _note(self, outcome: Outcome, results: Results, indices: Any) -> None:
+        _fail_lost(outcome, results)
         for rows, why in results.lost:
             which = np.asarray(indices)[rows].tolist()
             if not self.lost.issuperset(which):
                 self.notes.append(f"trajectories {which[0]} to {which[-1]} are lost: {why}")
             self.lost.update(which)
-        return _with_lost(outcome, results)
 
     def _costs(self, plan: Plan, lanes: Lane, indices: Any) -> Any:
         """What each trajectory of the batch costs, as far as is known."""
@@ -163,27 +169,18 @@ class _Remote:
     pickle: Callable[[ChunkProgram], Shipped] = dataclasses.field(compare=False)
 
     def run(
-        self, kind: str, numbers: Numbers, costs: Any, report: Any, kept: Callable
+        self, kind: str, numbers: Numbers, costs: Any, seen: Callable
     ) -> tuple[Any, Any, Results]:
         """Now: what it gives for each trajectory and for each unit, and what became of it."""
         program = program_of(kind, self.plan, numbers, self.n)
         every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
         batch = Batch(every, shared, None if costs is None else np.asarray(costs))
 
-        def done(results, rows):
-            outcome = _with_lost(_unflattened(program, results.each, results.parts)[0], results)
-            if report is not None:
-                report(outcome.retcode[rows])
-            kept(outcome, results)
+        def report(results, rows):
+            seen(_unflattened(program, results.each, results.parts)[0], results, rows)
 
-        results = dispatch(
-            self.pool,
-            program,
-            self._shipped(program),
-            batch,
-            threads=self.threads,
-            report=done,
-        )
+        shipped = self._shipped(program)
+        results = dispatch(self.pool, program, shipped, batch, threads=self.threads, report=report)
         return *_unflattened(program, results.each, results.parts), results
 
     def in_program(
@@ -194,16 +191,10 @@ class _Remote:
         every, shared = ([raw(x) for x in jtu.tree_leaves(x)] for x in numbers)
         every += cotangents
         call = _Call(self.pool, self.threads, program, self._shipped(program), len(every))
-        each, parts = program.outputs
-        units = -(-self.n // (program.unit * program.width))
-        room = [
-            jax.ShapeDtypeStruct((n, *x.shape[1:]), x.dtype)
-            for n, tree in ((self.n, each), (units, parts))
-            for x in map(raw_struct, jtu.tree_leaves(tree))
-        ]
-        outs = host_call(call, room, *every, *([] if costs is None else [costs]), *shared)
-        count = len(jtu.tree_leaves(each))
-        return _unflattened(program, outs[:count], outs[count:])
+        each, parts = program.results(self.n)
+        costs = [] if costs is None else [costs]
+        outs = host_call(call, [*each, *parts], *every, *costs, *shared)
+        return _unflattened(program, outs[: len(each)], outs[len(each) :])
 
     def _shipped(self, program: ChunkProgram) -> Shipped:
         return exported(program, jax.export.default_export_platform()) or self.pickle(program)
@@ -238,10 +229,9 @@ class _Call:
         rows, why = results.lost[0]
         if self.program.wanted:
             raise ClusterError(
-                f"the gradient of trajectories {rows[0]} to {rows[-1]} can't be computed: {why}.",
-                None,
+                f"the gradient of trajectories {rows[0]} to {rows[-1]} can't be computed: {why}."
             )
-        _with_lost(_unflattened(self.program, results.each, results.parts)[0], results)
+        _fail_lost(_unflattened(self.program, results.each, results.parts)[0], results)
 
 
 @eqx.filter_custom_vjp
@@ -290,11 +280,10 @@ def _summed(parts: Any) -> Any:
     return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts)
 
 
-def _with_lost(outcome: Outcome, results: Results) -> Outcome:
+def _fail_lost(outcome: Outcome, results: Results) -> None:
     """Those whose workers died of them have failed."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value
-    return outcome
 
 
 def _unflattened(program: ChunkProgram, each: list, parts: list) -> tuple[Any, Any]:

@@ -18,13 +18,12 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
 from ...logs import log_once, logger
 from ..job import blank
 from .pools import ClusterError, Died, Pool
-from .programs import ChunkProgram, exported, raw_struct, Shipped
+from .programs import ChunkProgram, exported, Shipped
 from .worker import Done, environment, Missing, Ref, Refused, Task
 
 
@@ -134,26 +133,22 @@ class _Work:
         self.environment = environment()
         self.kept, self.shared = self._shared()
         self.rows = program.unit * program.width
-        units = -(-batch.n // self.rows)
+        units = program.units(batch.n)
         self.pending = self._ordered(units)
-        self.suspects: list[tuple[int, str]] = []
+        self.suspects: list[int] = []
         self.in_flight: dict[Any, np.ndarray] = {}
         self.finished: queue.SimpleQueue = queue.SimpleQueue()
         self.measured = [0.0, 0]
-        self.results = self._room(units)
+        self.results = self._room()
         bytes_of_unit = sum(x.nbytes for x in batch.each) + sum(
             x.nbytes for x in [*self.results.each, *self.results.parts]
         )
         self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
 
-    def _room(self, units: int) -> Results:
-        def room(n, tree):
-            structs = map(raw_struct, jax.tree.leaves(tree))
-            return [blank((n, *s.shape[1:]), s.dtype) for s in structs]
-
+    def _room(self) -> Results:
         n = self.batch.n
-        each, parts = self.program.outputs
-        return Results(room(n, each), room(units, parts), np.zeros(n, bool))
+        each, parts = ([blank(x.shape, x.dtype) for x in xs] for xs in self.program.results(n))
+        return Results(each, parts, np.zeros(n, bool))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
         """What workers keep, by hash, and the shared arrays as tasks have them."""
@@ -212,7 +207,7 @@ class _Work:
             self.pool.sent.update(new)
             self._submit(units, new)
         if self.suspects and not self.pending and not self.in_flight:
-            self._submit(np.array([self.suspects[-1][0]]), [])
+            self._submit(np.array([self.suspects[-1]]), [])
 
     def _size(self, slots: int) -> int:
         """How many units the next task has: half a second, and less towards the end."""
@@ -262,7 +257,7 @@ class _Work:
                     self._ship_for(platform)
                 self._submit(units, list(hashes))
             case Refused(why):
-                raise ClusterError(why + ".", None)
+                raise ClusterError(why + ".")
 
     def _done(self, units: np.ndarray, answer: Done) -> None:
         rows = self._rows(units)
@@ -271,7 +266,7 @@ class _Work:
         for old, new in zip(self.results.parts, answer.parts, strict=True):
             old[units] = new
         self.results.done[rows] = True
-        if self.suspects and self.suspects[-1][0] == units[0]:
+        if self.suspects and self.suspects[-1] == units[0]:
             self.suspects.pop()
         self.measured[0] += answer.seconds
         self.measured[1] += len(units)
@@ -284,11 +279,11 @@ class _Work:
 
     def _died(self, units: np.ndarray, why: str) -> None:
         self.pool.traffic.repeated += 1
-        if not (self.suspects and self.suspects[-1][0] == units[0]):
-            self.suspects += [(int(unit), why) for unit in units[::-1]]
+        if not (self.suspects and self.suspects[-1] == units[0]):
+            self.suspects += units[::-1].tolist()
             return
         # It was alone, so it was this one.
-        unit, _ = self.suspects.pop()
+        unit = self.suspects.pop()
         rows = np.arange(unit * self.rows, min((unit + 1) * self.rows, self.batch.n))
         self.results.lost.append((rows, why))
         self.results.done[rows] = True
@@ -301,8 +296,7 @@ class _Work:
         if never and self.pool.given_up[self.program] > 1:
             raise ClusterError(
                 f"whatever is tried, {why}. The usual cause is memory: save fewer times, or give "
-                "the workers more.",
-                None,
+                "the workers more."
             )
 
     def _ship_for(self, platform: str) -> None:

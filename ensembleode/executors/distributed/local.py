@@ -21,6 +21,15 @@ from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 _own: dict[Hashable, DaskPool] = {}
 _POOL = "_ensembleode_pool"
+# Of a `LocalCluster`: loopback only, no dashboard, one thread a worker, whatever memory it takes.
+LOCAL: dict[str, Any] = {
+    "threads_per_worker": 1,
+    "host": "127.0.0.1",
+    "dashboard_address": None,
+    # (Its server of health checks starts anyway, by default on a port that all would want.)
+    "scheduler_kwargs": {"dashboard": False, "dashboard_address": "127.0.0.1:0"},
+    "memory_limit": 0,
+}
 
 
 def worker_environment(threads: int = 1) -> dict[str, str]:
@@ -58,7 +67,9 @@ def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
     """
     cluster = ensemblealg.cluster
     if cluster is None or isinstance(cluster, str):
-        pool = _own.setdefault(_key(ensemblealg), _own_pool(ensemblealg))
+        if (key := _key(ensemblealg)) not in _own:
+            _own[key] = _own_pool(ensemblealg)
+        pool = _own[key]
     else:
         # Kept with what it is the pool of, for as long as that.
         if not hasattr(cluster, _POOL):
@@ -107,18 +118,13 @@ def _started(workers: int, threads: int) -> Connection:
         # What kills a worker twice is run again alone, and then given up.
         "distributed.scheduler.allowed-failures": 1,
     }
-    restore = _set_aside(environment)
+    restore = set_aside(environment)
     cluster = None
     try:
         with dask.config.set(settings):
             cluster = distributed.LocalCluster(
                 n_workers=workers,
-                threads_per_worker=1,
-                host="127.0.0.1",
-                dashboard_address=None,
-                # (Its server of health checks starts anyway, by default on a port that all want.)
-                scheduler_kwargs={"dashboard": False, "dashboard_address": "127.0.0.1:0"},
-                memory_limit=0,
+                **LOCAL,
                 # Ctrl-C reaches all processes of a terminal, and is for this one to handle.
                 preload=["import signal; signal.signal(signal.SIGINT, signal.SIG_IGN)"],
             )
@@ -138,7 +144,7 @@ def _started(workers: int, threads: int) -> Connection:
     return Connection(client, end, restore, patience=60.0, queued=2)
 
 
-def _set_aside(environment: dict[str, str]) -> Callable[[], None]:
+def set_aside(environment: dict[str, str]) -> Callable[[], None]:
     """Take these variables out of this process's environment; gives what puts them back.
 
     Dask sets those for the processes that it starts here, too (each time that it starts one), and
@@ -165,8 +171,7 @@ def _connected(address: str) -> Connection:
     except (OSError, TimeoutError, ValueError) as e:
         raise ClusterError(
             f"there is no Dask scheduler at {address!r}: {e}. Give the address that it printed "
-            "when it started, such as 'tcp://127.0.0.1:8786'.",
-            None,
+            "when it started, such as 'tcp://127.0.0.1:8786'."
         ) from e
     return Connection(client, client.close)
 

@@ -53,7 +53,7 @@ class Pool(abc.ABC):
     - `rates`: seconds that a unit takes, by program; `given_up`: how many of them were lost.
     """
 
-    queued = 2
+    queued: Any = 2
 
     def __init__(self):
         self.traffic = Traffic()
@@ -161,8 +161,7 @@ class ExecutorPool(Pool):
         return ClusterError(
             f"the executor that EnsembleDistributed was given can't run anything any more ({e}): a "
             "worker of it died, or it was shut down. Make another; a Dask cluster replaces "
-            "workers that die.",
-            None,
+            "workers that die."
         )
 
 
@@ -208,10 +207,14 @@ class DaskPool(Pool):
                 return
             self.close()
             self._connection = self._connect()
-            self.queued = self._connection.queued
             self._had_workers, self._nobody_since = False, None
             self._counted = (-1.0, 0)
             self.sent.clear()
+
+    @property
+    def queued(self) -> int:
+        assert self._connection is not None
+        return self._connection.queued
 
     def close(self) -> None:
         if self._connection is not None:
@@ -247,8 +250,7 @@ class DaskPool(Pool):
                 raise ClusterError(
                     f"all workers of the cluster at {self._address} are gone, and none has come "
                     f"for {patience:g} s (distributed.scheduler.no-workers-timeout in Dask's "
-                    "configuration). Their logs say why (out of memory, the end of a job's time).",
-                    None,
+                    "configuration). Their logs say why (out of memory, the end of a job's time)."
                 )
         return count
 
@@ -282,20 +284,18 @@ class DaskPool(Pool):
         except concurrent.futures.CancelledError as e:
             raise self._scheduler_lost() from e
         except NoWorkerError as e:
-            raise ClusterError(f"no worker of the cluster is left: {e}", None) from e
+            raise ClusterError(f"no worker of the cluster is left: {e}") from e
         except ModuleNotFoundError as e:
             raise ClusterError(
                 f"a worker of the cluster at {self._address} can't import {e.name}: install "
-                "ensembleode, with the same versions of everything, for the workers, too.",
-                None,
+                "ensembleode, with the same versions of everything, for the workers, too."
             ) from e
 
     def _scheduler_lost(self) -> ClusterError:
         return ClusterError(
             f"the scheduler of the cluster at {self._address} is gone (the connection was lost or "
             "closed, or the tasks were cancelled there). Start it again, and solve again: with "
-            "store= only what is missing is computed.",
-            None,
+            "store= only what is missing is computed."
         )
 
 

@@ -17,10 +17,11 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ...keys import as_before, is_key, raw
 from ...plan import Plan
 from ...program import is_tracer
 from ...reductions import total
-from ..job import finish_lanes, Outcome, with_output
+from ..job import codes_and_counts, Outcome, solve_lanes, with_output
 from .worker import Exported, Pickled
 
 
@@ -73,14 +74,31 @@ class ChunkProgram:
         """Their structs, without the axis of the trajectories."""
         return jtu.tree_unflatten(self.structure, self.structs)
 
-    @functools.cached_property
+    @property
     def outputs(self) -> tuple[Any, Any]:
-        """The structures of what it gives: for each trajectory, and for each part."""
+        """The structures of what a call gives: for each trajectory, and for each part."""
+        return _outputs(self)
 
-        def outputs(*flat):
-            return _call(self, *_unflattened(self, flat))
+    def units(self, n: int) -> int:
+        """How many parts `n` trajectories have."""
+        return -(-n // (self.unit * self.width))
 
-        return jax.eval_shape(outputs, *flat_structs(self, self.rows))
+    def results(self, n: int) -> tuple[list, list]:
+        """The structs, flat, of what `n` trajectories and their parts give."""
+        sizes = (n, self.units(n))
+        each, parts = (
+            [jax.ShapeDtypeStruct((size, *x.shape[1:]), x.dtype) for x in map(raw_struct, leaves)]
+            for size, leaves in zip(sizes, map(jtu.tree_leaves, self.outputs), strict=True)
+        )
+        return each, parts
+
+
+@functools.lru_cache(maxsize=256)
+def _outputs(program: ChunkProgram) -> tuple[Any, Any]:
+    def outputs(*flat):
+        return _call(program, *_unflattened(program, flat))
+
+    return jax.eval_shape(outputs, *flat_structs(program))
 
 
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
@@ -161,9 +179,9 @@ def _unflattened(program: ChunkProgram, flat: Any) -> tuple[Numbers, Any, Any]:
     return jtu.tree_unflatten(program.structure, leaves), mask, tuple(cotangents)
 
 
-def flat_structs(program: ChunkProgram, rows: int) -> list:
+def flat_structs(program: ChunkProgram) -> list:
     """The inputs of `function()`."""
-    numbers = program.numbers
+    numbers, rows = program.numbers, program.rows
     every = [
         jax.ShapeDtypeStruct((rows, *s.shape), s.dtype) for s in jtu.tree_leaves(numbers.every)
     ]
@@ -194,7 +212,7 @@ def _call(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tuple)
         outcome = _outcome(program.plan, numbers, mask)
         chunks = (program.capacity, program.width)
         part = jax.tree.map(lambda x: x.reshape(*chunks, *x.shape[1:]), (outcome.out, mask))
-        return _counts(outcome), jax.vmap(_total)(*part)
+        return codes_and_counts(outcome), jax.vmap(_total)(*part)
     units = program.capacity // program.unit
 
     def split(x):
@@ -217,7 +235,7 @@ def _reversed(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tu
         outcome = _outcome(program.plan, eqx.combine(moving, fixed), mask)
         if program.kind == "pull back":
             return inexact_leaves(outcome), ()
-        return _total(outcome.out, mask), _counts(outcome)
+        return _total(outcome.out, mask), codes_and_counts(outcome)
 
     added, pull_back, counts = jax.vjp(primal, moving, has_aux=True)
     if program.kind == "pull back":
@@ -235,8 +253,7 @@ def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Outcome:
     every, indices = numbers.every
     shared, repeat, key, consts = numbers.shared
     lanes = eqx.combine(every, shared)
-    result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
-    return finish_lanes(plan, result, indices, repeat, key, consts)
+    return solve_lanes(plan, lanes, indices, repeat, key, consts, mask)
 
 
 def _total(out: Any, mask: Any) -> Any:
@@ -245,30 +262,6 @@ def _total(out: Any, mask: Any) -> Any:
         return total(jnp.where(rows, x, jnp.zeros_like(x)))
 
     return jax.tree.map(masked, out)
-
-
-def _counts(outcome: Outcome) -> Outcome:
-    return outcome._replace(out=None, t=None, du=None, length=None, rerun=None)
-
-
-#
-# PRNG keys travel as the integers they are made of
-#
-
-
-def is_key(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jax.dtypes.prng_key)
-
-
-def raw(x: Any) -> Any:
-    return jax.random.key_data(x) if is_key(x) else x
-
-
-def as_before(struct: Any, x: Any) -> Any:
-    """What [`raw`][] made of something like `struct`, as it was."""
-    if not is_key(struct):
-        return x
-    return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(struct))
 
 
 def raw_struct(x: Any) -> Any:
@@ -292,7 +285,7 @@ class Shipped:
 def exported(program: ChunkProgram, platform: str) -> Shipped | None:
     """The serialised program; None where it can't be, as it calls the host."""
     fn = jax.jit(program.function())
-    structs = flat_structs(program, program.rows)
+    structs = flat_structs(program)
     count = len(jtu.tree_leaves(program.outputs[0]))
     try:
         content = jax.export.export(fn, platforms=[platform])(*structs).serialize()

@@ -20,6 +20,8 @@ import jax
 import jax.export
 import numpy as np
 
+from ..job import compiler_options
+
 
 class Ref(NamedTuple):
     """Stands for something large that the worker keeps."""
@@ -179,8 +181,8 @@ def _refusal(wanted: dict[str, Any]) -> str | None:
         if here.get(name) != value
     ]
     return (
-        f"{_here()} has {', '.join(differs)}. All "
-        "must be the same: install the same versions there, and start workers in the environment "
+        f"{_here()} has {', '.join(differs)}. All must be the same: "
+        "install the same versions there, and start workers in the environment "
         "of ensembleode.worker_environment()"
     )
 
@@ -227,7 +229,7 @@ class _Kept:
 def _size(thing: Any) -> int:
     if isinstance(thing, np.ndarray):
         return thing.nbytes
-    return sum(map(len, thing.platforms.values())) if isinstance(thing, Exported) else 0
+    return sum(map(len, thing.platforms.values() if isinstance(thing, Exported) else [thing.make]))
 
 
 _kept = _Kept(2**29)
@@ -259,8 +261,3 @@ def _program(name: str, backend: str, avals: tuple) -> Any:
         fn = pickle.loads(kept.make)()
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     return jax.jit(fn).lower(*structs).compile(compiler_options=compiler_options(backend))
-
-
-def compiler_options(backend: str) -> dict[str, Any]:
-    """Half of the vector units lie idle otherwise, where there are wide ones."""
-    return {"xla_cpu_prefer_vector_width": 512} if backend == "cpu" else {}
