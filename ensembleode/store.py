@@ -371,7 +371,7 @@ def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Varia
     tree = _described(outcome.out, "") if kind == "outputs" else None
     variables = []
     for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
-        field, ndim = path[0].name, len(x.shape)
+        field, ndim = str(path[0].name), len(x.shape)
         name = {"t": "time", "out": "u"}.get(field, field)
         dims = inner_dims(name, ndim)
         if field == "out" and kind == "outputs":
