@@ -53,7 +53,7 @@ ON_SEVERAL = [eo.EnsembleThreads(), eo.EnsembleThreads(2), eo.EnsembleGPUArray(d
 @pytest.mark.parametrize(
     "options",
     [
-        slow_unless("saveat" in options, options, id=str(options))
+        slow_unless(not options, options, id=str(options))
         for options in ({}, {"saveat": 0.25}, {"dt": 0.01, "adaptive": False})
     ],
 )
@@ -81,7 +81,9 @@ def test_batches_are_dealt_out_too(batch_size):
     [
         slow_unless(True, {"engine": "lanes", "saveat": 0.25}, id="lanes"),
         slow_unless(False, {"engine": "diffrax"}, id="diffrax"),
-        slow_unless(True, {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()}, id="backsolve"),
+        slow_unless(
+            False, {"engine": "diffrax", "sensealg": eo.BacksolveAdjoint()}, id="backsolve"
+        ),
         slow_unless(False, {"solver": eo.Kvaerno5(), "saveat": 0.5}, id="implicit"),
     ],
 )

@@ -8,7 +8,8 @@ import pytest
 
 import ensembleode as eo
 
-from .test_conformance import ALGORITHMS
+from .marks import slow_unless
+from .test_conformance import ALGORITHMS, QUICK
 
 
 PUBLISHED = [1.094120061965113, -0.41178007289727964]
@@ -43,7 +44,7 @@ def trained(ensemblealg, **options):
     return theta
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in ALGORITHMS])
 @pytest.mark.parametrize("options", [{}, {"abstol": 1e-10, "reltol": 1e-10}], ids=str)
 def test_training(name, options):
     """At the default tolerances, too: the steps are those of OrdinaryDiffEq."""

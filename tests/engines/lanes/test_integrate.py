@@ -10,6 +10,7 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.lanes.chunks import width_of
 
+from ...marks import slow_unless
 from ...problems import lorenz
 
 
@@ -108,7 +109,10 @@ def troubled_ensemble(kinds):
     return eo.EnsembleProblem(prob, prob_func)
 
 
-@pytest.mark.parametrize("saving", [{}, {"saveat": 0.1}, {"save_everystep": True}], ids=str)
+@pytest.mark.parametrize(
+    "saving",
+    [{}, slow_unless(False, {"saveat": 0.1}), slow_unless(False, {"save_everystep": True})],
+)
 def test_a_failed_lane_is_alone(optimised, saving):
     n = WIDTH + 5
     kinds = np.zeros(n, int)
@@ -186,9 +190,21 @@ TIMES = {
 }
 
 
-@pytest.mark.parametrize("alg", [eo.Tsit5(), eo.Vern7()], ids=["own stages", "extra stages"])
-@pytest.mark.parametrize("fixed", [False, True])
-@pytest.mark.parametrize("name", TIMES)
+@pytest.mark.parametrize(
+    ("name", "fixed", "alg"),
+    [
+        slow_unless(
+            (not fixed and alg == "own stages") or name == "repeated",
+            name,
+            fixed,
+            {"own stages": eo.Tsit5(), "extra stages": eo.Vern7()}[alg],
+            id=f"{name}-{fixed}-{alg}",
+        )
+        for name in TIMES
+        for fixed in (False, True)
+        for alg in ("own stages", "extra stages")
+    ],
+)
 def test_saveat(name, fixed, alg):
     times = np.array(TIMES[name])
     how = {"dt": 1 / 128, "adaptive": False} if fixed else TIGHT
@@ -341,7 +357,7 @@ def lorenz_ensemble(u0=U0):
 HOW = {"adaptive": {"saveat": 0.5}, "fixed": {"saveat": 0.5, "dt": 0.01, "adaptive": False}}
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [slow_unless(how == "adaptive", how) for how in HOW])
 def test_the_same_bits_however_many_and_wherever(optimised, how):
     """Of a scalarised field: whatever the number of trajectories, the batches, and what runs it."""
     ens, options = lorenz_ensemble(), HOW[how]
