@@ -9,8 +9,8 @@ turns, and the time is the best of `--repeats`.
 - `cost of a chunk`: what is left of workers x wall time, by chunk.
 - The contenders compute the same chunks, by a function that is compiled once in each of their
   workers and returns NumPy arrays: `joblib` (loky), `concurrent.futures.ProcessPoolExecutor`
-  (spawn), and futures of Dask by hand, on a cluster like ours. They send a number to a worker, and
-  get the states back, as ours does.
+  (spawn), and futures of Dask by hand, on a cluster like ours. They send numbers to a worker,
+  and get the same back as ours does.
 - Strong scaling: the same chunks on more workers; weak: as many chunks for each. The reference is
   `EnsembleSerial()` in this process.
 - Training: a step of `jax.value_and_grad` inside `jit`, by trajectories and by
@@ -116,7 +116,7 @@ def contenders(workers, seconds, chunks, repeats):
         distributed.Client(cluster, set_as_default=False) as client,
     ):
         ways = {
-            "EnsembleDistributed": lambda: solve(rhos, t1, alg).u,
+            "EnsembleDistributed": lambda: [(solve(rhos, t1, alg).u,)],
             "joblib": functools.partial(joblib_of(workers), parts, t1),
             "ProcessPoolExecutor": functools.partial(processes_of(workers, pool), parts, t1),
             "Dask futures": functools.partial(dask_of(client), parts, t1),
@@ -133,7 +133,7 @@ def contenders(workers, seconds, chunks, repeats):
                     traffic = alg.traffic() - before
                     useful = traffic.seconds
                 best[name] = min(best[name], took)
-                states = np.reshape(np.asarray(value), (len(rhos), 3))
+                states = np.reshape(np.concatenate([part[0] for part in value]), (len(rhos), 3))
                 errors[name] = np.abs(states - np.reshape(np.asarray(serial.u), (-1, 3))).max()
     ours = best["EnsembleDistributed"]
     print(f"\n{chunks} chunks of {seconds:g} s, {workers} workers (serial: {serial_time:.2f} s)")

@@ -31,11 +31,14 @@ def solve(rhos, t1, alg, dt=DT):
 @functools.cache
 def program():
     """A chunk, compiled once in each process; the step is an input, as it is to `solve`."""
-    wide = {"xla_cpu_prefer_vector_width": 512}
-    return jax.jit(
-        lambda rhos, t1, dt: solve(rhos, t1, eo.EnsembleSerial(), dt).u, compiler_options=wide
-    )
+
+    def run(rhos, t1, dt):
+        sim = solve(rhos, t1, eo.EnsembleSerial(), dt)
+        return sim.u, sim.retcode, sim.stats
+
+    return jax.jit(run, compiler_options={"xla_cpu_prefer_vector_width": 512})
 
 
 def chunk(rhos, t1):
-    return np.asarray(program()(rhos, t1, DT))
+    """The states, return codes and statistics of its trajectories, as `solve` has them."""
+    return jax.tree.map(np.asarray, program()(rhos, t1, DT))

@@ -115,6 +115,7 @@ def _started(workers: int, threads: int) -> Connection:
         # There may be no core to spare for those.
         "distributed.worker.profile.enabled": False,
         "distributed.admin.system-monitor.interval": "10s",
+        "distributed.admin.tick.interval": "1s",
         # What kills a worker twice is run again alone, and then given up.
         "distributed.scheduler.allowed-failures": 1,
     }
