@@ -6,7 +6,7 @@ differentiate through it.
 
 from importlib.metadata import version as _version
 
-from . import analysis as analysis, cpu_devices as _cpu_devices
+from . import analysis as analysis, cpu_devices as _cpu_devices, planning as planning
 from .analysis import EnsembleSummary as EnsembleSummary
 from .citation import citation as citation
 from .column_check import (
@@ -70,6 +70,15 @@ from .solvers import (
     Vern9 as Vern9,
 )
 from .store import open_ensemble as open_ensemble, StoreError as StoreError
+from .training.checkpoints import (
+    CheckpointError as CheckpointError,
+    Checkpoints as Checkpoints,
+)
+from .training.collocation import collocate_data as collocate_data
+from .training.fit import fit as fit, FitResult as FitResult, FitState as FitState
+from .training.multiple_shooting import multiple_shooting as multiple_shooting
+from .training.predict import predict as predict
+from .training.processes import initialize as initialize, ProcessLost as ProcessLost
 
 
 __version__ = _version("ensembleode")

@@ -72,12 +72,183 @@ def _julia_table(report: dict[str, Any]) -> str:
     return "\n".join(lines if report["problems"] else [*lines, 'engine="julia" can run.'])
 
 
+def plan_measure(
+    make_loss: str,
+    *,
+    sizes: str,
+    iterations: float | None = None,
+    cores: str | None = None,
+    repeats: int = 5,
+    time_limit: float = 600.0,
+    as_kind: str | None = None,
+    count: int = 1,
+    json: bool = False,
+) -> int:
+    """Time an iteration over several sizes, each in a process of its own.
+
+    Args:
+        make_loss: A function, as "script.py:make_loss": make_loss(items) returns a function without
+            arguments that does one iteration.
+        sizes: Numbers of items, such as 1024,4096.
+        iterations: How many to time together; by default as many as take half a second.
+        cores: Numbers of CPU cores to try, such as 1,2; by default what JAX computes on.
+        repeats: How often they are timed; the median counts.
+        time_limit: Seconds, of each process.
+        as_kind: Print what was measured as a kind of a fleet file, of this name.
+        count: How many of that kind there are.
+        json: Print JSON, not a table.
+    """
+    from .planning import commands
+
+    return commands.run_measure(
+        make_loss,
+        sizes,
+        iterations=iterations,
+        cores=cores,
+        repeats=repeats,
+        time_limit=time_limit,
+        as_kind=as_kind,
+        count=count,
+        as_json=json,
+    )
+
+
+def plan_estimate(
+    *,
+    items: float,
+    iterations: float,
+    fleet: str,
+    items_per_job: float | None = None,
+    json: bool = False,
+) -> int:
+    """Estimate how long a run takes on a fleet.
+
+    Args:
+        items: How many there are, such as 1e8.
+        iterations: How many there are over all items.
+        fleet: A YAML file, a list of kinds of instances.
+        items_per_job: Independent jobs of so many items, not one run that all share.
+        json: Print JSON, not tables.
+    """
+    from .planning import commands
+
+    return commands.run_estimate(
+        items, iterations, fleet, items_per_job=items_per_job, as_json=json
+    )
+
+
+def doctor(json: bool = False) -> int:
+    """Show what of this installation runs, and what to do about what doesn't.
+
+    Args:
+        json: Print JSON, not a table.
+    """
+    from . import doctor as diagnosis
+
+    report = diagnosis.report()
+    print(_as_json(report) if json else diagnosis.table(report))
+    return 0
+
+
+def train(
+    problem: str,
+    *,
+    epochs: int | None = None,
+    maxiters: int | None = None,
+    batch_size: int | None = None,
+    optimizer: str = "adam",
+    learning_rate: float = 1e-3,
+    n_gpus: int | None = None,
+    devices: int | None = None,
+    dist: bool = False,
+    scaling: Literal["strong", "weak"] = "strong",
+    microbatch: int | Literal["auto"] | None = None,
+    seed: int = 0,
+    checkpoint: str | None = None,
+    fresh: bool = False,
+    log: str | None = None,
+    output: str | None = None,
+    distributed: bool = False,
+    quiet: bool = False,
+) -> int:
+    """Fit the parameters of a model to data, as `fit` does.
+
+    Args:
+        problem: A function without arguments, as "script.py:problem": it returns a dict with the
+            loss and params of fit, and if wanted data, optimizer and callback.
+        epochs: For how many passes over the data.
+        maxiters: Or for how many steps.
+        batch_size: How many items a step has; by default all.
+        optimizer: The name of one of optax's, where problem gives none.
+        learning_rate: Its learning rate.
+        n_gpus: How many GPUs share a batch.
+        devices: The same; devices of whatever kind JAX computes on.
+        dist: All devices share it.
+        scaling: Whether batch_size is that of a step (strong) or of each device (weak).
+        microbatch: How many items a device computes with at a time; auto finds the most that fit.
+        seed: Of the PRNG key.
+        checkpoint: A folder; a run that was interrupted goes on from its last checkpoint.
+        fresh: Begin anew, whatever checkpoints there are.
+        log: A file that gets a line of JSON for each step.
+        output: A file for the best parameters (by Equinox).
+        distributed: Join the processes that mpirun or srun started with this one.
+        quiet: Show no progress bar.
+    """
+    from .training import commands
+
+    if n_gpus is not None and devices is not None:
+        print("ensembleode: n_gpus and devices are both given; drop one.", file=sys.stderr)
+        return 1
+    return commands.run_train(
+        problem,
+        optimizer=optimizer,
+        learning_rate=learning_rate,
+        distributed=distributed,
+        output=output,
+        epochs=epochs,
+        maxiters=maxiters,
+        batch_size=batch_size,
+        devices=n_gpus if devices is None else devices,
+        dist=dist,
+        scaling=scaling,
+        microbatch=microbatch,
+        seed=seed,
+        checkpoint=checkpoint,
+        resume=not fresh,
+        log=log,
+        progress=not quiet,
+    )
+
+
+def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> int:
+    """Time an ensemble of Lorenz equations on each ensemble algorithm that runs here.
+
+    Args:
+        trajectories: How many.
+        repeats: How often each is timed; the best counts.
+        json: Print JSON, not a table.
+    """
+    from . import bench as timing
+
+    rows = timing.rows(trajectories, repeats)
+    print(_as_json({"rows": rows}) if json else timing.table(rows))
+    return 0
+
+
 # Commands by their names on the command line; a table within is a command with commands.
 COMMANDS: dict[str, Any] = {
+    "doctor": doctor,
+    "train": train,
+    "bench": bench,
     "julia": {
         "_help": 'The Julia that engine="julia" runs.',
         "install": julia_install,
         "status": julia_status,
+    },
+    "plan": {
+        "_help": "What a big run will cost.",
+        "measure": plan_measure,
+        "estimate": plan_estimate,
     },
 }
 
@@ -87,13 +258,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     from jsonargparse import ArgumentParser, auto_cli
 
     class Parser(ArgumentParser):
-        """Takes `--json` for a parameter that is false by default, not `--json=true`."""
+        """Takes `--json` for a parameter that is false by default, not `--json=true`; and
+        `--items-per-job` for `--items_per_job`."""
 
         def add_argument(self, *names: Any, **options: Any) -> Any:
             if options.get("type") is bool and options.get("default") is False:
                 del options["type"]
                 options["action"] = "store_true"
-            return super().add_argument(*names, **options)
+            dashed = [x.replace("_", "-") for x in names if x.startswith("--") and "_" in x]
+            return super().add_argument(*names, *dashed, **options)
 
     given = None if arguments is None else list(arguments)
     sys.exit(auto_cli(COMMANDS, args=given, parser_class=Parser, prog="ensembleode"))

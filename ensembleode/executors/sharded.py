@@ -20,7 +20,7 @@ from ..plan import Plan, Result, shared_times
 from ..program import being_staged
 from ..trajectories import Lane
 from .job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
-from .shards import AXIS, on_each_device
+from .shards import AXIS, is_on_one_device, on_each_device
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,18 +77,13 @@ def arrays(ensemblealg: EnsembleGPUArray) -> Devices:
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
     """The devices that have something to do; None for the one where JAX computes anyway."""
-    if _is_mapped_over_devices():
+    if is_on_one_device():
         return None
     parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
     if not used or (len(used) == 1 and len(devices) > 1):
         return None
     return Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,))
-
-
-def _is_mapped_over_devices() -> bool:
-    """Whether this is inside a `shard_map`, where a device is given."""
-    return bool(jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:

@@ -21,6 +21,13 @@ from ..trajectories import Lane
 
 AXIS = "trajectories"
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
+# (Known to JAX's caches of what was traced.)
+_device_is_given = jax.make_user_context(default_value=False)
+
+
+def is_on_one_device() -> bool:
+    """Whether this is traced for one device of several."""
+    return bool(_device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any) -> Result:
@@ -37,7 +44,7 @@ def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any
         return _mapped(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
     if plan.method.value.direction == "reverse":
         return _with_adjoint(numbers, mask, plan, mesh)
-    return _evaluated(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
+    return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
 
 
 def _solve(plan: Plan) -> Callable:
@@ -55,7 +62,7 @@ def _mapped(mesh: Mesh, fn: Callable, in_specs: Any, out_specs: Any, args: tuple
     )
 
 
-def _evaluated(
+def evaluated_on_each(
     mesh: Mesh,
     fn: Callable,
     in_specs: tuple,
@@ -63,7 +70,10 @@ def _evaluated(
     args: tuple,
     post: Callable | None = None,
 ) -> Any:
-    """`fn` traced for the part of one device, evaluated on each; `post` runs there, too."""
+    """`fn` traced for the part of one device, evaluated on each; `post` runs there, too.
+
+    What solves ensembles in it does so on that device.
+    """
 
     def part(spec, tree):
         ways = mesh.size if spec == _SPLIT else 1
@@ -76,7 +86,7 @@ def _evaluated(
         return jax.tree.map(struct, tree)
 
     structs = tuple(map(part, in_specs, args))
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())):
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), _device_is_given(True):
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*structs)
     tree = jtu.tree_structure(out)
 
@@ -90,13 +100,15 @@ def _evaluated(
 
 @eqx.filter_custom_vjp
 def _with_adjoint(numbers, mask, plan, mesh):
-    return _evaluated(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
+    return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
 
 
 @_with_adjoint.def_fwd
 def _(perturbed, numbers, mask, plan, mesh):
     del perturbed
-    result = _evaluated(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
+    result = evaluated_on_each(
+        mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask)
+    )
     return result, eqx.filter(result, eqx.is_inexact_array)
 
 
@@ -118,7 +130,7 @@ def _(inexact, cotangents, perturbed, numbers, mask, plan, mesh):
         every, shared = gradients
         return every, jax.tree.map(lambda g: jax.lax.psum(g, AXIS), shared)
 
-    return _evaluated(
+    return evaluated_on_each(
         mesh,
         pull_back,
         (_SPLIT, _WHOLE, _SPLIT, _WHOLE, _SPLIT, _SPLIT),

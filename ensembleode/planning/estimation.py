@@ -1,0 +1,322 @@
+"""How long a run takes on a fleet, who does how much of it, and what the assumptions are worth."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any
+
+from .checks import whole
+from .fleet import check_fleet, Kind
+from .tables import columns, hours
+
+
+HOUR = 3600
+DAY = 24
+
+
+@dataclasses.dataclass(frozen=True)
+class Share:
+    """What one kind does of a run, and what it would take to do all of it.
+
+    - `name`, `count`, `hours_per_day`, `unit_time`: of the kind.
+    - `compute_hours`: of one instance that does everything, without a break.
+    - `alone_hours`: until everything is done, if there were only the instances of this kind.
+    - `fraction`, `items`: what it does of the items when each kind does its share.
+    - `jobs`: how many jobs these are; None where the work is split freely.
+    """
+
+    name: str
+    count: int
+    hours_per_day: float
+    unit_time: float
+    compute_hours: float
+    alone_hours: float
+    fraction: float
+    items: int
+    jobs: int | None
+
+
+@dataclasses.dataclass(frozen=True)
+class Assumption:
+    """The run time if something were otherwise.
+
+    - `what` is otherwise.
+    - `run_hours`: the run time then.
+    - `factor`: relative to the run time as it is.
+    """
+
+    what: str
+    run_hours: float
+    factor: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+    """What [`estimate`][ensembleode.planning.estimate] found; prints as tables.
+
+    - `items`, `iterations`: of the run.
+    - `items_per_job`, `jobs`: of independent jobs, and how many there are; None for a run that is
+        split freely.
+    - `run_hours`: until all is done.
+    - `compute_hours`: what all instances compute until then, in hours of instances.
+    - `shares`: a [`Share`][ensembleode.planning.Share] for each kind.
+    - `assumptions`: an [`Assumption`][ensembleode.planning.Assumption] for each thing that might
+        be otherwise.
+    - `notes`: what is doubtful about it, in words.
+    """
+
+    items: int
+    iterations: int
+    items_per_job: int | None
+    jobs: int | None
+    run_hours: float
+    compute_hours: float
+    shares: tuple[Share, ...]
+    assumptions: tuple[Assumption, ...]
+    notes: tuple[str, ...]
+
+    def as_dict(self) -> dict[str, Any]:
+        """As dictionaries, lists and numbers, for JSON."""
+        fields = dataclasses.asdict(self)
+        return {name: list(x) if isinstance(x, tuple) else x for name, x in fields.items()}
+
+    def __str__(self) -> str:
+        title = f"{self.items:,} items x {self.iterations:,} iterations"
+        if self.jobs is not None:
+            title += f", in {self.jobs:,} jobs of {self.items_per_job:,} items"
+        head = ["kind", "count", "unit time", "hours a day", "compute (h)", "alone (h)", "share"]
+        rows = [[*head, "items" if self.jobs is None else "jobs"]]
+        for share in self.shares:
+            done = share.items if share.jobs is None else share.jobs
+            rows.append(
+                [
+                    share.name,
+                    f"{share.count:,}",
+                    f"{share.unit_time:.4g}",
+                    f"{share.hours_per_day:g}",
+                    hours(share.compute_hours),
+                    hours(share.alone_hours),
+                    f"{share.fraction:.1%}",
+                    f"{done:,}",
+                ]
+            )
+        others = [["if", "run time (h)", ""]]
+        others += [[x.what, hours(x.run_hours), f"x {x.factor:.2f}"] for x in self.assumptions]
+        days = f" ({self.run_hours / DAY:,.1f} days)" if self.run_hours >= DAY else ""
+        lines = [
+            title,
+            "",
+            *columns(rows),
+            "",
+            f"run time      {hours(self.run_hours)} hours{days}",
+            f"compute time  {hours(self.compute_hours)} hours of instances",
+            "",
+            *columns(others),
+            "",
+            "unit time: seconds an item and 1000 iterations",
+            "compute: if one instance did everything; alone: if all of its kind did",
+        ]
+        return "\n".join([*lines, *(f"note: {note}" for note in self.notes)])
+
+
+def estimate(
+    items: int | float,
+    iterations: int | float,
+    fleet: Sequence[Kind],
+    *,
+    items_per_job: int | float | None = None,
+) -> Estimate:
+    r"""Estimate how long so many iterations over so many items take on a mixed fleet.
+
+    An instance of a kind computes an item and an iteration in the seconds that were measured, at
+    any size. All instances work from the beginning to the end, without gaps and without waiting for
+    each other; then kind $k$, with $c_k$ instances that are there $h_k$ hours a day and take
+    $s_k$ seconds, does its part of the items in proportion to $c_k h_k / s_k$, and all are done
+    at the same time, after
+
+    $$ T = \frac{\text{items} \times \text{iterations}}{\sum_k c_k h_k / (24 \, s_k)}. $$
+
+    **Arguments:**
+
+    - `items`: how many there are, of whatever was measured: trajectories, collocation points.
+    - `iterations`: over all of them.
+    - `fleet`: the kinds of instances, from [`read_fleet`][ensembleode.planning.read_fleet] or as
+        [`Kind`][ensembleode.planning.Kind]s.
+    - `items_per_job`: instead of one run that all share, independent jobs of so many items, each of
+        which one instance computes from beginning to end. They are dealt so that the last is done
+        as early as possible. (The last job may have fewer items; it counts as a whole one.)
+
+    **Returns:** an [`Estimate`][ensembleode.planning.Estimate].
+
+    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for numbers that are not whole and
+    positive, for no kinds, and for two of one name.
+
+    >>> from ensembleode import planning
+    >>> fleet = [planning.Kind("gpu", 2, unit_time=0.001), planning.Kind("cpu", 10, unit_time=0.1)]
+    >>> round(planning.estimate(1e6, 1e5, fleet).run_hours, 2)
+    13.23
+    """
+    items = whole(items, "items")
+    iterations = whole(iterations, "iterations")
+    if items_per_job is not None:
+        items_per_job = whole(items_per_job, "items_per_job")
+    check_fleet(fleet)
+    run_hours, parts, jobs = _planned(items, iterations, fleet, items_per_job)
+    shares = []
+    for kind, part, dealt in zip(fleet, parts, jobs or [None] * len(fleet), strict=True):
+        share = Share(
+            name=kind.name,
+            count=kind.count,
+            hours_per_day=kind.hours_per_day,
+            unit_time=1000 * kind.cost,
+            compute_hours=items * iterations * kind.cost / HOUR,
+            alone_hours=_planned(items, iterations, [kind], items_per_job)[0],
+            fraction=part / items,
+            items=part,
+            jobs=dealt,
+        )
+        shares.append(share)
+    return Estimate(
+        items=items,
+        iterations=iterations,
+        items_per_job=items_per_job,
+        jobs=None if jobs is None else sum(jobs),
+        run_hours=run_hours,
+        compute_hours=math.fsum(share.fraction * share.compute_hours for share in shares),
+        shares=tuple(shares),
+        assumptions=tuple(_assumptions(items, iterations, fleet, items_per_job, run_hours)),
+        notes=tuple(_notes(fleet, items_per_job, jobs)),
+    )
+
+
+def _planned(
+    items: int, iterations: int, fleet: Sequence[Kind], items_per_job: int | None
+) -> tuple[float, list[int], list[int] | None]:
+    """The run time in hours, the items of each kind, and the jobs of each kind.
+
+    In fractions, exactly: counts of items and jobs must not depend on rounding.
+    """
+    costs = [Fraction(kind.cost) * DAY / Fraction(kind.hours_per_day) for kind in fleet]
+    if items_per_job is None:
+        speeds = [kind.count / cost for kind, cost in zip(fleet, costs, strict=True)]
+        seconds = items * iterations / sum(speeds)
+        parts = _rounded([items * speed / sum(speeds) for speed in speeds])
+        return float(seconds / HOUR), parts, None
+    jobs = -(-items // items_per_job)
+    counts = [kind.count for kind in fleet]
+    lengths = [items_per_job * iterations * cost for cost in costs]
+    seconds, dealt = makespan(jobs, counts, lengths)
+    parts = [n * items_per_job for n in dealt]
+    # One of the jobs is the shorter one.
+    parts[dealt.index(max(dealt))] -= sum(parts) - items
+    return float(seconds / HOUR), parts, dealt
+
+
+def makespan(
+    jobs: int, counts: Sequence[int], lengths: Sequence[Fraction]
+) -> tuple[Fraction, list[int]]:
+    """The least time in which so many equal jobs are done, and how many each kind does.
+
+    `counts` instances of each kind take `lengths` for a job, one after the other. The time is when
+    some instance ends a job, a multiple of a length: the least multiple of each that suffices is
+    found by bisection.
+    """
+
+    def done(time: Fraction) -> list[int]:
+        return [c * (time // length) for c, length in zip(counts, lengths, strict=True)]
+
+    times = []
+    for count, length in zip(counts, lengths, strict=True):
+        # After `high` jobs on each of its instances, this kind has done all.
+        low, high = 0, -(-jobs // count)
+        while high - low > 1:
+            middle = (low + high) // 2
+            low, high = (low, middle) if sum(done(middle * length)) >= jobs else (middle, high)
+        times.append(high * length)
+    time = min(times)
+    dealt = done(time)
+    # There may be room for more jobs; not so a little earlier, so that room is with those that end
+    # a job just then.
+    spare = sum(dealt) - jobs
+    for i, length in enumerate(lengths):
+        if time % length == 0:
+            left = min(spare, counts[i])
+            dealt[i] -= left
+            spare -= left
+    return time, dealt
+
+
+def _rounded(parts: Sequence[Fraction]) -> list[int]:
+    """Whole numbers of the same sum: those that lose most by rounding down get one more."""
+    down = [math.floor(part) for part in parts]
+    by_loss = sorted(range(len(parts)), key=lambda i: down[i] - parts[i])
+    for i in by_loss[: int(sum(parts)) - sum(down)]:
+        down[i] += 1
+    return down
+
+
+def _assumptions(
+    items: int,
+    iterations: int,
+    fleet: Sequence[Kind],
+    items_per_job: int | None,
+    run_hours: float,
+) -> list[Assumption]:
+    found = []
+
+    def suppose(what: str, fleet: Sequence[Kind] = fleet, **numbers: Any) -> None:
+        sizes = {"items": items, "iterations": iterations, "items_per_job": items_per_job}
+        then = _planned(fleet=fleet, **(sizes | numbers))[0]
+        found.append(Assumption(what, then, then / run_hours))
+
+    for i, kind in enumerate(fleet):
+        rest = [*fleet[:i], *fleet[i + 1 :]]
+        if rest:
+            suppose(f"without {kind.name}", rest)
+        if kind.count > 1:
+            fewer = dataclasses.replace(kind, count=kind.count // 2)
+            what = f"{kind.name}: {fewer.count:,}, not {kind.count:,}"
+        else:
+            fewer = _half_as_fast(kind)
+            what = f"{kind.name}: half as fast"
+        suppose(what, [*fleet[:i], fewer, *fleet[i + 1 :]])
+    for day in (16, DAY):
+        # Fewer hours than there are, or more.
+        limit = min if day < DAY else max
+        others = [
+            dataclasses.replace(kind, hours_per_day=float(limit(kind.hours_per_day, day)))
+            for kind in fleet
+        ]
+        if others != list(fleet):
+            suppose(f"{day} hours a day", others)
+    suppose("twice the items", items=2 * items)
+    suppose("twice the iterations", iterations=2 * iterations)
+    if items_per_job is not None:
+        suppose("split freely, not into jobs", items_per_job=None)
+    return found
+
+
+def _half_as_fast(kind: Kind) -> Kind:
+    field = "seconds" if kind.unit_time is None else "unit_time"
+    return dataclasses.replace(kind, **{field: 2 * getattr(kind, field)})
+
+
+def _notes(
+    fleet: Sequence[Kind], items_per_job: int | None, jobs: Sequence[int] | None
+) -> list[str]:
+    if items_per_job is None or jobs is None:
+        return []
+    found = [
+        f"{kind.name} was measured with {kind.items:,} items, and a job has {items_per_job:,}: "
+        + ("each may take longer." if items_per_job < kind.items else "they may not fit.")
+        for kind in fleet
+        if kind.items not in (None, items_per_job)
+    ]
+    instances = sum(kind.count for kind in fleet)
+    if sum(jobs) < instances:
+        found.append(
+            f"of {instances:,} instances, {instances - sum(jobs):,} or more have no job: make jobs "
+            "smaller."
+        )
+    return found

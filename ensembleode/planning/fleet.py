@@ -1,0 +1,160 @@
+"""The machines that there are: kinds of them, each with how many and how fast."""
+
+import dataclasses
+import os
+from collections.abc import Sequence
+from typing import Any
+
+from .checks import number, PlanError, whole
+
+
+MEASURED = ("seconds", "items", "iterations")
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+    """Instances of one kind, alike: a GPU each, say, or eight cores of a node each.
+
+    - `name`: how it is called in tables.
+    - `count`: how many instances there are.
+    - `seconds`, `items`, `iterations`: what was measured on one: so many iterations over so many
+        items took these seconds.
+    - `unit_time`: instead of these three: seconds an item and 1000 iterations.
+    - `hours_per_day`: for how many hours of a day the instances are to be had, on average.
+
+    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for what is not positive, too much, or
+    missing.
+
+    >>> from ensembleode import planning
+    >>> planning.Kind("gpu", 32, seconds=200.0, items=50_000, iterations=2000).cost
+    2e-06
+    """
+
+    name: str
+    count: int
+    seconds: int | float | None = None
+    items: int | float | None = None
+    iterations: int | float | None = None
+    unit_time: int | float | None = None
+    hours_per_day: int | float = 24.0
+
+    def __post_init__(self):
+        fields = {field: value for field, value in vars(self).items() if value is not None}
+        for field, value in _checked(fields).items():
+            object.__setattr__(self, field, value)
+
+    @property
+    def cost(self) -> float:
+        """Seconds of one instance for one item and one iteration."""
+        if self.unit_time is not None:
+            return self.unit_time / 1000
+        return self.seconds / self.items / self.iterations  # pyright: ignore
+
+    def as_dict(self) -> dict[str, Any]:
+        """As in a fleet file: without what was not given."""
+        fields = dataclasses.asdict(self)
+        if self.hours_per_day == 24:
+            del fields["hours_per_day"]
+        return {field: value for field, value in fields.items() if value is not None}
+
+
+def read_fleet(path: str | os.PathLike) -> list[Kind]:
+    """Read a fleet from a YAML file: a list of kinds.
+
+    Each kind has the fields of [`Kind`][ensembleode.planning.Kind]: `name`, `count`, and either
+    `seconds`, `items` and `iterations` as measured, or `unit_time`; maybe `hours_per_day`.
+
+    **Arguments:** `path`: of the file.
+
+    **Returns:** the kinds, in the order of the file.
+
+    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for a file that can't be read, and for
+    fields that are missing, unknown or wrong. It names the file, the kind and the field.
+    """
+    import yaml
+
+    name = os.fspath(path)
+    try:
+        with open(path, encoding="utf-8") as file:
+            entries = yaml.safe_load(file)
+    except (OSError, UnicodeDecodeError) as e:
+        reason = e.strerror if isinstance(e, OSError) else e
+        raise PlanError(f"the fleet {name} can't be read: {reason}.") from e
+    except yaml.YAMLError as e:
+        raise PlanError(f"the fleet {name} is not YAML: {' '.join(str(e).split())}.") from e
+    try:
+        return _fleet_of(entries)
+    except PlanError as e:
+        raise PlanError(f"in the fleet {name}, {e}") from None
+
+
+def _fleet_of(entries: Any) -> list[Kind]:
+    if not isinstance(entries, list):
+        raise PlanError(
+            "there is no list of kinds: begin each with a dash, as in '- {name: gpu, count: 32, "
+            "seconds: 185.3, items: 65536, iterations: 2000}'."
+        )
+    kinds = [_kind(entry, place) for place, entry in enumerate(entries, start=1)]
+    check_fleet(kinds)
+    return kinds
+
+
+def check_fleet(fleet: Sequence[Kind]) -> None:
+    """**Raises:** `PlanError` for no kinds, or two of one name."""
+    if not fleet:
+        raise PlanError("the fleet is empty: give at least one kind.")
+    names = [kind.name for kind in fleet]
+    for name in names:
+        if names.count(name) > 1:
+            raise PlanError(f"two kinds are called {name!r}: call one of them something else.")
+
+
+def _kind(entry: Any, place: int) -> Kind:
+    known = [field.name for field in dataclasses.fields(Kind)]
+    if not isinstance(entry, dict):
+        raise PlanError(f"the kind number {place} must have name, count, and so on, got {entry!r}.")
+    called = f"the kind {entry['name']!r}" if "name" in entry else f"the kind number {place}"
+    for field in entry:
+        if field not in known:
+            raise PlanError(
+                f"{called} has the unknown field {field!r}: the fields are {', '.join(known)}."
+            )
+    for field in ("name", "count"):
+        if entry.get(field) is None:
+            raise PlanError(f"{called} lacks {field}.")
+    # (In YAML, a field without a value is None.)
+    return Kind(**_checked({field: x for field, x in entry.items() if x is not None}))
+
+
+def _checked(fields: dict[str, Any]) -> dict[str, Any]:
+    """The fields that were given, with their numbers as numbers.
+
+    **Raises:** `PlanError`.
+    """
+    name = fields["name"]
+    if not isinstance(name, str) or not name.strip():
+        raise PlanError(
+            f"a kind must have a name, such as 'gpu', got {name!r}. (In YAML, quote a name that is "
+            "a number.)"
+        )
+    measured = [field for field in MEASURED if field in fields]
+    missing = [field for field in MEASURED if field not in fields]
+    if "unit_time" in fields and measured:
+        raise PlanError(
+            f"the kind {name!r} has unit_time and {', '.join(measured)}: give the one or the other."
+        )
+    if "unit_time" not in fields and missing:
+        raise PlanError(
+            f"the kind {name!r} lacks {', '.join(missing)}: give seconds, items and iterations as "
+            "measured, or unit_time (seconds an item and 1000 iterations)."
+        )
+    found: dict[str, Any] = {"name": name}
+    for field, value in fields.items():
+        if field != "name":
+            kind_of_number = whole if field in ("count", "items", "iterations") else number
+            found[field] = kind_of_number(value, f"the kind {name!r}: {field}")
+    if found.get("hours_per_day", 24) > 24:
+        raise PlanError(
+            f"the kind {name!r}: hours_per_day must be 24 at most, got {fields['hours_per_day']!r}."
+        )
+    return found

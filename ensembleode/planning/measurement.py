@@ -1,0 +1,416 @@
+"""What an iteration costs on this machine, for several sizes."""
+
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import signal
+import statistics
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from .. import cpu_devices
+from .checks import number, PlanError, whole
+from .fleet import Kind
+from .tables import columns, size
+
+
+# Set in the processes that measure.
+_MEASURING = "ENSEMBLEODE_MEASURING"
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """What one size took: a row of a [`Measurement`][ensembleode.planning.Measurement].
+
+    - `items`: the size.
+    - `cores`: of the CPU, that the process had; None on an accelerator.
+    - `device`: as JAX calls it, such as "NVIDIA H100 80GB HBM3"; None for a process that didn't
+        get there.
+    - `status`: "ok", "OOM" (out of memory), "timeout" or "error".
+    - `reason`: of any but "ok", on one line.
+    - `iterations`: how many were timed together.
+    - `times`: `[repeat]`, the seconds of so many iterations.
+    - `first`: the seconds of the first iteration, which compiles.
+    - `memory`: the most bytes in use: of an accelerator's memory, or by the process, Python and
+        all.
+    """
+
+    items: int
+    cores: int | None
+    device: str | None
+    status: str
+    reason: str = ""
+    iterations: int | None = None
+    times: tuple[float, ...] = ()
+    first: float | None = None
+    memory: int | None = None
+
+    @property
+    def seconds(self) -> float | None:
+        """The median of the times."""
+        return statistics.median(self.times) if self.times else None
+
+    @property
+    def spread(self) -> float | None:
+        """From the least of the times to the largest, relative to the median."""
+        return (max(self.times) - min(self.times)) / self.seconds if self.seconds else None
+
+    @property
+    def unit_time(self) -> float | None:
+        """Seconds an item and 1000 iterations."""
+        if self.seconds is None or self.iterations is None:
+            return None
+        return 1000 * self.seconds / self.iterations / self.items
+
+    @property
+    def where(self) -> str:
+        """The device, in a few words."""
+        if self.cores is None:
+            return self.device or "?"
+        return f"{self.device or 'cpu'}, {self.cores} core{'s' if self.cores > 1 else ''}"
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+    """The seconds of an iteration as `overhead + slope * items`, by least squares.
+
+    What is squared is the relative error: sizes differ by powers of ten, and timings by percents.
+
+    - `cores`: as in the rows that were fitted.
+    - `points`: how many these were.
+    - `overhead`, `slope`: in seconds, and seconds an item.
+    - `overhead_error`, `slope_error`: their standard errors, from how far the rows are off; NaN for
+        two rows, which a line always fits.
+    """
+
+    cores: int | None
+    points: int
+    overhead: float
+    slope: float
+    overhead_error: float
+    slope_error: float
+
+    def __str__(self) -> str:
+        overhead, slope = f"{1e3 * self.overhead:.4g}", f"{1e6 * self.slope:.4g}"
+        if self.points > 2:
+            overhead = f"({overhead} +/- {1e3 * self.overhead_error:.2g})"
+            slope = f"({slope} +/- {1e6 * self.slope_error:.2g})"
+        return f"{overhead} ms + {slope} us x items"
+
+
+@dataclasses.dataclass(frozen=True)
+class Measurement:
+    """What [`measure`][ensembleode.planning.measure] found; prints as a table.
+
+    - `make_loss`: what was measured.
+    - `rows`: a [`Timing`][ensembleode.planning.Timing] for each number of cores and each size.
+    - `fits`: a [`Fit`][ensembleode.planning.Fit] for each number of cores of which two sizes or
+        more were timed.
+    """
+
+    make_loss: str
+    rows: tuple[Timing, ...]
+    fits: tuple[Fit, ...]
+
+    def kind(self, name: str, count: int = 1) -> Kind:
+        """A kind of a fleet, as fast as the row with the least unit time.
+
+        **Arguments:** `name` and `count`: of the [`Kind`][ensembleode.planning.Kind].
+
+        **Raises:** [`PlanError`][ensembleode.planning.PlanError] if nothing could be timed.
+        """
+        timed = [row for row in self.rows if row.status == "ok"]
+        if not timed:
+            raise PlanError(
+                f"no size of {self.make_loss} could be timed, so {name!r} has no speed."
+            )
+        best: Any = min(timed, key=lambda row: row.unit_time or math.inf)
+        # (Six digits, for those who read it.)
+        return Kind(name, count, float(f"{best.seconds:.6g}"), best.items, best.iterations)
+
+    def as_dict(self) -> dict[str, Any]:
+        """As dictionaries, lists and numbers, for JSON, where NaN is None."""
+        rows = [
+            {**dataclasses.asdict(row), "times": list(row.times)}
+            | {"seconds": row.seconds, "spread": row.spread, "unit_time": row.unit_time}
+            for row in self.rows
+        ]
+        fits = [
+            {
+                field: None if isinstance(x, float) and math.isnan(x) else x
+                for field, x in dataclasses.asdict(fit).items()
+            }
+            for fit in self.fits
+        ]
+        return {"make_loss": self.make_loss, "rows": rows, "fits": fits}
+
+    def __str__(self) -> str:
+        head = ["device", "items", "iterations", "seconds", "spread", "unit time", "first (s)"]
+        table = [[*head, "memory"]]
+        for row in self.rows:
+            cells = [row.where, f"{row.items:,}"]
+            if row.seconds is None or row.first is None or row.unit_time is None:
+                cells += ["", row.status, "", "", "", ""]
+            else:
+                cells += [
+                    f"{row.iterations:,}",
+                    f"{row.seconds:.4g}",
+                    f"{row.spread:.0%}",
+                    f"{row.unit_time:.4g}",
+                    f"{row.first:.3g}",
+                    "" if row.memory is None else size(row.memory),
+                ]
+            table.append(cells)
+        lines = [*columns(table), ""]
+        for fit in self.fits:
+            where = next(row.where for row in self.rows if row.cores == fit.cores)
+            lines.append(f"an iteration ({where}): {fit}")
+        lines += [
+            f"{row.status} of {row.items:,} items ({row.where}): {row.reason}"
+            for row in self.rows
+            if row.reason
+        ]
+        lines += [
+            "seconds: median of the repeats, which differ by the spread",
+            "unit time: seconds an item and 1000 iterations",
+        ]
+        return "\n".join(lines)
+
+
+def measure(
+    make_loss: str,
+    sizes: Sequence[int | float],
+    *,
+    iterations: int | None = None,
+    cores: Sequence[int] | None = None,
+    repeats: int = 5,
+    time_limit: int | float = 600,
+    progress: bool = False,
+) -> Measurement:
+    """Time an iteration over several sizes, each in a process of its own.
+
+    So what fails at one size, whatever becomes of its process, is a row, and takes nothing else
+    with it. In each process `make_loss(items)` is called once, and what it returns, say `run`, is
+    called without arguments: once, which compiles, and then `repeats` times `iterations` times. A
+    call is one iteration, and is waited for. A training step, for instance:
+
+        def make_loss(items):
+            points = jax.random.uniform(jax.random.key(0), (items, 2))
+            return functools.partial(step, params, points)  # step is jitted
+
+    (Arrays that a jitted function doesn't take but closes over are constants to XLA, which may
+    compute with them at compile time.)
+
+    **Arguments:**
+
+    - `make_loss`: which function, as `"path/to/script.py:make_loss"`, or as
+        `"package.module:make_loss"`. A script is imported: what it computes when it is run should
+        be under `if __name__ == "__main__":`.
+    - `sizes`: how many items to try.
+    - `iterations`: how many to time together; by default as many as take half a second.
+    - `cores`: numbers of cores to try, on the CPU. Each process has so many, as its affinity (where
+        there is such a thing: on Linux), and as many JAX devices. By default, JAX's default device,
+        or all cores.
+    - `repeats`: how often they are timed; the median counts.
+    - `time_limit`: in seconds, of each process.
+    - `progress`: show a bar.
+
+    **Returns:** a [`Measurement`][ensembleode.planning.Measurement], whose rows are in the order of
+    `cores` and `sizes`.
+
+    **Raises:** [`PlanError`][ensembleode.planning.PlanError] for numbers that are wrong, for more
+    cores than there are, and when there is no such function, or what it returns is none.
+
+    A process that JAX has given an accelerator to keeps most of its memory, so measure in one that
+    has computed nothing.
+    """
+    if _MEASURING in os.environ:
+        raise PlanError(
+            "a script that is measured must not measure when it is imported: put that under "
+            '`if __name__ == "__main__":`.'
+        )
+    source, function = _named(make_loss)
+    sizes = _distinct(sizes, "sizes")
+    settings = [None] if cores is None else _distinct(cores, "cores")
+    usable = cpu_devices.cores()
+    for count in settings:
+        if count is not None and count > usable:
+            raise PlanError(f"cores: {count} were asked for, and this process may use {usable}.")
+    task = {
+        "source": source,
+        "function": function,
+        "iterations": None if iterations is None else whole(iterations, "iterations"),
+        "repeats": whole(repeats, "repeats"),
+    }
+    time_limit = number(time_limit, "time_limit")
+    rows = []
+    with _bar(len(settings) * len(sizes), progress) as bar:
+        for count in settings:
+            for items in sizes:
+                rows.append(_row(task | {"items": items}, count, time_limit))
+                bar.update()
+    return Measurement(make_loss, tuple(rows), tuple(_fits(rows)))
+
+
+def _named(make_loss: str) -> tuple[str, str]:
+    source, colon, function = make_loss.rpartition(":")
+    if not (source and colon and function.isidentifier()):
+        raise PlanError(
+            f"what to measure must be named as 'script.py:make_loss', got {make_loss!r}."
+        )
+    if source.endswith(".py"):
+        if not os.path.isfile(source):
+            raise PlanError(f"there is no file {source!r} (from {os.getcwd()}).")
+        return os.path.abspath(source), function
+    if not all(part.isidentifier() for part in source.split(".")):
+        raise PlanError(
+            f"{source!r} is neither a script, which ends in .py, nor the name of a module."
+        )
+    return source, function
+
+
+def _distinct(values: Sequence[Any], what: str) -> list[int]:
+    found = [whole(value, what) for value in values]
+    if not found or len(set(found)) < len(found):
+        raise PlanError(f"{what} must be one number or more, each once, got {list(values)}.")
+    return found
+
+
+@contextlib.contextmanager
+def _bar(total: int, progress: bool) -> Iterator[Any]:
+    from tqdm.auto import tqdm
+
+    with tqdm(total=total, unit="size", disable=not progress) as bar:
+        yield bar
+
+
+#
+# A process
+#
+
+
+def _row(task: dict[str, Any], cores: int | None, time_limit: float) -> Timing:
+    with tempfile.TemporaryDirectory(prefix="ensembleode-") as directory:
+        result = pathlib.Path(directory, "result.json")
+        log = pathlib.Path(directory, "log")
+        code = _run([json.dumps(task), str(result)], log, cores, time_limit)
+        try:
+            report = json.loads(result.read_text())
+        except (OSError, ValueError):
+            report = {}
+        said = log.read_text(errors="replace").split("\n")
+    if "status" not in report:
+        report |= _ended(code, said, time_limit)
+    if report["status"] == "unusable":
+        raise PlanError(f"can't measure: {report['reason']}")
+    return Timing(
+        items=task["items"],
+        cores=report.get("cores", cores),
+        device=report.get("device"),
+        status=report["status"],
+        reason=report.get("reason", ""),
+        iterations=report.get("iterations"),
+        times=tuple(report.get("times", ())),
+        first=report.get("first"),
+        memory=report.get("memory"),
+    )
+
+
+def _run(arguments: list[str], log: pathlib.Path, cores: int | None, limit: float) -> int | None:
+    """The exit code; None for a process that was ended at the time limit."""
+    command = [sys.executable, "-m", "ensembleode.planning.process", *arguments]
+    environment = os.environ | {_MEASURING: "1"}
+    if cores is not None:
+        environment.pop("JAX_NUM_CPU_DEVICES", None)
+        environment |= {
+            cpu_devices.VARIABLE: str(cores),
+            "JAX_PLATFORMS": "cpu",
+            # The threads of XLA, where there is no affinity.
+            "NPROC": str(cores),
+        }
+    with log.open("wb") as output, _affinity(cores):
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            env=environment,
+            # A group, so that its own processes end with it.
+            start_new_session=True,
+        )
+    try:
+        return process.wait(limit)
+    except BaseException as e:
+        if hasattr(os, "killpg"):
+            os.killpg(process.pid, signal.SIGKILL)
+        else:
+            process.kill()
+        process.wait()
+        if isinstance(e, subprocess.TimeoutExpired):
+            return None
+        raise
+
+
+@contextlib.contextmanager
+def _affinity(cores: int | None) -> Iterator[None]:
+    """What this thread starts meanwhile may use so many cores."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, sorted(before)[:cores])
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def _ended(code: int | None, said: list[str], limit: float) -> dict[str, str]:
+    """Why a process ended that didn't get to saying so itself."""
+    last = next((line.strip() for line in reversed(said) if line.strip()), "")
+    if code is None:
+        return {"status": "timeout", "reason": f"not done after {limit:g} seconds (time_limit)"}
+    if code == -signal.SIGABRT and any("bad_alloc" in line for line in said):
+        return {"status": "OOM", "reason": last}
+    if code < 0:
+        name = next((x.name for x in signal.Signals if x == -code), f"signal {-code}")
+        if name == "SIGKILL":
+            return {"status": "OOM", "reason": "killed (SIGKILL), as Linux does when memory is out"}
+        return {"status": "error", "reason": f"ended by {name}" + (f": {last}" if last else "")}
+    return {"status": "error", "reason": f"exited with code {code}" + (f": {last}" if last else "")}
+
+
+#
+# The fit
+#
+
+
+def _fits(rows: Sequence[Timing]) -> Iterator[Fit]:
+    for cores in dict.fromkeys(row.cores for row in rows):
+        timed = [row for row in rows if row.cores == cores and row.seconds and row.iterations]
+        if len(timed) > 1:
+            cost = [row.seconds / row.iterations for row in timed]  # pyright: ignore
+            yield fitted(cores, [row.items for row in timed], cost)
+
+
+def fitted(cores: int | None, items: Sequence[int], cost: Sequence[float]) -> Fit:
+    """The line through costs of iterations over so many items, two or more."""
+    n, y = np.asarray(items, float), np.asarray(cost, float)
+    # Columns of about one, for the conditioning; rows divided by the cost: relative errors.
+    scale = np.array([1.0, n.max()])
+    x = np.stack([np.ones_like(n), n], axis=1) / scale / y[:, None]
+    inverse = np.linalg.inv(x.T @ x)
+    line = np.linalg.lstsq(x, np.ones_like(y), rcond=None)[0]
+    free = len(n) - 2
+    variance = np.sum((x @ line - 1) ** 2) / free if free else math.nan
+    errors = np.sqrt(variance * np.diag(inverse)) / scale
+    overhead, slope = line / scale
+    return Fit(cores, len(n), float(overhead), float(slope), float(errors[0]), float(errors[1]))

@@ -1,0 +1,152 @@
+"""Times one size, in a process of its own: `python -m ensembleode.planning.process TASK RESULT`.
+
+TASK is JSON: `source`, `function`, `items`, `iterations`, `repeats`. What becomes of it is written
+to the file RESULT, as JSON: first where it runs, then all of it, so that a process that is killed
+has said where.
+"""
+
+import contextlib
+import importlib
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from .. import cpu_devices
+
+
+# How long a repeat takes, where the iterations are not given.
+SECONDS = 0.5
+
+
+class Unusable(Exception):
+    """What should be measured isn't there, or isn't what it should be, at any size."""
+
+
+def main(task: str, result: str) -> None:
+    """Do the task, and write what became of it."""
+    _let_the_kernel_choose_this()
+    path = pathlib.Path(result)
+    report: dict[str, Any] = {}
+    try:
+        measured(**json.loads(task), report=report, say=lambda: path.write_text(json.dumps(report)))
+        report["status"] = "ok"
+    except (Exception, SystemExit) as e:
+        report |= {"status": status_of(e), "reason": reason_of(e)}
+    path.write_text(json.dumps(report))
+
+
+def measured(
+    source: str,
+    function: str,
+    items: int,
+    iterations: int | None,
+    repeats: int,
+    report: dict[str, Any],
+    say: Callable[[], Any],
+) -> None:
+    """Make what is to be timed, and time it; `say` that something is in the report."""
+    make_loss = loaded(source, function)
+    device = jax.devices()[0]
+    report["device"] = device.device_kind
+    if device.platform == "cpu":
+        report["cores"] = cpu_devices.cores()
+    say()
+    run = make_loss(items)
+    if not callable(run):
+        raise Unusable(
+            f"{function}({items}) must return a function without arguments that does one iteration,"
+            f" got {type(run).__name__}."
+        )
+    report["first"] = seconds(run)
+    if iterations is None:
+        iterations = max(1, math.ceil(SECONDS / seconds(run)))
+    report["iterations"] = iterations
+    report["times"] = [seconds(run, iterations) for _ in range(repeats)]
+    report["memory"] = peak_memory(device)
+
+
+def seconds(run: Callable[[], Any], iterations: int = 1) -> float:
+    """What so many iterations take, each of which is waited for."""
+    start = time.perf_counter()
+    for _ in range(iterations):
+        jax.block_until_ready(run())
+    # (Where the clock is coarser than a call.)
+    return max(time.perf_counter() - start, 1e-9)
+
+
+def loaded(source: str, function: str) -> Callable[[int], Any]:
+    """The function of a script, by its path, or of a module, by its name.
+
+    **Raises:** `Unusable`.
+    """
+    try:
+        if source.endswith(".py"):
+            # What is next to a script can be imported, as when it is run.
+            sys.path.insert(0, os.path.dirname(source))
+            name = f"_planned_{pathlib.Path(source).stem}"
+            spec = importlib.util.spec_from_file_location(name, source)
+            module = importlib.util.module_from_spec(spec)  # pyright: ignore
+            sys.modules[name] = module
+            spec.loader.exec_module(module)  # pyright: ignore
+        else:
+            module = importlib.import_module(source)
+    except (Exception, SystemExit) as e:
+        if status_of(e) == "OOM":
+            raise
+        raise Unusable(f"{source} can't be imported: {reason_of(e)}.") from e
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise Unusable(f"{source} has no function {function}.")
+    return found
+
+
+def status_of(error: BaseException) -> str:
+    """As in a row: "OOM", "error"; or "unusable"."""
+    if isinstance(error, Unusable):
+        return "unusable"
+    text = str(error)
+    is_memory = isinstance(error, MemoryError) or "RESOURCE_EXHAUSTED" in text
+    return "OOM" if is_memory or "out of memory" in text.lower() else "error"
+
+
+def reason_of(error: BaseException) -> str:
+    """On one line, which is not too long."""
+    if isinstance(error, Unusable):
+        return str(error)
+    text = " ".join(f"{type(error).__name__}: {error}".split()).removesuffix(":").rstrip(".")
+    return text if len(text) <= 300 else f"{text[:300]}..."
+
+
+def peak_memory(device: Any) -> int | None:
+    """The most bytes that were in use: of an accelerator's memory, or by this process."""
+    if device.platform != "cpu":
+        return (device.memory_stats() or {}).get("peak_bytes_in_use")
+    # (On Linux, `ru_maxrss` may be that of the process which started this one.)
+    with contextlib.suppress(OSError):
+        for line in pathlib.Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return 1024 * int(line.split()[1])
+    try:
+        import resource
+    except ImportError:
+        return None
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return peak if sys.platform == "darwin" else 1024 * peak
+
+
+def _let_the_kernel_choose_this() -> None:
+    """Of all processes, when Linux runs out of memory: not the one that waits for this."""
+    with contextlib.suppress(OSError):
+        pathlib.Path("/proc/self/oom_score_adj").write_text("1000")
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

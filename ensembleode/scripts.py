@@ -1,0 +1,47 @@
+"""Functions of users' scripts, by name: "script.py:function" or "package.module:function"."""
+
+import importlib
+import importlib.util
+import os
+import pathlib
+import sys
+from collections.abc import Callable
+
+
+class ScriptError(Exception):
+    """What is named isn't there, or isn't what it should be."""
+
+
+def split(name: str, what: str) -> tuple[str, str]:
+    """The script, or module, and the function.
+
+    **Raises:** `ScriptError`.
+    """
+    source, colon, function = name.rpartition(":")
+    if not (source and colon and function):
+        raise ScriptError(f"{what} must be such as script.py:function, got {name!r}.")
+    if source.endswith(".py") and not os.path.isfile(source):
+        raise ScriptError(f"{what}: there is no file {source}.")
+    return source, function
+
+
+def loaded(source: str, function: str) -> Callable:
+    """
+    **Raises:** `ScriptError` where there is none, and whatever the script raises.
+    """
+    if source.endswith(".py"):
+        # What is next to a script can be imported, as when it is run.
+        sys.path.insert(0, os.path.dirname(os.path.abspath(source)))
+        name = f"_script_{pathlib.Path(source).stem}"
+        spec = importlib.util.spec_from_file_location(name, source)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[name] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(source)
+    found = getattr(module, function, None)
+    if not callable(found):
+        raise ScriptError(f"{source} has no function {function}.")
+    return found

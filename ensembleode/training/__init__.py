@@ -1,0 +1,1 @@
+"""Training: fits, data-parallel, and the losses of DiffEqFlux."""

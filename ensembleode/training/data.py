@@ -1,0 +1,272 @@
+"""The items of a fit: arrays in memory or on disk, or batches as they come."""
+
+import contextlib
+import dataclasses
+import itertools
+import queue
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .checkpoints import Position
+from .parallel import Placement
+from .step import Batch
+
+
+@dataclasses.dataclass(frozen=True)
+class Piece:
+    """A batch on its devices, how many items it has, and whether it is the last of a pass.
+
+    - `items`: which items of arrays they are.
+    """
+
+    batch: Batch | None
+    count: int
+    last: bool
+    items: np.ndarray | None = None
+
+
+class Arrays:
+    """A pytree of arrays `[item, ...]`: in memory, memory-mapped, or Zarr's.
+
+    - `size`: how many items a batch has; None for all.
+    """
+
+    def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
+        leaves, self._structure = jtu.tree_flatten_with_path(tree, _gives_batches)
+        self._leaves = [(jtu.keystr(k) or "data", _as_rows(k, x)) for k, x in leaves]
+        self.items = _length_of(self._leaves)
+        for name, x in self._leaves:
+            if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
+                check_finite(name, x, None)
+        self.size = self.items if size is None else min(size, self.items)
+        self.steps = -(-self.items // self.size)
+        self.repeats = self.steps == 1
+        self._placed, self._shuffle = placed, shuffle and not self.repeats
+
+    def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
+        """Without end, from there on; each pass in another order."""
+        if self.repeats:
+            piece = self._piece(np.arange(self.items), True)
+            while True:
+                yield piece
+        first = begin.items
+        for epoch in itertools.count(begin.epoch):
+            order = self._order(epoch, key)
+            for i in range(first, self.items, self.size):
+                rows = order[i : i + self.size]
+                yield self._piece(rows, i + len(rows) == self.items)
+            first = 0
+
+    def in_order(self) -> Iterator[Piece]:
+        """One pass."""
+        for i in range(0, self.items, self.size):
+            rows = np.arange(i, min(i + self.size, self.items))
+            yield self._piece(rows, i + len(rows) == self.items)
+
+    def _order(self, epoch: int, key: Any) -> np.ndarray:
+        if not self._shuffle:
+            return np.arange(self.items)
+        seed = np.asarray(jax.random.key_data(jax.random.fold_in(key, epoch))).ravel()
+        return np.random.Generator(np.random.Philox(seed.tolist())).permutation(self.items)
+
+    def _piece(self, rows: np.ndarray, last: bool) -> Piece:
+        size = self._placed.rows(self.size)
+        mine = np.minimum(np.arange(size), len(rows) - 1)[self._placed.here(size)]
+        values = []
+        for name, x in self._leaves:
+            value = _taken(x, rows[mine])
+            if not isinstance(x, np.ndarray) or isinstance(x, np.memmap):
+                check_finite(name, value, rows[mine])
+            values.append(value)
+        tree = jtu.tree_unflatten(self._structure, values)
+        piece = _piece(tree, len(rows), size, last, self._placed)
+        return dataclasses.replace(piece, items=rows)
+
+
+class Batches:
+    """Any iterable of batches, of which each is a pytree of arrays `[item, ...]`."""
+
+    repeats = False
+    items = steps = None
+
+    def __init__(self, source: Iterable, placed: Placement):
+        self._source, self._placed = source, placed
+        self.once = iter(source) is source
+        self._room = 0
+
+    def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
+        """Pass after pass, from there on; one pass where there is but one."""
+        del key
+        start = begin.pieces
+        while True:
+            some = False
+            for rows, last in _with_last(self._source):
+                some = True
+                if start > 0:
+                    start -= 1
+                else:
+                    yield self._piece(rows, last)
+            if not some:
+                raise ValueError("data is empty: it gave no batch.")
+            if self.once:
+                return
+
+    def _piece(self, tree: Any, last: bool) -> Piece:
+        leaves, structure = jtu.tree_flatten_with_path(tree)
+        leaves = [(jtu.keystr(k) or "data", _as_rows(k, x)) for k, x in leaves]
+        count = _length_of(leaves)
+        self._room = max(self._room, self._placed.rows(count))
+        mine = np.minimum(np.arange(self._room), count - 1)[self._placed.here(self._room)]
+        values = []
+        for name, x in leaves:
+            check_finite(name, x, None)
+            values.append(_taken(x, mine))
+        rows = jtu.tree_unflatten(structure, values)
+        return _piece(rows, count, self._room, last, self._placed)
+
+
+def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> Arrays | Batches:
+    """
+    **Raises:** `ValueError` for data that is empty, ragged or not a number.
+    """
+    if isinstance(data, list) and not data:
+        raise ValueError("data is empty.")
+    if not _gives_batches(data):
+        leaves = jax.tree.leaves(data, is_leaf=_gives_batches)
+        if not leaves:
+            raise ValueError("data is empty: it has no arrays.")
+        return Arrays(data, size, placed, shuffle)
+    if size is not None:
+        raise ValueError("batch_size is that of the batches that data gives: drop batch_size.")
+    return Batches(data, placed)
+
+
+class ahead:
+    """The same, with the next ones on their way to the devices."""
+
+    def __init__(self, pieces: Iterator[Piece], depth: int = 2):
+        self._ready: queue.Queue = queue.Queue(depth)
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._fill, args=(pieces,), daemon=True)
+        self._thread.start()
+
+    def _fill(self, pieces: Iterator[Piece]) -> None:
+        try:
+            for piece in pieces:
+                if not self._put(lambda piece=piece: piece):
+                    return
+            self._put(_ended)
+        except BaseException as e:  # for the thread that waits for it
+            self._put(lambda e=e: _raise(e))
+
+    def _put(self, item: Callable) -> bool:
+        while not self._closed.is_set():
+            with contextlib.suppress(queue.Full):
+                self._ready.put(item, timeout=0.1)
+                return True
+        return False
+
+    def __iter__(self):
+        return self
+
+    def __next__(self) -> Piece:
+        return self._ready.get()()
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join()
+
+
+def _ended() -> Any:
+    raise StopIteration
+
+
+def _raise(e: BaseException) -> Any:
+    raise e
+
+
+def check_finite(name: str, x: np.ndarray, rows: np.ndarray | None) -> None:
+    """
+    **Raises:** `ValueError` where there is something else than numbers.
+    """
+    if not np.issubdtype(x.dtype, np.inexact) or np.isfinite(x).all():
+        return
+    first = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))[0])
+    where = f"item {first if rows is None else rows[first]}"
+    raise ValueError(
+        f"data holds NaN or infinity: {name}, first in {where}. Leave such items out, or replace "
+        "the values and give the loss a mask of them."
+    )
+
+
+def _piece(rows: Any, count: int, size: int, last: bool, placed: Placement) -> Piece:
+    place = np.arange(size, dtype=np.int32)[placed.here(size)]
+    rows, place = placed.split((rows, place), size)
+    return Piece(Batch(rows, place, placed.everywhere(np.int32(count))), count, last)
+
+
+def _gives_batches(x: Any) -> bool:
+    """Lists do, tuples are pytrees."""
+    return isinstance(x, Iterable) and not isinstance(x, tuple | dict | str) and not _is_array(x)
+
+
+def _is_array(x: Any) -> bool:
+    return hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__")
+
+
+def _as_rows(path: tuple, x: Any) -> Any:
+    if not _is_array(x) or not x.shape:
+        raise TypeError(
+            f"data must be made of arrays, of which each has an axis of items: "
+            f"{jtu.keystr(path) or 'data'} is {x!r}."
+        )
+    return np.asarray(x) if isinstance(x, jax.Array) else x
+
+
+def _length_of(leaves: list) -> int:
+    if not leaves:
+        raise ValueError("data is empty: it has no arrays.")
+    lengths = {name: x.shape[0] for name, x in leaves}
+    if len(set(lengths.values())) > 1:
+        (one, a), *rest = lengths.items()
+        other, b = next(x for x in rest if x[1] != a)
+        raise ValueError(
+            f"data is ragged: the first axis of every array is the items, and {one} has {a} of "
+            f"them, {other} has {b}."
+        )
+    count = next(iter(lengths.values()))
+    if not count:
+        raise ValueError(f"data is empty: {leaves[0][0]} has the shape {leaves[0][1].shape}.")
+    return count
+
+
+def _taken(x: Any, rows: np.ndarray) -> np.ndarray:
+    """Rows of an array, which on disk are read in order, and once each."""
+    if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
+        return x[rows]
+    unique, back = np.unique(rows, return_inverse=True)
+    if len(unique) == unique[-1] - unique[0] + 1:
+        read = x[int(unique[0]) : int(unique[-1]) + 1]
+    elif hasattr(x, "oindex"):  # Zarr's
+        read = x.oindex[unique]  # pyright: ignore
+    else:
+        read = x[unique]
+    return np.asarray(read)[back]
+
+
+def _with_last(source: Iterable) -> Iterator[tuple[Any, bool]]:
+    """Each, and whether it is the last."""
+    items = iter(source)
+    try:
+        item = next(items)
+    except StopIteration:
+        return
+    for following in items:
+        yield item, False
+        item = following
+    yield item, True

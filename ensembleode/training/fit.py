@@ -1,0 +1,414 @@
+"""`fit`: the loop over steps of an optimiser."""
+
+import contextlib
+import dataclasses
+import itertools
+import os
+import time
+from collections.abc import Callable
+from typing import Any, Literal, NamedTuple
+
+import equinox as eqx
+import jax
+import numpy as np
+import optax
+
+from ..options import check_count
+from .checkpoints import Checkpoints, Folder, Position, Saved
+from .data import ahead, Piece, source_of
+from .log import Bar, Log
+from .microbatch import out_of_memory, smaller, that_fits
+from .parallel import Placement, placement
+from .processes import from_first, is_first, peers
+from .step import dtype_of, of_batch, of_params, State, Step
+
+
+class FitState(NamedTuple):
+    """How far a fit is, as its callback sees it.
+
+    - `step`: how many steps are done, this one included; `epoch`: how many passes over the data.
+    - `loss`: of this step's batch, before the step; `params`: those it is the loss of.
+    - `items`: how many items the batch had (0 without data); `elapsed`: seconds so far.
+    """
+
+    step: int
+    epoch: int
+    loss: float
+    params: Any
+    items: int
+    elapsed: float
+
+
+@dataclasses.dataclass(frozen=True)
+class FitResult:
+    """What a fit found.
+
+    - `params`: the parameters after the last step.
+    - `best`: those with the lowest loss: of all steps, where each has all data; else of all
+        passes over the data, by the mean over the pass, at the end of it.
+    - `best_loss`: that loss (infinite before the first pass is done).
+    - `losses`: `[step]`, of each step's batch, before the step.
+    - `steps`, `epochs`: how many are done.
+    - `stopped`: why it ended: `"done"`, `"callback"`, `"nonfinite"` (`params` are then the last
+        with a finite loss), `"interrupted"` (Ctrl-C), or `"exhausted"` (the data came to an end).
+    - `message`: the same in a sentence.
+    - `elapsed`: seconds, those before a restart left out.
+    """
+
+    params: Any
+    best: Any
+    best_loss: float
+    losses: np.ndarray
+    steps: int
+    epochs: int
+    stopped: Literal["done", "callback", "nonfinite", "interrupted", "exhausted"]
+    message: str
+    elapsed: float
+
+    def plot(self, ax: Any = None, **style: Any) -> Any:
+        """The loss of each step, on a logarithmic axis; with matplotlib (the extra `plot`).
+
+        **Returns:** the axes.
+        """
+        import matplotlib.pyplot as plt
+
+        if ax is None:
+            _, ax = plt.subplots(layout="constrained")
+        ax.plot(np.arange(len(self.losses)), self.losses, **style)
+        if (self.losses > 0).all():
+            ax.set_yscale("log")
+        ax.set(xlabel="step", ylabel="loss")
+        return ax
+
+
+def fit(
+    loss: Callable,
+    params: Any,
+    data: Any = None,
+    *,
+    optimizer: Any,
+    epochs: int | None = None,
+    maxiters: int | None = None,
+    batch_size: int | None = None,
+    devices: Any = None,
+    ensemblealg: Any = None,
+    dist: bool = False,
+    scaling: str = "strong",
+    microbatch: int | str | None = None,
+    shuffle: bool = True,
+    key: Any = None,
+    callback: Callable[[FitState], Any] | None = None,
+    checkpoint: Checkpoints | str | os.PathLike | None = None,
+    resume: bool = True,
+    log: str | os.PathLike | None = None,
+    progress: bool = True,
+) -> FitResult:
+    """Minimise the mean of a loss over the items of some data, on one device or many.
+
+    An item is whatever the loss has one value of: a trajectory, a data point, a collocation point.
+    The mean is over the items, however they are split into devices and microbatches, so neither
+    changes the loss, its gradient, or the parameters found, but for rounding.
+
+    **Arguments:**
+
+    - `loss`: `loss(params, batch, key) -> [item]`, the loss of each item of a batch. `batch` is
+        like `data`, with the items of one device or of a microbatch; `key` is one PRNG key for each
+        item, `[item]`, to `vmap` over: an item's is the same on whatever device. `loss(params,
+        batch)` will do. Without `data`: `loss(params)`, one number.
+    - `params`: a pytree, of which the arrays of floating-point numbers are trained.
+    - `data`: a pytree of arrays `[item, ...]` (in memory, memory-mapped by NumPy, or Zarr's); or
+        an iterable of batches, such as a list or a generator, each a pytree of arrays of any number
+        of items.
+    - `optimizer`: any of optax; those with a line search, such as `optax.lbfgs()`, too.
+    - `epochs`, `maxiters`: for how many passes over the data, or for how many steps.
+    - `batch_size`: how many items a step has, by default all; the last batch of a pass may have
+        fewer.
+    - `devices`, `dist`, `ensemblealg`: what shares a batch. One device by default; so many (or a
+        list of them); with `dist=True` all; or those of `EnsembleSerial()`, `EnsembleThreads(n)` or
+        `EnsembleGPUArray(devices=...)`. On several, ensembles that the loss solves run where their
+        items are. Where there are several processes ([`initialize`][ensembleode.initialize]), all
+        take part, with as many devices each.
+    - `scaling`: `"strong"` splits `batch_size` items among the devices; `"weak"` gives each device
+        that many.
+    - `microbatch`: how many items a device computes with at a time, for less memory and the same
+        gradient. `"auto"` finds the most that fit.
+    - `shuffle`: whether each pass over arrays is in another order.
+    - `key`: the PRNG key of it all, by default `jax.random.key(0)`.
+    - `callback`: called after each step with a [`FitState`][ensembleode.FitState] (in the first
+        process); true stops the fit.
+    - `checkpoint`: a folder, or a [`Checkpoints`][ensembleode.Checkpoints], with the extra
+        `train`. A run that was interrupted goes on from its last checkpoint, also with another
+        number of devices; with as many, it ends with the same bits.
+    - `resume`: False begins anew, and removes the checkpoints that are there.
+    - `log`: a file that gets a line of JSON for each step.
+    - `progress`: show a progress bar.
+
+    **Returns:** a [`FitResult`][ensembleode.FitResult]. A loss or gradient that isn't finite stops
+    the fit, and so does Ctrl-C; what was found is returned.
+
+    **Raises:** `ValueError` and `TypeError` for bad input, before anything is compiled;
+    [`CheckpointError`][ensembleode.CheckpointError] for a checkpoint of another run;
+    [`ProcessLost`][ensembleode.ProcessLost] where another process is gone.
+
+    >>> import jax.numpy as jnp, optax, ensembleode as eo
+    >>> x = jnp.linspace(0.0, 1.0, 100)
+    >>> def loss(slope, batch):
+    ...     return (slope * batch["x"] - batch["y"]) ** 2
+    >>> data = {"x": x, "y": 3 * x}
+    >>> result = eo.fit(
+    ...     loss, jnp.array(0.0), data, optimizer=optax.adam(0.1), epochs=100, batch_size=32
+    ... )
+    >>> round(float(result.params), 3), result.steps
+    (3.0, 400)
+    """
+    started = time.perf_counter()
+    if (epochs is None) == (maxiters is None):
+        raise ValueError(
+            "epochs and maxiters are both given; drop one of the two."
+            if epochs is not None
+            else "fit wants epochs= (passes over the data) or maxiters= (steps)."
+        )
+    for name, value in (("epochs", epochs), ("maxiters", maxiters), ("batch_size", batch_size)):
+        if value is not None:
+            check_count(name, value)
+    size = None if microbatch in (None, "auto") else check_count("microbatch", microbatch)
+    if scaling not in ("strong", "weak"):
+        raise ValueError(f"scaling must be 'strong' or 'weak', got {scaling!r}.")
+    if not hasattr(optimizer, "update"):
+        raise TypeError(f"optimizer must be one of optax, such as optax.adam(1e-3): {optimizer!r}.")
+    placed = placement(devices, ensemblealg, dist)
+    if data is None:
+        _refuse_without_data(placed, epochs=epochs, batch_size=batch_size, microbatch=microbatch)
+    if scaling == "weak":
+        if batch_size is None:
+            raise ValueError("scaling='weak' wants batch_size=, the items of each device.")
+        batch_size *= placed.size
+    key = jax.random.key(0) if key is None else key
+    trained, static = eqx.partition(params, eqx.is_inexact_array)
+    if not jax.tree.leaves(trained):
+        raise TypeError(
+            "params has no array of floating-point numbers to train: make jnp.array(...) of its "
+            "numbers."
+        )
+    source = None if data is None else source_of(data, batch_size, placed, shuffle)
+    if source is not None and epochs is not None and epochs > 1 and getattr(source, "once", False):
+        raise ValueError(
+            f"data can be gone over once only, and epochs={epochs}: give maxiters=, or an iterable "
+            "that can begin anew, such as a list."
+        )
+    call, takes_key = (of_params(loss), False) if source is None else of_batch(loss)
+    step = Step(
+        call,
+        static,
+        optax.with_extra_args_support(optimizer),
+        placed,
+        has_data=source is not None,
+        repeats=source is None or (source.repeats and not takes_key),
+        microbatch=size,
+    )
+    until = _Until(epochs, maxiters)
+    loop = _Loop(step, source, key, until, callback, microbatch == "auto", started)
+    begin = loop.beginning(trained)
+    checkpoint = (
+        Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
+    )
+    folder = None if checkpoint is None else Folder(checkpoint)
+    try:
+        if folder is not None:
+            begin = folder.beginning(begin, resume, placed)
+        with Log(log, begin.step) as lines, Bar(progress, until.steps(source), begin.step) as bar:
+            return loop.run(begin, folder, lines, bar)
+    finally:
+        if folder is not None:
+            folder.close()
+
+
+class _Until(NamedTuple):
+    epochs: int | None
+    maxiters: int | None
+
+    def reached(self, now: Saved) -> bool:
+        if self.maxiters is not None:
+            return now.step >= self.maxiters
+        return now.position.epoch >= (self.epochs or 0)
+
+    def steps(self, source: Any) -> int | None:
+        """How many steps that is, as far as is known."""
+        if self.maxiters is not None:
+            return self.maxiters
+        return None if source.steps is None else source.steps * (self.epochs or 0)
+
+
+class _Loop:
+    """The steps of a fit."""
+
+    def __init__(
+        self,
+        step: Step,
+        source: Any,
+        key: Any,
+        until: _Until,
+        callback: Callable | None,
+        automatic: bool,
+        started: float,
+    ):
+        self._step, self._source, self._until = step, source, until
+        self._placed, self._static = step.placement, step.static
+        self._callback, self._automatic, self._started = callback, automatic, started
+        self._order, key = jax.random.split(key)
+        self._key = self._placed.everywhere(key)
+        self._losses: list[float] = []
+
+    def beginning(self, trained: Any) -> Saved:
+        optimizer = self._step.optimizer.init(trained)
+        state = self._placed.everywhere(State(trained, optimizer))
+        items = None if self._source is None else self._source.items
+        run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
+        return Saved(state, state.params, np.inf, np.zeros(0), 0, Position(), run)
+
+    def run(self, begin: Saved, folder: Folder | None, lines: Log, bar: Bar) -> FitResult:
+        now, self._losses = begin, begin.losses.tolist()
+        what_then = "Start it again" + (
+            ": it goes on from its last checkpoint, with any number of processes."
+            if folder is not None
+            else "; with checkpoint= it would go on from there."
+        )
+        good, stopped, piece = now.state.params, "done", None
+        try:
+            with peers(what_then), self._pieces(begin.position) as pieces:
+                while not self._until.reached(now):
+                    began = time.perf_counter()
+                    piece = next(pieces, None)
+                    if piece is None:
+                        stopped = "exhausted"
+                        break
+                    state, loss, finite = self._stepped(now, piece)
+                    if not finite:
+                        stopped = "nonfinite"
+                        break
+                    good, now = now.state.params, self._after(now, piece, state, loss)
+                    seconds = time.perf_counter() - began
+                    lines.write(now.step, now.position.epoch, loss, seconds, piece.count)
+                    bar.update(loss)
+                    if self._wants_stop(now, piece, loss, good):
+                        stopped = "callback"
+                        break
+                    if folder is not None and folder.due(now.step):
+                        folder.save(self._with_losses(now))
+        except KeyboardInterrupt:
+            stopped = "interrupted"
+        message = self._message(stopped, now, piece)
+        if stopped == "nonfinite":
+            now = dataclasses.replace(now, state=now.state._replace(params=good))
+        elif folder is not None:
+            folder.save(self._with_losses(now))
+        return FitResult(
+            self._whole(now.state.params),
+            self._whole(now.best),
+            now.best_loss,
+            self._with_losses(now).losses,
+            now.step,
+            now.position.epoch,
+            stopped,
+            message,
+            time.perf_counter() - self._started,
+        )
+
+    def _pieces(self, position: Position) -> Any:
+        if self._source is None:
+            return contextlib.nullcontext(itertools.repeat(Piece(None, 0, True)))
+        pieces = self._source.batches(position, self._order)
+        return contextlib.closing(pieces if self._source.repeats else ahead(pieces))
+
+    def _stepped(self, now: Saved, piece: Piece) -> tuple[State, float, bool]:
+        if self._step.dtype is None:
+            dtype = dtype_of(self._step, now.state.params, piece.batch, self._key)
+            self._step = dataclasses.replace(self._step, dtype=dtype)
+            if self._automatic:
+                self._step = that_fits(self._step, now.state, piece.batch, self._key)
+        while True:
+            try:
+                state, *rest = self._step.compiled(
+                    now.state, piece.batch, self._key, np.int32(now.step)
+                )
+                loss, finite = jax.device_get(rest)
+                return state, float(loss), bool(finite)
+            except jax.errors.JaxRuntimeError as e:
+                if not out_of_memory(e) or piece.batch is None:
+                    raise
+                if not self._automatic:
+                    e.add_note("ensembleode: give microbatch='auto', or a smaller number.")
+                    raise
+                self._step = smaller(self._step, piece.batch, e)
+
+    def _after(self, now: Saved, piece: Piece, state: State, loss: float) -> Saved:
+        self._losses.append(loss)
+        epoch, pieces, items, total = now.position
+        pieces, items, total = pieces + 1, items + piece.count, total + loss * piece.count
+        best, best_loss = now.best, now.best_loss
+        if self._source is None or self._source.repeats:
+            if loss < best_loss:
+                best, best_loss = now.state.params, loss
+        elif piece.last and total / items < best_loss:
+            best, best_loss = state.params, total / items
+        position = Position(epoch + 1) if piece.last else Position(epoch, pieces, items, total)
+        return Saved(state, best, best_loss, now.losses, now.step + 1, position, now.run)
+
+    def _with_losses(self, now: Saved) -> Saved:
+        return dataclasses.replace(now, losses=np.array(self._losses[: now.step]))
+
+    def _whole(self, params: Any) -> Any:
+        return eqx.combine(self._placed.home(params), self._static)
+
+    def _message(self, stopped: str, now: Saved, piece: Piece | None) -> str:
+        steps = f"after {now.step} steps"
+        if stopped == "nonfinite":
+            where = f"of step {now.step + 1} (pass {now.position.epoch + 1} over the data)"
+            return (
+                f"The loss, or its gradient, {where} is not finite{self._culprits(now, piece)}. "
+                "The parameters are the last with a finite one."
+            )
+        return {
+            "done": f"Done {steps}.",
+            "callback": f"Stopped by the callback {steps}.",
+            "interrupted": f"Interrupted {steps}.",
+            "exhausted": f"The data came to an end {steps}.",
+        }[stopped]
+
+    def _culprits(self, now: Saved, piece: Piece | None) -> str:
+        """Which items they are, where that is quickly said."""
+        if piece is None or piece.batch is None or self._step.microbatch or jax.process_count() > 1:
+            return ""
+        key = self._step.key_of(self._key, now.step)
+        losses = self._placed.mapped(
+            lambda shared, split: self._step.losses(shared[0], *split, shared[1])
+        )
+        values = jax.jit(losses)((now.state.params, key), (piece.batch.rows, piece.batch.place))
+        bad = np.flatnonzero(~np.isfinite(values[: piece.count]))
+        if not len(bad):
+            return " (though the loss of each item is)"
+        which = "" if piece.items is None else f", first that of item {piece.items[bad[0]]}"
+        return f" (the loss of {len(bad)} of {piece.count} items{which})"
+
+    def _wants_stop(self, now: Saved, piece: Piece, loss: float, params: Any) -> bool:
+        if self._callback is None:
+            return False
+        stop = False
+        if is_first():
+            elapsed = time.perf_counter() - self._started
+            epoch, whole = now.position.epoch, self._whole(params)
+            state = FitState(now.step, epoch, loss, whole, piece.count, elapsed)
+            stop = bool(self._callback(state))
+        return from_first(bytes([stop])) == b"\x01"
+
+
+def _refuse_without_data(placed: Placement, **given: Any) -> None:
+    for name, value in given.items():
+        if value is not None:
+            raise ValueError(f"{name} is of data, and there is none: fit(loss, params, data, ...).")
+    if placed.size > 1:
+        raise ValueError(
+            "several devices or processes share the items of data, and there is none: give it, as "
+            "in fit(loss, params, data, ...), or let the solve in the loss run on several, by its "
+            "ensemblealg."
+        )

@@ -1,0 +1,74 @@
+"""How many items a device can compute with at a time."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import numpy as np
+
+from ..logs import logger
+from .step import State, Step
+
+
+# Of the memory that is free, how much a step may take.
+_SHARE = 0.8
+
+
+def out_of_memory(error: BaseException) -> bool:
+    return "RESOURCE_EXHAUSTED" in str(error)
+
+
+def that_fits(step: Step, state: State, batch: Any, key: Any) -> Step:
+    """With the largest microbatch whose step fits into memory, by the compiler's account of it."""
+    free = _free(next(iter(batch.place.devices())))
+    if free is None:
+        return step
+    while True:
+        compiled = step.compiled.lower(state, batch, key, np.int32(0)).compile()
+        used = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
+        if used <= _SHARE * free or _size(step, batch) == 1:
+            return step
+        # It is in proportion, but for what does not depend on it.
+        times = 2 ** int(np.ceil(np.log2(max(2.0, used / (_SHARE * free)))))
+        step = _with_size(step, max(1, _size(step, batch) // times))
+        logger.info(
+            "a step would take %.1f GB of %.1f GB that are free: microbatch=%d.",
+            used / 1e9,
+            free / 1e9,
+            step.microbatch,
+        )
+
+
+def smaller(step: Step, batch: Any, error: BaseException) -> Step:
+    """With half of it.
+
+    **Raises:** the error, where it can't be halved.
+    """
+    size = _size(step, batch)
+    if size == 1:
+        raise error
+    step = _with_size(step, size // 2)
+    logger.warning("out of memory with %d items at a time: microbatch=%d.", size, step.microbatch)
+    return step
+
+
+def _size(step: Step, batch: Any) -> int:
+    rows = batch.place.shape[0] // step.placement.size
+    return rows if step.microbatch is None else min(step.microbatch, rows)
+
+
+def _with_size(step: Step, size: int) -> Step:
+    return dataclasses.replace(step, microbatch=size)
+
+
+def _free(device: jax.Device) -> int | None:
+    """Bytes; None where nobody says."""
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats:
+        return stats["bytes_limit"] - stats["bytes_in_use"]
+    try:
+        with open("/proc/meminfo") as lines:
+            sizes = dict(line.split(":") for line in lines)
+    except FileNotFoundError:
+        return None
+    return int(sizes["MemAvailable"].split()[0]) * 1024

@@ -1,0 +1,456 @@
+"""Multiple shooting: a long trajectory is fitted in short pieces that are made to meet."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, Inexact
+
+from ..ensemble import EnsembleAlgorithm, EnsembleColumns
+from ..options import time_dtype_of
+from ..problem import EnsembleProblem, ODEProblem, remake
+from ..program import is_tracer
+from ..solution import ReturnCode
+from ..solve import solve
+
+
+def squared_error(predicted: Any, measured: Any) -> Any:
+    """The sum of squares of the differences."""
+    return jnp.sum(jnp.abs(predicted - measured) ** 2)
+
+
+def absolute_error(predicted: Any, start: Any) -> Any:
+    """The sum of the absolute differences."""
+    return jnp.sum(jnp.abs(predicted - start))
+
+
+class ShootingGroups(NamedTuple):
+    """The pieces that measured trajectories are shot in: arrays with the group first.
+
+    - `ts`: the times, `[group, time]`. A group that is shorter than the others repeats its end.
+    - `data`: what was measured then, `[group, time, *state]`.
+    - `inside`: whether that is a point of the group, and not its end repeated, `[group, time]`.
+    - `counted`: which points the data part of the loss is over, `[group, time]`: each one once,
+        where a group arrives at it (the very first, where the trajectory starts).
+    - `u0`: where the group starts, `[group, *state]`.
+    - `target`: where it should end: at the start of the next one, `[group, *state]`.
+    - `has_next`: whether there is a next one, `[group]`.
+
+    Part of them is a minibatch: `jax.tree.map(lambda x: x[indices], groups)`.
+    """
+
+    ts: Any
+    data: Any
+    inside: Any
+    counted: Any
+    u0: Any
+    target: Any
+    has_next: Any
+
+
+class MultipleShooting(NamedTuple):
+    """What [`multiple_shooting`][ensembleode.multiple_shooting] returns.
+
+    - `loss`: the sum of the data part and of the weighted continuity part.
+    - `data_loss`, `continuity_loss`: these two, the second without its weight.
+    - `u`: the states of the groups, `[group, time, *state]`; NaN where a group has no data, or did
+        not get.
+    - `t`: their times, `[group, time]`. A group that is shorter than the others repeats its end.
+    - `retcode`: `[group]`, [`ReturnCode`][ensembleode.ReturnCode]s as integers.
+
+    With several measured trajectories these have the axis `trajectory` in front of `group`.
+    """
+
+    loss: Any
+    data_loss: Any
+    continuity_loss: Any
+    u: Any
+    t: Any
+    retcode: Any
+
+
+def multiple_shooting(
+    prob: ODEProblem,
+    data: Any,
+    ts: Any,
+    group_size: int,
+    continuity_weight: Any = 100.0,
+    *,
+    alg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
+    loss: Callable = squared_error,
+    continuity_loss: Callable = absolute_error,
+    starts: Any = None,
+    **solve_options: Any,
+) -> MultipleShooting:
+    r"""The loss of a fit to measured trajectories, by multiple shooting.
+
+    Over a long time a trajectory depends so sensitively, or so indirectly, on its parameters that
+    a fit of all of it at once gets stuck. Here the data is divided into groups of `group_size`
+    points, each of which starts with the last point of the one before it (the last group may be
+    shorter). Every group is solved from its own start, all of them as one ensemble, and the loss is
+
+    $$\sum_\text{points} \text{loss}(\hat u, u) + \text{continuity\_weight}
+    \sum_\text{groups} \text{continuity\_loss}(\hat u_\text{end}, u_\text{next start}).$$
+
+    Every point counts once, whatever the size of its group. With `group_size` the number of points
+    there is one group, and this is an ordinary fit (single shooting).
+
+    Differentiable by `prob.p` and `starts`, and by what `f` closes over; it can be jitted. So a fit
+    minimises `multiple_shooting(eo.remake(prob, p=p), data, ts, ...).loss` over `p`.
+
+    **Arguments:**
+
+    - `prob`: the [`ODEProblem`][ensembleode.ODEProblem] with the parameters. Of its `u0` only the
+        shape and dtype matter, and its `tspan` doesn't.
+    - `data`: what was measured, `[time, *state]`; or several trajectories with the same
+        parameters, `[trajectory, time, *state]`.
+    - `ts`: when, `[time]`, increasing; or `[trajectory, time]`.
+    - `group_size`: how many points a group has, from 2 to all.
+    - `continuity_weight`: what a gap between one group and the next counts, by default 100.
+    - `alg`, `ensemblealg`: the solver, and where the groups run, as for
+        [`solve`][ensembleode.solve]. With `EnsembleColumns` all groups must be measured at the
+        same times after their start.
+    - `loss`: `loss(predicted, measured)` of a state `[*state]`, by default the sum of squares. What
+        it returns is added up, so a loss of optax (`optax.huber_loss`) will do.
+    - `continuity_loss`: `continuity_loss(end, start)` of where a group ended and the next started,
+        by default the sum of the absolute differences.
+    - `starts`: where the groups start, `[group, *state]` (of several trajectories
+        `[trajectory, group, *state]`), by default the data there. Fit them together with the
+        parameters where the data is noisy: by default every group starts off by the noise.
+    - `solve_options`: other options of `solve`, such as `abstol` or `sensealg`.
+
+    **Returns:** a [`MultipleShooting`][ensembleode.training.multiple_shooting.MultipleShooting].
+    If a group fails, the loss is infinite, so that no optimiser mistakes it for a better one; the
+    gradient is then that of the other groups.
+
+    **Raises:** `ValueError` and `TypeError` for bad input, naming the argument: data that is NaN,
+    times that don't increase, shapes that don't fit, a `group_size` outside of 2 to the number of
+    points.
+
+    The method goes back to Bock and Plitt, "A multiple shooting algorithm for direct solution of
+    optimal control problems", IFAC Proceedings 17 (1984). With starts that are the data it is
+    DiffEqFlux's `multiple_shoot`, with the same continuity part; there, `loss_function(data,
+    prediction)` is of the arrays of a group.
+
+    >>> import jax, jax.numpy as jnp, ensembleode as eo
+    >>> ts = jnp.linspace(0.0, 2.0, 11)
+    >>> data = jnp.exp(-ts)[:, None]
+    >>> def loss(p):
+    ...     prob = eo.ODEProblem(lambda u, p, t: -p * u, data[0], (0.0, 2.0), p)
+    ...     return eo.multiple_shooting(prob, data, ts, group_size=5).loss
+    >>> value, gradient = jax.value_and_grad(loss)(1.5)
+    >>> print(f"{value:.2f} {gradient:.1f}")
+    21.55 35.2
+    """
+    if not isinstance(prob, ODEProblem):
+        raise TypeError(f"prob must be an ODEProblem, got {type(prob).__name__}.")
+    _check_weight(continuity_weight)
+    data = _as_data(data, prob.u0.shape, prob.u0.dtype)
+    several = data.ndim > 1 + prob.u0.ndim
+    groups = _groups(data, ts, group_size, starts, several=several)
+    shot = _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options)
+    lead = (data.shape[0], -1) if several else (-1,)
+    return MultipleShooting(
+        jnp.sum(_total(shot, continuity_weight)),
+        jnp.sum(jnp.where(shot.ok, shot.data_losses, shot.failure)),
+        jnp.sum(jnp.where(shot.ok, shot.continuity_losses, shot.failure)),
+        *(x.reshape(*lead, *x.shape[1:]) for x in (shot.u, groups.ts, shot.retcode)),
+    )
+
+
+def shooting_groups(data: Any, ts: Any, group_size: int, *, starts: Any = None) -> ShootingGroups:
+    """The groups that [`multiple_shooting`][ensembleode.multiple_shooting] solves, one after the
+    other (of several trajectories, those of the first come first).
+
+    As data for minibatches of groups: see
+    [`shooting_losses`][ensembleode.training.multiple_shooting.shooting_losses].
+
+    **Arguments:** `data`, `ts`, `group_size` and `starts` as there. Data is
+    `[trajectory, time, *state]` if `ts` is `[trajectory, time]`, and `[time, *state]` otherwise.
+
+    **Raises:** as `multiple_shooting`.
+    """
+    several, data = np.ndim(ts) == 2, _as_states("data", data)
+    data = _as_data(data, data.shape[1 + several :], data.dtype)
+    return _groups(data, ts, group_size, starts, several=several)
+
+
+def shooting_losses(
+    prob: ODEProblem,
+    groups: ShootingGroups,
+    continuity_weight: Any = 100.0,
+    *,
+    alg: Any = None,
+    ensemblealg: EnsembleAlgorithm | None = None,
+    loss: Callable = squared_error,
+    continuity_loss: Callable = absolute_error,
+    **solve_options: Any,
+) -> Inexact[Array, " group"]:
+    """What each group adds to the loss of [`multiple_shooting`][ensembleode.multiple_shooting].
+
+    The loss of each item for a fit by minibatches, whose items are groups: over all groups, they
+    add up to that loss. They are solved as one ensemble; one that fails has an infinite loss.
+
+    **Arguments:** `groups` from
+    [`shooting_groups`][ensembleode.training.multiple_shooting.shooting_groups], or some of them;
+    `prob`, `continuity_weight`, `alg`, `ensemblealg`, `loss`, `continuity_loss` and `solve_options`
+    as there. (With `EnsembleColumns`, inside `jit` with groups that are traced, groups whose times
+    differ have a NaN loss.)
+
+    **Returns:** `[group]`.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> from ensembleode.training.multiple_shooting import shooting_groups, shooting_losses
+    >>> ts = jnp.linspace(0.0, 2.0, 11)
+    >>> groups = shooting_groups(jnp.exp(-ts)[:, None], ts, group_size=5)
+    >>> def loss(p, batch, key):
+    ...     prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 2.0), p)
+    ...     return shooting_losses(prob, batch)
+    >>> print(loss(1.5, groups, None).round(2))
+    [14.88  6.67  0.  ]
+    """
+    _check_weight(continuity_weight)
+    shot = _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options)
+    return _total(shot, continuity_weight)
+
+
+#
+# The solve
+#
+
+
+class _Shot(NamedTuple):
+    """The groups solved: everything has the group first. The losses of groups that failed are zero,
+    and `failure` what they should be."""
+
+    data_losses: Any
+    continuity_losses: Any
+    ok: Any
+    failure: Any
+    u: Any
+    retcode: Any
+
+
+def _total(shot: _Shot, continuity_weight: Any) -> Any:
+    weight = jnp.asarray(continuity_weight, shot.data_losses.dtype)
+    return jnp.where(shot.ok, shot.data_losses + weight * shot.continuity_losses, shot.failure)
+
+
+def _check_weight(continuity_weight: Any) -> None:
+    if not is_tracer(continuity_weight) and not 0 <= continuity_weight < np.inf:
+        raise ValueError(
+            f"continuity_weight must be zero or positive, and finite; got {continuity_weight!r}."
+        )
+
+
+_FIXED = ("trajectories", "saveat", "save_start", "save_everystep", "store")
+
+
+def _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options) -> _Shot:
+    for name in _FIXED:
+        if name in solve_options:
+            raise TypeError(
+                f"{name} is no option of multiple shooting: what is solved and saved follows from "
+                "ts and group_size."
+            )
+    ens, saveat, valid = _ensemble(prob, groups, isinstance(ensemblealg, EnsembleColumns))
+    options = {**solve_options, "trajectories": groups.ts.shape[0], "saveat": saveat}
+    sim = solve(ens, alg, ensemblealg, **options)
+    u, retcode = jnp.asarray(sim.u), jnp.asarray(sim.retcode)
+    ok = valid & (retcode == ReturnCode.Success.value)
+    # Neither the NaN of a group that failed nor what is only padding may get into the gradient.
+    counted = groups.counted & ok[:, None]
+    points = jax.vmap(jax.vmap(lambda *states: jnp.sum(loss(*states))))(
+        jnp.where(_like(counted, u), u, groups.data), groups.data
+    )
+    linked = groups.has_next & ok
+    gaps = jax.vmap(lambda *states: jnp.sum(continuity_loss(*states)))(
+        jnp.where(_like(linked, groups.target), u[:, -1], groups.target), groups.target
+    )
+    return _Shot(
+        jnp.sum(jnp.where(counted, points, 0), axis=1),
+        jnp.where(linked, gaps, 0),
+        ok,
+        jnp.where(valid, jnp.inf, jnp.nan).astype(points.dtype),
+        jnp.where(_like(groups.inside, u), u, jnp.nan),
+        retcode,
+    )
+
+
+def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
+    """The ensemble of the groups, its `saveat`, and which groups it is right for."""
+    ts, u0s = jnp.asarray(groups.ts), jnp.asarray(groups.u0)
+    if not columns:
+
+        def group(prob, ctx):
+            span = (ts[ctx.index, 0], ts[ctx.index, -1])
+            return remake(prob, u0=u0s[ctx.index], tspan=span)
+
+        return EnsembleProblem(prob, group), groups.ts, jnp.ones(ts.shape[0], bool)
+
+    # Columns share their time, so each counts it from its own start.
+    def since_start(u, p, t):
+        p, start = p
+        return prob.f(u, p, start + t)
+
+    def column(prob, ctx):
+        return remake(prob, u0=u0s[ctx.index], p=(prob.p[0], ts[ctx.index, 0]))
+
+    times, valid = _shared_times(groups.ts)
+    shifted = remake(prob, f=since_start, p=(prob.p, ts[0, 0]), tspan=(0.0, times[-1]))
+    return EnsembleProblem(shifted, column), times, valid
+
+
+def _shared_times(ts: Any) -> tuple:
+    """Times after the start `[time]`, and which groups have them.
+
+    **Raises:** `ValueError` when not all have them (which needs times that are known).
+    """
+    known = not is_tracer(ts)
+    xp: Any = np if known else jnp
+    ts = xp.asarray(ts)
+    since = ts - ts[:, :1]
+    rounding = 16 * jnp.finfo(ts.dtype).eps * xp.max(xp.abs(ts))
+    alike = xp.all(xp.abs(since - since[:1]) <= rounding, axis=1)
+    if known and not alike.all():
+        other = int(np.argmin(alike))
+        raise ValueError(
+            "EnsembleColumns solves all groups with the same steps, so they must be measured at "
+            f"the same times after their start; group {other} is not. Choose, of data evenly "
+            "spaced, a group_size that leaves no shorter group at the end (the number of points "
+            "less one is a multiple of group_size - 1); or use EnsembleThreads() or "
+            "EnsembleGPUArray()."
+        )
+    return since[0], jnp.asarray(alike)
+
+
+def _like(mask: Any, x: Any) -> Any:
+    """The mask with axes for the rest of those of `x`."""
+    return jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x.shape)
+
+
+#
+# The groups
+#
+
+
+def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) -> ShootingGroups:
+    """The groups of data `[trajectory, time, *state]` (without `several`, `[time, *state]`).
+
+    Times that are known stay NumPy's, so that they are known inside a trace, too.
+    """
+    ts = _as_times(ts, data, several)
+    if not several:
+        data, ts = data[None], ts[None]
+    n = data.shape[1]
+    if isinstance(group_size, bool) or not isinstance(group_size, int | np.integer):
+        raise TypeError(f"group_size must be an integer, got {group_size!r}.")
+    if not 2 <= group_size <= n:
+        raise ValueError(
+            f"group_size must be from 2 to the number of points, {n}; got {group_size}."
+        )
+    first = np.arange(0, n - 1, group_size - 1)
+    index = first[:, None] + np.arange(group_size)
+    inside, index = index < n, np.minimum(index, n - 1)
+    counted = inside.copy()
+    counted[1:, 0] = False
+    has_next = np.arange(len(first)) < len(first) - 1
+    pieces = data[:, index]  # [trajectory, group, time, *state]
+    u0, target = pieces[:, :, 0], pieces[:, :, -1]
+    if starts is not None:
+        u0 = _as_starts(starts, u0, several)
+        target = jnp.concatenate([u0[:, 1:], target[:, -1:]], axis=1)
+
+    def of_every_trajectory(x):
+        return jnp.asarray(np.tile(x, (data.shape[0],) + (1,) * (x.ndim - 1)))
+
+    def one_after_the_other(x):
+        return x.reshape(-1, *x.shape[2:])
+
+    return ShootingGroups(
+        one_after_the_other(ts[:, index]),
+        jnp.asarray(one_after_the_other(pieces)),
+        of_every_trajectory(inside),
+        of_every_trajectory(counted),
+        jnp.asarray(one_after_the_other(u0)),
+        jnp.asarray(one_after_the_other(target)),
+        of_every_trajectory(has_next),
+    )
+
+
+def _as_data(data: Any, state: tuple, dtype: Any) -> Any:
+    """`[time, *state]` or `[trajectory, time, *state]`, all of it finite."""
+    data = _as_states("data", data)
+    axes = data.ndim - len(state)
+    if axes not in (1, 2) or data.shape[axes:] != state or 0 in data.shape:
+        raise ValueError(
+            f"data must be [time, *state] or [trajectory, time, *state], with the shape of a state "
+            f"as in prob.u0, {state}; its shape is {data.shape}."
+        )
+    if not is_tracer(data) and not np.isfinite(data).all():
+        where = tuple(int(i) for i in np.argwhere(~np.isfinite(data))[0])
+        raise ValueError(
+            f"data has a value that is not finite, at {where}; leave such times out, or fill them "
+            "in (eo.collocate_data estimates values at any time)."
+        )
+    return _cast("data", data, dtype)
+
+
+def _as_starts(starts: Any, u0: Any, several: bool) -> Any:
+    starts = _cast("starts", _as_states("starts", starts), u0.dtype)
+    needed = u0.shape if several else u0.shape[1:]
+    if starts.shape != needed:
+        axes = "[trajectory, group, *state]" if several else "[group, *state]"
+        raise ValueError(f"starts must be {axes}, {needed}; its shape is {starts.shape}.")
+    return starts.reshape(u0.shape)
+
+
+def _as_states(name: str, states: Any) -> Any:
+    """An array of inexact numbers; NumPy's where they are known."""
+    if is_tracer(states):
+        return states
+    try:
+        states = np.asarray(states)
+    except ValueError as e:  # ragged
+        raise TypeError(f"{name} must be one array; of several trajectories, too.") from e
+    if not jnp.issubdtype(states.dtype, jnp.number):
+        raise TypeError(f"{name} must be an array of numbers, got the dtype {states.dtype}.")
+    inexact = jnp.issubdtype(states.dtype, jnp.inexact)
+    return states if inexact else states.astype(jnp.result_type(float))
+
+
+def _cast(name: str, states: Any, dtype: Any) -> Any:
+    if jnp.iscomplexobj(states) and not jnp.issubdtype(dtype, jnp.complexfloating):
+        raise TypeError(
+            f"{name} is complex and the state is not ({dtype}): give prob a complex u0."
+        )
+    return states.astype(dtype)
+
+
+def _as_times(ts: Any, data: Any, several: bool) -> Any:
+    """`[time]`, of `several` trajectories `[trajectory, time]`, in the precision of the state."""
+    dtype = time_dtype_of(data)
+    try:
+        ts = ts.astype(dtype) if is_tracer(ts) else np.asarray(ts).astype(dtype)
+    except (TypeError, ValueError) as e:
+        raise TypeError(f"ts must be an array of times, got {ts!r}.") from e
+    points = data.shape[: 1 + several]
+    if ts.shape not in (points, points[-1:]):
+        which = f"{points[-1:]} or {points}" if several else f"{points}"
+        raise ValueError(
+            f"ts must have a time for each point of data, {which}; its shape is {ts.shape}."
+        )
+    if not is_tracer(ts):
+        if not np.isfinite(ts).all():
+            raise ValueError(f"ts must be finite, got {ts}.")
+        stops = np.argwhere(~(np.diff(ts) > 0))
+        if len(stops):
+            raise ValueError(
+                f"ts must increase from each time to the next (as {dtype} numbers); at index "
+                f"{stops[0][-1] + 1} it doesn't: {ts[tuple(stops[0])]} comes before."
+            )
+        return np.broadcast_to(ts, points)
+    return jnp.broadcast_to(ts, points)

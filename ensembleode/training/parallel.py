@@ -1,0 +1,191 @@
+"""The devices that share a batch, and what each has of it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from .. import cpu_devices
+from ..ensemble import EnsembleGPUArray, EnsembleSerial, EnsembleThreads
+from ..executors.shards import AXIS, evaluated_on_each
+from ..keys import as_before, raw
+from ..options import check_count
+
+
+_SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
+
+
+@dataclasses.dataclass(frozen=True)
+class Placement:
+    """Where a batch is computed with: on the devices of a mesh, or (None) wherever JAX computes.
+
+    Rows are dealt out in blocks, one after the other; the last device has fewer of them, or none.
+    """
+
+    mesh: Mesh | None = None
+
+    @property
+    def size(self) -> int:
+        return 1 if self.mesh is None else self.mesh.size
+
+    def rows(self, n: int) -> int:
+        """How many rows a batch of `n` items has, so that all devices have as many."""
+        return -(-n // self.size) * self.size
+
+    def here(self, n: int) -> slice:
+        """Which of `n` rows this process has."""
+        if self.mesh is None:
+            return slice(0, n)
+        each = n // jax.process_count()
+        return slice(each * jax.process_index(), each * (jax.process_index() + 1))
+
+    def split(self, tree: Any, n: int) -> Any:
+        """Arrays `[row]` of this process's part of `n` rows, on the devices that they are for."""
+        if self.mesh is None:
+            return jax.tree.map(jnp.asarray, tree)
+        sharding = NamedSharding(self.mesh, _SPLIT)
+
+        def put(x):
+            x = np.asarray(x)
+            shape = (n, *x.shape[1:])
+            return jax.make_array_from_process_local_data(sharding, x, shape)
+
+        return jax.tree.map(put, tree)
+
+    def everywhere(self, tree: Any) -> Any:
+        """Arrays that each device has, of a dtype that is not weak."""
+        sharding = None if self.mesh is None else NamedSharding(self.mesh, _WHOLE)
+
+        def put(x):
+            values = np.asarray(raw(x))
+            if sharding is None:
+                values = jnp.asarray(values)
+            else:
+                values = jax.make_array_from_process_local_data(sharding, values, values.shape)
+            return as_before(x, values) if hasattr(x, "dtype") else values
+
+        return jax.tree.map(put, tree)
+
+    def home(self, tree: Any) -> Any:
+        """What is everywhere, free to be used with whatever is elsewhere."""
+        return (
+            tree if self.mesh is None else jax.tree.map(lambda x: jnp.asarray(np.asarray(x)), tree)
+        )
+
+    def summed(self, fn: Callable) -> Callable:
+        """`fn(shared, split)`, the sum of what it gives on each device for its rows."""
+        if self.mesh is None:
+            return fn
+        mesh = self.mesh
+        return lambda shared, split: evaluated_on_each(
+            mesh, fn, (_WHOLE, _SPLIT), _WHOLE, (shared, split), _all_reduced
+        )
+
+    def mapped(self, fn: Callable) -> Callable:
+        """`fn(shared, split)`, what it gives on each device for its rows, one after the other."""
+        if self.mesh is None:
+            return fn
+        mesh = self.mesh
+        return lambda shared, split: evaluated_on_each(
+            mesh, fn, (_WHOLE, _SPLIT), _SPLIT, (shared, split)
+        )
+
+
+def _all_reduced(tree: Any) -> Any:
+    """The sums over the devices, in one message for each dtype."""
+    leaves, structure = jax.tree.flatten(tree)
+    dtypes = dict.fromkeys(x.dtype for x in leaves)
+    flat = {d: jnp.concatenate([x.ravel() for x in leaves if x.dtype == d]) for d in dtypes}
+    sums = jax.lax.psum(flat, AXIS)
+    out = []
+    for x in leaves:
+        out.append(sums[x.dtype][: x.size].reshape(x.shape))
+        sums[x.dtype] = sums[x.dtype][x.size :]
+    return jax.tree.unflatten(structure, out)
+
+
+def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
+    """Where a batch is computed with.
+
+    **Raises:** `ValueError` when more is wanted than there is, or it is said twice.
+    """
+    said = [
+        name
+        for name, given in (
+            ("devices", devices is not None),
+            ("ensemblealg", ensemblealg is not None),
+            ("dist", dist),
+        )
+        if given
+    ]
+    if len(said) > 1:
+        raise ValueError(f"{said[0]} and {said[1]} are both given; drop one of the two.")
+    if ensemblealg is not None:
+        chosen = _of_algorithm(ensemblealg)
+    elif dist:
+        chosen = jax.local_devices()
+    else:
+        chosen = _of_count(devices)
+    if jax.process_count() == 1 and len(chosen) == 1:
+        default = devices is None or isinstance(devices, int)
+        return Placement() if default else Placement(_mesh(chosen))
+    places = {d.id for d in chosen}
+    if jax.process_count() == 1:
+        return Placement(_mesh(chosen))
+    # As many, in the same places, of each process.
+    local = [i for i, d in enumerate(jax.local_devices()) if d.id in places]
+    everyone: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
+    for device in jax.devices():
+        everyone[device.process_index].append(device)
+    if any(len(x) <= max(local) for x in everyone):
+        raise ValueError(
+            f"each process must have {max(local) + 1} devices, and they have "
+            f"{[len(x) for x in everyone]}: start them with as many each."
+        )
+    return Placement(_mesh([x[i] for x in everyone for i in local]))
+
+
+def _mesh(devices: Any) -> Mesh:
+    return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+def _of_algorithm(ensemblealg: Any) -> list:
+    match ensemblealg:
+        case EnsembleSerial():
+            return _of_count(None)
+        case EnsembleThreads(n=n):
+            return cpu_devices.devices(n)
+        case EnsembleGPUArray(devices=devices):
+            return _of_count(devices)
+    raise ValueError(
+        "ensemblealg must be EnsembleSerial(), EnsembleThreads() or EnsembleGPUArray(devices=...): "
+        f"the devices of this process that share a batch; got {type(ensemblealg).__name__}. Give "
+        "others to the solve in the loss, and none to fit; for several processes see initialize."
+    )
+
+
+def _of_count(devices: Any) -> list:
+    there = jax.local_devices()
+    if devices is None:
+        return there[:1]
+    if isinstance(devices, list | tuple):
+        elsewhere = [d for d in devices if d not in there]
+        if not devices or elsewhere:
+            raise ValueError(
+                f"devices must be a count, or a list of devices of this process, got {devices!r}."
+            )
+        return list(devices)
+    count = check_count("devices", devices)
+    if count > len(there):
+        hint = ""
+        if there[0].platform == "cpu":
+            hint = (
+                f" Set {cpu_devices.VARIABLE}={count} in the environment, and import ensembleode "
+                "before JAX computes anything."
+            )
+        raise ValueError(f"devices={count} are more than there are ({len(there)}).{hint}")
+    return there[:count]

@@ -1,0 +1,80 @@
+"""What a model gives for each item of some data."""
+
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from ..options import check_count
+from .data import Arrays
+from .parallel import Placement, placement
+from .processes import peers
+
+
+def predict(
+    fn: Callable,
+    params: Any,
+    data: Any,
+    *,
+    batch_size: int | None = None,
+    devices: Any = None,
+    ensemblealg: Any = None,
+    dist: bool = False,
+) -> Any:
+    """What a function gives for each item, in the order of the items.
+
+    **Arguments:**
+
+    - `fn`: `fn(params, batch)`, a pytree of arrays `[item, ...]`.
+    - `params`: as they are, or as [`fit`][ensembleode.fit] found them.
+    - `data`: a pytree of arrays `[item, ...]`, in memory or on disk; of any number of items.
+    - `batch_size`: how many items are computed with at a time, by default all.
+    - `devices`, `ensemblealg`, `dist`: what shares a batch, as in [`fit`][ensembleode.fit].
+
+    **Returns:** the same pytree, of NumPy arrays for all items; in every process.
+
+    **Raises:** `ValueError` and `TypeError` for bad input.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> eo.predict(lambda slope, x: slope * x, 2.0, jnp.arange(5.0), batch_size=2).tolist()
+    [0.0, 2.0, 4.0, 6.0, 8.0]
+    """
+    placed = placement(devices, ensemblealg, dist)
+    if batch_size is not None:
+        check_count("batch_size", batch_size)
+    source = Arrays(data, batch_size, placed, shuffle=False)
+    arrays, static = eqx.partition(params, eqx.is_array_like)
+
+    def of_rows(arrays, rows):
+        out = fn(eqx.combine(arrays, static), rows)
+        _check(out, jax.tree.leaves(rows)[0].shape[0])
+        return out
+
+    compiled = jax.jit(placed.mapped(of_rows))
+    arrays = placed.everywhere(arrays)
+    parts = []
+    with peers("Start it again."):
+        for piece in source.in_order():
+            assert piece.batch is not None
+            out = _gathered(compiled(arrays, piece.batch.rows), placed)
+            parts.append(jax.tree.map(lambda x, n=piece.count: x[:n], out))
+    return jax.tree.map(lambda *x: np.concatenate(x), *parts)
+
+
+def _check(out: Any, n: int) -> None:
+    for x in jax.tree.leaves(out):
+        if np.shape(x)[:1] != (n,):
+            raise TypeError(
+                f"fn must return arrays with an axis of items, ({n}, ...) for {n} items; it "
+                f"returned the shape {np.shape(x)}."
+            )
+
+
+def _gathered(tree: Any, placed: Placement) -> Any:
+    if placed.mesh is None or jax.process_count() == 1:
+        return jax.tree.map(np.asarray, tree)
+    from jax.experimental import multihost_utils
+
+    return multihost_utils.process_allgather(tree, tiled=True)

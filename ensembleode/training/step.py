@@ -1,0 +1,218 @@
+"""One step of a fit: the mean loss of a batch, its gradient, and what the optimiser makes of it."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+
+from .parallel import Placement
+
+
+class Batch(NamedTuple):
+    """Rows, of which the first `count` are items, and where among all rows each is."""
+
+    rows: Any
+    place: Any
+    count: Any
+
+
+class State(NamedTuple):
+    """What a step changes."""
+
+    params: Any
+    optimizer: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """`compiled(state, batch, key, number)`: the next state, the loss, and whether all is finite.
+
+    - `loss`: of parameters alone, where there is no data; else of the items of a batch.
+    - `static`: the part of the parameters that isn't trained.
+    - `repeats`: whether every step has the same loss, so that what a line search found out about
+        it in the last step holds in the next.
+    - `microbatch`: how many rows each device computes with at a time; None for all.
+    - `dtype`: of the loss.
+    """
+
+    loss: Callable
+    static: Any
+    optimizer: optax.GradientTransformationExtraArgs
+    placement: Placement
+    has_data: bool
+    repeats: bool
+    microbatch: int | None = None
+    dtype: Any = None
+
+    @functools.cached_property
+    def compiled(self) -> Any:
+        return jax.jit(self._step)
+
+    def key_of(self, key: Any, number: Any) -> Any:
+        """The key of a step."""
+        return jax.random.fold_in(key, number)
+
+    def _step(self, state: State, batch: Any, key: Any, number: Any) -> tuple[State, Any, Any]:
+        key = self.key_of(key, number)
+        both = functools.partial(self.value_and_gradient, batch=batch, key=key)
+        value, gradient = self._found(state, both)
+        updates, optimizer = self.optimizer.update(
+            jax.tree.map(jnp.conj, gradient),
+            state.optimizer,
+            state.params,
+            value=value,
+            grad=gradient,
+            value_fn=_with_gradient(both),
+        )
+        finite = jnp.isfinite(value) & jnp.all(
+            jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradient)])
+        )
+        new = State(optax.apply_updates(state.params, updates), optimizer)
+        # Types stay as they are, weak ones included: a step compiles once.
+        new = jax.tree.map(lambda old, x: jnp.asarray(x, jnp.result_type(old)), state, new)
+        return new, value, finite
+
+    def _found(self, state: State, both: Callable) -> tuple[Any, Any]:
+        found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
+        if not (self.repeats and all(len(x) == 1 for x in found)):
+            return both(state.params)
+        known = tuple(x[0][1] for x in found)
+        return jax.lax.cond(jnp.isfinite(known[0]), lambda _: known, both, state.params)
+
+    def value_and_gradient(self, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
+        """Of the mean over the items, however they are split."""
+        if not self.has_data:
+            return jax.value_and_grad(self._alone)(params)
+        assert batch is not None
+
+        def sums(shared, split):
+            params, count, key = shared
+            return self._sums(params, *split, count, key)
+
+        sums = self.placement.summed(sums)((params, batch.count, key), (batch.rows, batch.place))
+        return jax.tree.map(lambda x: x / batch.count.astype(x.real.dtype), sums)
+
+    def _alone(self, params: Any) -> Any:
+        return self.loss(eqx.combine(params, self.static))
+
+    def _sums(self, params: Any, rows: Any, place: Any, count: Any, key: Any) -> tuple[Any, Any]:
+        """Of the losses of these rows, and of their gradients."""
+
+        def part(total, inputs):
+            def summed(params):
+                losses = self.losses(params, *inputs, key)
+                zero = jnp.zeros((), losses.dtype)
+                return jnp.sum(jnp.where(inputs[1] < count, losses, zero))
+
+            new = jax.value_and_grad(summed)(params)
+            return jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, new), None
+
+        zeros = jnp.zeros((), self.dtype), jax.tree.map(jnp.zeros_like, params)
+        n, size = place.shape[0], self.microbatch
+        if size is None or size >= n:
+            return part(zeros, (rows, place))[0]
+        missing = -n % size
+        rows = jax.tree.map(lambda x: _extended(x, missing), rows)
+        # (What only fills a place is after the last item.)
+        place = jnp.concatenate([place, jnp.full(missing, jnp.iinfo(place.dtype).max)])
+        split = jax.tree.map(lambda x: x.reshape(-1, size, *x.shape[1:]), (rows, place))
+        return jax.lax.scan(part, zeros, split)[0]
+
+    def losses(self, params: Any, rows: Any, place: Any, key: Any) -> Any:
+        """Of each row."""
+        keys = jax.vmap(functools.partial(jax.random.fold_in, key))(place)
+        losses = self.loss(eqx.combine(params, self.static), rows, keys)
+        _check_losses(losses, place.shape[0])
+        return losses
+
+
+def of_batch(loss: Callable) -> tuple[Callable, bool]:
+    """The loss with its three parameters, and whether it has the keys.
+
+    **Raises:** `TypeError` for one that takes something else.
+    """
+    count = _required(loss)
+    if count == 2:
+        return (lambda params, batch, _: loss(params, batch)), False
+    if count != 3:
+        raise TypeError(
+            f"with data, the loss must take (params, batch, key), or (params, batch); it takes "
+            f"{count} required positional parameters."
+        )
+    return loss, True
+
+
+def of_params(loss: Callable) -> Callable:
+    """
+    **Raises:** `TypeError` for a loss that takes something else.
+    """
+    count = _required(loss)
+    if count != 1:
+        raise TypeError(
+            f"without data, the loss must take (params); it takes {count} required positional "
+            "parameters. Give the data with fit(loss, params, data)."
+        )
+    return loss
+
+
+def _required(fn: Callable) -> int:
+    parameters = inspect.signature(fn).parameters.values()
+    positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    return sum(x.kind in positional and x.default is x.empty for x in parameters)
+
+
+def dtype_of(step: Step, params: Any, batch: Batch | None, key: Any) -> Any:
+    """The dtype of its loss.
+
+    **Raises:** `TypeError` for a loss that doesn't give what it should.
+    """
+    if batch is not None:
+        return jax.eval_shape(step.losses, params, batch.rows, batch.place, key).dtype
+    value = jax.eval_shape(step._alone, params)
+    if not (eqx.is_array_like(value) or isinstance(value, jax.ShapeDtypeStruct)) or value.shape:
+        raise TypeError(f"without data, the loss must return one number; it returned {value}.")
+    _check_real(value)
+    return value.dtype
+
+
+def _check_losses(losses: Any, n: int) -> None:
+    if not eqx.is_array(losses):
+        raise TypeError(
+            f"the loss must return an array of one number for each item, got {losses!r}."
+        )
+    if losses.shape != (n,):
+        hint = " Don't average in it: fit does." if losses.shape == () else ""
+        raise TypeError(
+            f"the loss must return one number for each item, an array of the shape ({n},) for the "
+            f"{n} items that it was given; it returned the shape {losses.shape}.{hint}"
+        )
+    _check_real(losses)
+
+
+def _check_real(value: Any) -> None:
+    if not jnp.issubdtype(value.dtype, jnp.floating):
+        raise TypeError(f"the loss must be real, of a floating-point dtype; it is {value.dtype}.")
+
+
+def _extended(x: Any, missing: int) -> Any:
+    return jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
+
+
+def _with_gradient(both: Callable) -> Callable:
+    """The value, for line searches, which differentiate it."""
+
+    @jax.custom_vjp
+    def value(params):
+        return both(params)[0]
+
+    def backward(gradient, cotangent):
+        return (jax.tree.map(lambda g: g * cotangent.astype(g.real.dtype), gradient),)
+
+    value.defvjp(both, backward)
+    return lambda params, **_: value(params)

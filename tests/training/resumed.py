@@ -1,0 +1,44 @@
+"""A fit with checkpoints, as a script that can be killed."""
+
+import json
+import os
+import sys
+import time
+
+import jax
+import optax
+
+import ensembleode as eo
+from tests.training import parity
+
+
+def main():
+    folder, where = sys.argv[1], json.loads(sys.argv[2])
+    if "COORDINATOR" in os.environ:
+        count, rank = int(os.environ["PROCESSES"]), int(os.environ["RANK"])
+        eo.initialize(os.environ["COORDINATOR"], count, rank, patience=10)
+    slow = where.pop("slow", 0.0)
+
+    def callback(state):
+        if jax.process_index() == 0:
+            print("step", state.step, flush=True)
+        time.sleep(slow)
+
+    result = eo.fit(
+        parity.trajectories(),
+        parity.start(),
+        parity.items(),
+        optimizer=optax.adam(0.05),
+        batch_size=7,
+        maxiters=40,
+        checkpoint=None if folder == "none" else eo.Checkpoints(folder, steps=3),
+        callback=callback,
+        progress=False,
+        **where,
+    )
+    if jax.process_index() == 0:
+        print("result", json.dumps([x.hex() for x in parity.numbers(result)]), flush=True)
+
+
+if __name__ == "__main__":
+    main()

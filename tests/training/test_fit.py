@@ -1,0 +1,488 @@
+"""`fit`: the same answer however its items are split, what stops it, what it refuses."""
+
+import json
+import subprocess
+import sys
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import ensembleode as eo
+
+from ..marks import slow_unless
+from . import parity, several
+
+
+SCRIPT = several.ROOT / "tests" / "training" / "parity.py"
+QUIET = {"progress": False}
+
+
+@pytest.fixture(autouse=True)
+def optax_mixes_dtypes():
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(scope="module")
+def on_one():
+    """Of each fit: its losses, what it found, and the lowest loss, on one device."""
+    return {name: parity.numbers(parity.fitted(name)) for name in parity.FITS}
+
+
+def same(found, expected):
+    np.testing.assert_allclose(found, expected, rtol=1e-12)
+
+
+def squares(params, batch):
+    return (params["slope"] * batch["x"] + params["shift"] - batch["y"]) ** 2
+
+
+def line(n=10):
+    x = np.linspace(0.0, 1.0, n)
+    return {"x": x, "y": 3 * x - 1}
+
+
+FLAT = {"slope": jnp.array(0.0), "shift": jnp.array(0.0)}
+
+
+def fit_line(loss=squares, params=FLAT, data=None, **options):
+    options = {"optimizer": optax.adam(0.1), "maxiters": 5, **QUIET, **options}
+    return eo.fit(loss, params, line() if data is None else data, **options)
+
+
+#
+# The same on however many devices
+#
+
+
+@pytest.mark.parametrize("name", parity.FITS)
+@pytest.mark.parametrize(
+    "where",
+    [
+        slow_unless(True, {"devices": 2}, id="devices"),
+        slow_unless(False, {"ensemblealg": eo.EnsembleThreads()}, id="threads"),
+        slow_unless(False, {"ensemblealg": eo.EnsembleSerial()}, id="serial"),
+    ],
+)
+def test_devices_change_nothing(name, where, on_one):
+    same(parity.numbers(parity.fitted(name, **where)), on_one[name])
+
+
+def by_processes(count, devices, where):
+    processes = several.start(SCRIPT, count, json.dumps(where), devices=devices)
+    outputs = several.finish(processes)
+    assert [p.returncode for p in processes] == [0] * count, outputs
+    return json.loads(outputs[0][0].splitlines()[-1])
+
+
+@pytest.mark.parametrize(
+    ("count", "devices", "where"),
+    [
+        (2, 1, {}),
+        slow_unless(False, 4, 1, {}),
+        slow_unless(False, 2, 2, {"dist": True}),
+    ],
+)
+def test_processes_change_nothing(count, devices, where, on_one):
+    found = by_processes(count, devices, where)
+    for name, expected in on_one.items():
+        same(found[name], expected)
+    np.testing.assert_array_equal(found["predict"], 2 * parity.items()["u0"])
+
+
+def test_four_devices_change_nothing(on_one):
+    done = subprocess.run(
+        [sys.executable, SCRIPT, '{"dist": true}'],
+        env=several.environment(4),
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=200,
+    )
+    found = json.loads(done.stdout.splitlines()[-1])
+    for name, expected in on_one.items():
+        same(found[name], expected)
+
+
+@pytest.mark.parametrize("engine", [slow_unless(False, "lanes"), "diffrax"])
+def test_the_gradient_is_that_of_the_mean(engine):
+    """Of one step of gradient descent, with what a solver of each engine gives."""
+    loss, rate = parity.trajectories(engine, noise=0.0), 0.01
+    keys = jax.random.split(jax.random.key(0), parity.N)
+    batch = jax.tree.map(jnp.asarray, parity.items())
+    expected = jax.grad(lambda p: jnp.mean(loss(p, batch, keys)))(parity.start())
+    for devices in (1, 2):
+        options = {"optimizer": optax.sgd(rate), "maxiters": 1, "devices": devices}
+        found = eo.fit(loss, parity.start(), parity.items(), **options, **QUIET).params
+        for name, value in parity.start().items():
+            np.testing.assert_allclose(found[name], value - rate * expected[name], rtol=1e-9)
+
+
+def test_items_weigh_the_same_however_uneven():
+    """3 items on 2 devices, 2 and 1 of them; 4 + 1 microbatches."""
+    data = {"x": np.array([1.0, 2.0, 4.0])}
+    options = {"optimizer": optax.sgd(1.0), "maxiters": 1, **QUIET}
+    for how in ({}, {"devices": 2}, {"microbatch": 2}, {"devices": 2, "microbatch": 1}):
+        result = eo.fit(lambda p, batch: p * batch["x"], jnp.array(0.0), data, **options, **how)
+        np.testing.assert_allclose(result.params, -7 / 3, rtol=1e-14)
+
+
+def test_each_device_has_its_share_of_the_work():
+    """Items whose loss is evaluated, counted on the host: never more than the share, rounded up."""
+
+    def counted(counts):
+        def loss(params, batch):
+            jax.debug.callback(counts.append, batch["x"].shape[0])
+            return squares(params, batch)
+
+        return loss
+
+    for devices, share in ((1, 10), (2, 5)):
+        counts = []
+        fit_line(counted(counts), devices=devices, maxiters=3)
+        jax.effects_barrier()
+        assert [int(x) for x in counts] == [share] * (3 * devices)
+
+
+def test_keys_are_of_items_and_steps():
+    seen = []
+
+    def loss(params, batch, key):
+        noise = jax.vmap(jax.random.uniform)(key)
+        jax.debug.callback(lambda x: seen.append(np.asarray(x)), noise)
+        return squares(params, batch) + 0 * noise
+
+    def run(**how):
+        seen.clear()
+        fit_line(loss, maxiters=2, **how)
+        jax.effects_barrier()
+        return np.sort(np.concatenate(seen)[: 2 * 10])
+
+    alone = run()
+    assert len(np.unique(alone)) == 20
+    np.testing.assert_array_equal(run(devices=2), alone)
+    assert (run(key=jax.random.key(1)) != alone).any()
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_weak_scaling_gives_each_device_that_many(devices):
+    result = fit_line(batch_size=2, scaling="weak", devices=devices, maxiters=None, epochs=1)
+    assert result.steps == 10 // (2 * devices) + (10 % (2 * devices) > 0)
+
+
+def test_no_item_is_dropped():
+    """Each is in one batch of a pass, and passes are in other orders."""
+    batches = []
+
+    def loss(params, batch):
+        jax.debug.callback(lambda x: batches.append(np.asarray(x)), batch["i"])
+        return params * batch["x"]
+
+    data = {"x": np.ones(10), "i": np.arange(10)}
+    options = {"optimizer": optax.sgd(0.0), "batch_size": 4, "epochs": 3}
+    result = eo.fit(loss, jnp.array(1.0), data, **options, **QUIET)
+    jax.effects_barrier()
+    assert (result.steps, result.epochs) == (9, 3)
+    sizes = (4, 4, 2) * 3
+    rows = np.concatenate([b[:n] for b, n in zip(batches, sizes, strict=True)]).reshape(3, 10)
+    for one in rows:
+        np.testing.assert_array_equal(np.sort(one), np.arange(10))
+    assert (rows[0] != rows[1]).any()
+
+
+#
+# What it finds, and what stops it
+#
+
+
+def test_the_published_parameters():
+    """The data-parallel tutorial of SciML: the best of 100 losses is that after 99 updates."""
+
+    def loss(theta):
+        prob = eo.ODEProblem(lambda u, p, t: 1.01 * u * p, theta[:1], (0.0, 1.0), theta[1:])
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=0.5 + ctx.sim_id / 100 * prob.u0)
+        )
+        sim = eo.solve(ens, eo.Tsit5(), saveat=0.1, trajectories=100, abstol=1e-10, reltol=1e-10)
+        return jnp.sum((1.0 - sim.u) ** 2)
+
+    result = eo.fit(loss, jnp.array([3.0, 1.0]), optimizer=optax.adam(0.1), maxiters=100, **QUIET)
+    np.testing.assert_allclose(result.best, [1.09411996, -0.41178013], atol=1e-7)
+    assert result.best_loss == result.losses.min() == result.losses[99]
+    np.testing.assert_allclose(loss(result.best), result.best_loss, rtol=1e-10)
+
+
+@pytest.mark.parametrize("how", [{}, {"devices": 2}, {"microbatch": 3}], ids=str)
+def test_line_searches_of_the_full_batch(how):
+    result = fit_line(optimizer=optax.lbfgs(), maxiters=12, **how)
+    np.testing.assert_allclose(result.params["slope"], 3.0, atol=1e-6)
+    np.testing.assert_allclose(result.params["shift"], -1.0, atol=1e-6)
+
+
+def test_what_a_line_search_found_is_used():
+    """Each of its values is computed once: as often as by optax's own way to reuse them."""
+    counts = {"ours": 0, "by hand": 0}
+
+    def count(name):
+        counts[name] += 1
+
+    def value(params, name):
+        jax.debug.callback(lambda: count(name))
+        return jnp.sum(jnp.stack([params["slope"] - 3, 10 * params["shift"] + 1]) ** 2)
+
+    optimizer = optax.lbfgs()
+    eo.fit(lambda p: value(p, "ours"), FLAT, optimizer=optimizer, maxiters=4, **QUIET)
+    by_hand = lambda p: value(p, "by hand")  # noqa: E731
+    params, state = FLAT, optimizer.init(FLAT)
+
+    @jax.jit
+    def update(params, state):
+        loss, gradient = optax.value_and_grad_from_state(by_hand)(params, state=state)
+        extra = {"value": loss, "grad": gradient, "value_fn": by_hand}
+        updates, state = optimizer.update(gradient, state, params, **extra)
+        return optax.apply_updates(params, updates), state
+
+    for _ in range(4):
+        params, state = update(params, state)
+    jax.effects_barrier()
+    assert counts["ours"] == counts["by hand"] > 4
+
+
+def test_the_callback_can_stop_it():
+    seen = []
+
+    def callback(state):
+        seen.append(state)
+        return state.step == 3
+
+    result = fit_line(batch_size=4, maxiters=10, callback=callback)
+    assert result.stopped == "callback"
+    assert result.steps == len(result.losses) == 3
+    assert [s.step for s in seen] == [1, 2, 3]
+    assert [s.items for s in seen] == [4, 4, 2]
+    assert [s.loss for s in seen] == result.losses.tolist()
+    assert float(seen[0].params["slope"]) == 0.0
+
+
+def test_a_loss_that_is_not_finite_keeps_the_last_good_parameters():
+    def loss(params, batch):
+        return jnp.where(batch["x"] > 0.5, jnp.sqrt(0.25 - params), 1.0 - params)
+
+    options = {"optimizer": optax.sgd(0.1), "maxiters": 100, **QUIET}
+    result = eo.fit(loss, jnp.array(0.0), {"x": np.linspace(0, 1, 4)}, **options)
+    assert result.stopped == "nonfinite"
+    assert 0 < float(result.params) <= 0.25
+    assert np.isfinite(result.losses).all()
+    assert len(result.losses) == result.steps
+    assert f"of step {result.steps + 1} " in result.message
+    assert "the loss of 2 of 4 items, first that of item 2" in result.message
+
+
+def test_the_best_of_minibatches_is_that_of_passes():
+    means, losses = [], []
+
+    def callback(state):
+        losses.append(state.loss * state.items)
+        if state.epoch > len(means):
+            means.append(sum(losses) / 10)
+            losses.clear()
+
+    result = fit_line(batch_size=4, maxiters=None, epochs=4, callback=callback)
+    np.testing.assert_allclose(result.best_loss, min(means), rtol=1e-12)
+
+
+def test_only_floating_point_arrays_are_trained():
+    class Model(eqx.Module):
+        weight: jax.Array
+        steps: jax.Array
+        activation: object = jnp.tanh
+        rate: float = 0.5
+
+    def loss(model, batch):
+        return (model.activation(model.weight * batch["x"]) - 0.5) ** 2 * model.rate
+
+    model = Model(jnp.array(0.1), jnp.array(3))
+    result = fit_line(loss, model, maxiters=20)
+    assert abs(float(result.params.weight) - 0.1) > 0.1
+    assert int(result.params.steps) == 3
+    assert result.params.rate == 0.5
+
+
+def test_complex_parameters():
+    def loss(z):
+        return jnp.abs(z - (1 + 2j)) ** 2
+
+    options = {"optimizer": optax.sgd(0.25), "maxiters": 40, **QUIET}
+    result = eo.fit(loss, jnp.array(0j), **options)
+    np.testing.assert_allclose(result.params, 1 + 2j, atol=1e-6)
+
+
+def test_it_compiles_once(compiles):
+    fit_line(batch_size=4, maxiters=2)
+    compiles.count = 0
+    fit_line(batch_size=4, maxiters=9)
+    few = compiles.count
+    compiles.count = 0
+    fit_line(batch_size=4, maxiters=30)
+    assert compiles.count == few
+
+
+#
+# Data
+#
+
+
+def test_data_of_any_kind(tmp_path):
+    import zarr
+
+    data = line(23)
+    expected = fit_line(data=data, batch_size=5, maxiters=9).losses
+    on_disk, of_zarr = {}, {}
+    for name, x in data.items():
+        np.save(tmp_path / f"{name}.npy", x)
+        on_disk[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+        of_zarr[name] = zarr.create_array(tmp_path / f"{name}.zarr", data=x, chunks=(4,))
+    for other in (jax.tree.map(jnp.asarray, data), on_disk, of_zarr):
+        np.testing.assert_array_equal(
+            fit_line(data=other, batch_size=5, maxiters=9).losses, expected
+        )
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_batches_as_they_come(devices):
+    """Of any size; weighed by their items over a pass."""
+    data = line(10)
+    batches = [
+        jax.tree.map(lambda x, s=s: x[s], data) for s in (slice(0, 7), slice(7, 8), slice(8, 10))
+    ]
+    result = fit_line(data=batches, maxiters=None, epochs=2, devices=devices)
+    assert result.steps == 6
+    assert np.isclose(result.losses[0], np.mean((data["y"][:7]) ** 2))
+    endless = (jax.tree.map(lambda x, i=i: x[i % 3 : i % 3 + 4], data) for i in range(10**9))
+    assert fit_line(data=endless, maxiters=5, devices=devices).stopped == "done"
+    result = fit_line(data=iter(batches), maxiters=10, devices=devices)
+    assert (result.stopped, result.steps) == ("exhausted", 3)
+
+
+def test_the_log_and_the_curve(tmp_path):
+    result = fit_line(batch_size=4, maxiters=4, log=tmp_path / "logs" / "fit.jsonl")
+    lines = [json.loads(x) for x in (tmp_path / "logs" / "fit.jsonl").read_text().splitlines()]
+    assert [x["loss"] for x in lines] == result.losses.tolist()
+    assert [x["step"] for x in lines] == [1, 2, 3, 4]
+    assert [x["items"] for x in lines] == [4, 4, 2, 4]
+    assert all(x["items_per_second"] > 0 for x in lines)
+    pytest.importorskip("matplotlib").use("Agg")
+    drawn = result.plot(color="red").lines[0]
+    np.testing.assert_array_equal(drawn.get_ydata(), result.losses)
+
+
+def test_progress(capfd):
+    fit_line(maxiters=3, progress=True)
+    assert "loss" in capfd.readouterr().err
+
+
+#
+# predict
+#
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 4, 100])
+@pytest.mark.parametrize("n", [1, 3, 10])
+def test_predict_keeps_the_order(n, batch_size):
+    data = {"x": np.arange(n, dtype=float)}
+    for devices in (1, 2):
+        out = eo.predict(
+            lambda p, b: {"y": p * b["x"][:, None]},
+            2.0,
+            data,
+            batch_size=batch_size,
+            devices=devices,
+        )
+        np.testing.assert_array_equal(out["y"], 2 * data["x"][:, None])
+
+
+def test_predict_wants_rows():
+    with pytest.raises(TypeError, match=r"fn must return arrays with an axis of items, \(3, ...\)"):
+        eo.predict(lambda p, x: jnp.sum(x), 1.0, np.ones(3))
+
+
+#
+# What is refused
+#
+
+
+NAN = {"x": np.array([0.0, np.nan, 1.0]), "y": np.zeros(3)}
+REFUSED = {
+    "both": ({"epochs": 1}, ValueError, "epochs and maxiters are both given"),
+    "neither": ({"maxiters": None}, ValueError, "epochs= .* or maxiters="),
+    "a count": ({"maxiters": 0}, ValueError, "maxiters must be a positive integer"),
+    "a mean": (
+        {"loss": lambda p, b: jnp.mean(squares(p, b))},
+        TypeError,
+        r"one number for each item, an array of the shape \(10,\).*Don't average in it",
+    ),
+    "a matrix": (
+        {"loss": lambda p, b: jnp.ones((10, 2)) * p["slope"]},
+        TypeError,
+        r"returned the shape \(10, 2\)",
+    ),
+    "nothing": ({"loss": lambda p, b: None}, TypeError, "must return an array"),
+    "integers": ({"loss": lambda p, b: jnp.arange(10)}, TypeError, "the loss must be real"),
+    "one argument": ({"loss": lambda p: p}, TypeError, "with data, the loss must take"),
+    "empty": ({"data": {"x": np.ones(0)}}, ValueError, "data is empty"),
+    "no batch": ({"data": []}, ValueError, "data is empty"),
+    "ragged": (
+        {"data": {"x": np.ones(3), "y": np.ones(4)}},
+        ValueError,
+        r"data is ragged.*\['x'\] has 3 of them, \['y'\] has 4",
+    ),
+    "NaN": ({"data": NAN}, ValueError, r"data holds NaN or infinity: \['x'\], first in item 1"),
+    "a scalar": ({"data": {"x": np.float64(1)}}, TypeError, "an axis of items"),
+    "more devices": ({"devices": 1000}, ValueError, "devices=1000 are more than there are"),
+    "two places": ({"devices": 1, "dist": True}, ValueError, "devices and dist are both given"),
+    "workers": (
+        {"ensemblealg": eo.EnsembleDistributed()},
+        ValueError,
+        "ensemblealg must be EnsembleSerial.*Give others to the solve in the loss",
+    ),
+    "scaling": ({"scaling": "big"}, ValueError, "scaling must be 'strong' or 'weak'"),
+    "weak": ({"scaling": "weak"}, ValueError, "wants batch_size="),
+    "microbatch": ({"microbatch": "some"}, ValueError, "microbatch must be"),
+    "params": ({"params": {"slope": 1.0}}, TypeError, "params has no array"),
+    "optimizer": ({"optimizer": "adam"}, TypeError, "must be one of optax"),
+    "once": ({"data": iter([line()]), "maxiters": None, "epochs": 2}, ValueError, "once only"),
+    "their size": ({"data": [line()], "batch_size": 2}, ValueError, "drop batch_size"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_is_refused(name):
+    given, error, message = REFUSED[name]
+    with pytest.raises(error, match=message):
+        fit_line(**given)
+
+
+WITHOUT_DATA = {
+    "epochs": ({"epochs": 1, "maxiters": None}, "epochs is of data"),
+    "batch_size": ({"batch_size": 1}, "batch_size is of data"),
+    "devices": ({"devices": 2}, "share the items of data"),
+}
+
+
+@pytest.mark.parametrize("name", WITHOUT_DATA)
+def test_what_is_refused_without_data(name):
+    given, message = WITHOUT_DATA[name]
+    options = {"optimizer": optax.sgd(0.1), "maxiters": 1, **QUIET, **given}
+    with pytest.raises(ValueError, match=message):
+        eo.fit(lambda p: jnp.sum(p**2), jnp.ones(2), **options)
+
+
+def test_nan_in_what_is_read_later(tmp_path):
+    np.save(tmp_path / "x.npy", np.array([0.0, 1.0, np.nan, 2.0]))
+    data = {"x": np.load(tmp_path / "x.npy", mmap_mode="r"), "y": np.zeros(4)}
+    with pytest.raises(ValueError, match="first in item 2"):
+        fit_line(data=data, batch_size=2, shuffle=False)
