@@ -12,16 +12,24 @@ class ScriptError(Exception):
     """What is named isn't there, or isn't what it should be."""
 
 
-def split(name: str, what: str) -> tuple[str, str]:
+def split(name: str) -> tuple[str, str]:
     """The script, or module, and the function.
 
     **Raises:** `ScriptError`.
     """
     source, colon, function = name.rpartition(":")
-    if not (source and colon and function):
-        raise ScriptError(f"{what} must be such as script.py:function, got {name!r}.")
-    if source.endswith(".py") and not os.path.isfile(source):
-        raise ScriptError(f"{what}: there is no file {source}.")
+    if not (source and colon and function.isidentifier()):
+        raise ScriptError(
+            f"a function must be named as 'script.py:function', or 'module:function', got {name!r}."
+        )
+    if source.endswith(".py"):
+        if not os.path.isfile(source):
+            raise ScriptError(f"there is no file {source!r} (from {os.getcwd()}).")
+        return os.path.abspath(source), function
+    if not all(part.isidentifier() for part in source.split(".")):
+        raise ScriptError(
+            f"{source!r} is neither a script, which ends in .py, nor the name of a module."
+        )
     return source, function
 
 
@@ -31,7 +39,7 @@ def loaded(source: str, function: str) -> Callable:
     """
     if source.endswith(".py"):
         # What is next to a script can be imported, as when it is run.
-        sys.path.insert(0, os.path.dirname(os.path.abspath(source)))
+        sys.path.insert(0, os.path.dirname(source))
         name = f"_script_{pathlib.Path(source).stem}"
         spec = importlib.util.spec_from_file_location(name, source)
         assert spec is not None

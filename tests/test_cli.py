@@ -6,9 +6,13 @@ import subprocess
 import sys
 import typing
 
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
-from ensembleode import cli
+from ensembleode import cli, doctor
 from ensembleode.engines.julia import environment
 
 
@@ -146,3 +150,82 @@ def test_entry_point():
 
     for entry in entry_points(group="console_scripts", name="ensembleode"):
         assert entry.load() is cli.main
+
+
+MODEL = """
+import jax.numpy as jnp
+import numpy as np
+
+def problem():
+    x = np.linspace(0.0, 1.0, 40)
+    def loss(slope, batch):
+        return (slope * batch["x"] - batch["y"]) ** 2
+    return {"loss": loss, "params": jnp.array(0.0), "data": {"x": x, "y": 3 * x}}
+
+def nothing():
+    return 3
+"""
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "model.py").write_text(MODEL)
+    return tmp_path
+
+
+def test_train_by_a_file(model, capsys):
+    """`n_gpus` devices share the batches; again it goes on from its checkpoint."""
+    pytest.importorskip("orbax.checkpoint")
+    (model / "train.yaml").write_text(
+        "problem: model.py:problem\nlearning_rate: 0.1\nn_gpus: 2\nbatch_size: 16\n"
+        "epochs: 40\ncheckpoint: run\noutput: best.eqx\nquiet: true\nlog: log.jsonl\n"
+    )
+    with jax.numpy_dtype_promotion("standard"):
+        assert run("train", "--config", "train.yaml") == 0
+        assert "Done after 120 steps." in capsys.readouterr().out
+        slope = eqx.tree_deserialise_leaves("best.eqx", jnp.array(0.0))
+        np.testing.assert_allclose(slope, 3.0, atol=1e-2)
+        assert len((model / "log.jsonl").read_text().splitlines()) == 120
+        assert run("train", "--config", "train.yaml", "--epochs", "41") == 0
+    assert "Done after 123 steps." in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("model.py:problem",), "fit wants epochs="),
+        (("model.py:problem", "--epochs", "1", "--n_gpus", "1000"), "devices=1000 are more"),
+        (("model.py:problem", "--n_gpus", "1", "--devices", "1"), "drop one"),
+        (("model.py:problem", "--epochs", "1", "--optimizer", "best"), "no optimiser 'best'"),
+        (("model.py:nothing", "--epochs", "1"), "must return a dict with loss and params"),
+        (("model.py:missing", "--epochs", "1"), "has no function missing"),
+        (("missing.py:problem", "--epochs", "1"), "there is no file 'missing.py'"),
+        (("model", "--epochs", "1"), "must be named as 'script.py:function'"),
+    ],
+)
+def test_train_that_can_not(model, capsys, arguments, message):
+    assert run("train", *arguments, "--quiet") == 1
+    assert message in capsys.readouterr().err
+
+
+def test_doctor(capsys, monkeypatch):
+    assert run("doctor") == 0
+    said = capsys.readouterr().out
+    assert f"jax {jax.__version__}" in said
+    assert f"{len(jax.local_devices())} CPU devices for" in said
+    assert "float64" in said
+    monkeypatch.setitem(doctor.EXTRAS, "dask", ("EnsembleDistributed", ("no_such.module",)))
+    assert run("doctor", "--json") == 0
+    report = json.loads(capsys.readouterr().out)
+    assert {"problem": "EnsembleDistributed needs no_such.module.",
+            "remedy": "pip install 'ensembleode[dask]'"} in report["problems"]  # fmt: skip
+    assert report["x64"] is True
+
+
+def test_bench(capsys):
+    assert run("bench", "--trajectories", "10", "--repeats", "1", "--json") == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert {row["algorithm"] for row in rows} >= {"EnsembleSerial()", "EnsembleThreads()"}
+    assert all(row["failed"] == 0 and row["seconds"] > 0 for row in rows)

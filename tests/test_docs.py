@@ -206,7 +206,7 @@ def public(module):
     return {name: x for name, x in found.items() if not isinstance(x, types.ModuleType)}
 
 
-PUBLIC = public(eo) | public(eo.analysis)
+PUBLIC = public(eo) | public(eo.analysis) | public(eo.planning)
 METHODS = {
     f"{name}.{attribute}": value
     for name, thing in PUBLIC.items()

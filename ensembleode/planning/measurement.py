@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import cpu_devices
+from ..scripts import ScriptError, split
 from .checks import number, PlanError, whole
 from .fleet import Kind
 from .tables import columns, size
@@ -261,20 +262,10 @@ def measure(
 
 
 def _named(make_loss: str) -> tuple[str, str]:
-    source, colon, function = make_loss.rpartition(":")
-    if not (source and colon and function.isidentifier()):
-        raise PlanError(
-            f"what to measure must be named as 'script.py:make_loss', got {make_loss!r}."
-        )
-    if source.endswith(".py"):
-        if not os.path.isfile(source):
-            raise PlanError(f"there is no file {source!r} (from {os.getcwd()}).")
-        return os.path.abspath(source), function
-    if not all(part.isidentifier() for part in source.split(".")):
-        raise PlanError(
-            f"{source!r} is neither a script, which ends in .py, nor the name of a module."
-        )
-    return source, function
+    try:
+        return split(make_loss)
+    except ScriptError as e:
+        raise PlanError(str(e)) from e
 
 
 def _distinct(values: Sequence[Any], what: str) -> list[int]:

@@ -6,11 +6,8 @@ has said where.
 """
 
 import contextlib
-import importlib
-import importlib.util
 import json
 import math
-import os
 import pathlib
 import sys
 import time
@@ -20,6 +17,7 @@ from typing import Any
 import jax
 
 from .. import cpu_devices
+from ..scripts import loaded, ScriptError
 
 
 # How long a repeat takes, where the iterations are not given.
@@ -53,7 +51,7 @@ def measured(
     say: Callable[[], Any],
 ) -> None:
     """Make what is to be timed, and time it; `say` that something is in the report."""
-    make_loss = loaded(source, function)
+    make_loss = function_of(source, function)
     device = jax.devices()[0]
     report["device"] = device.device_kind
     if device.platform == "cpu":
@@ -82,30 +80,18 @@ def seconds(run: Callable[[], Any], iterations: int = 1) -> float:
     return max(time.perf_counter() - start, 1e-9)
 
 
-def loaded(source: str, function: str) -> Callable[[int], Any]:
-    """The function of a script, by its path, or of a module, by its name.
-
+def function_of(source: str, function: str) -> Callable[[int], Any]:
+    """
     **Raises:** `Unusable`.
     """
     try:
-        if source.endswith(".py"):
-            # What is next to a script can be imported, as when it is run.
-            sys.path.insert(0, os.path.dirname(source))
-            name = f"_planned_{pathlib.Path(source).stem}"
-            spec = importlib.util.spec_from_file_location(name, source)
-            module = importlib.util.module_from_spec(spec)  # pyright: ignore
-            sys.modules[name] = module
-            spec.loader.exec_module(module)  # pyright: ignore
-        else:
-            module = importlib.import_module(source)
+        return loaded(source, function)
+    except ScriptError as e:
+        raise Unusable(str(e)) from e
     except (Exception, SystemExit) as e:
         if status_of(e) == "OOM":
             raise
         raise Unusable(f"{source} can't be imported: {reason_of(e)}.") from e
-    found = getattr(module, function, None)
-    if not callable(found):
-        raise Unusable(f"{source} has no function {function}.")
-    return found
 
 
 def status_of(error: BaseException) -> str:

@@ -26,7 +26,7 @@ def run_train(
     try:
         if distributed:
             initialize()
-        of_fit = dict(_checked(loaded(*split(problem, "problem"))()))
+        of_fit = dict(_checked(loaded(*split(problem))()))
         if "optimizer" not in of_fit:
             make = getattr(optax, optimizer, None)
             if not callable(make):

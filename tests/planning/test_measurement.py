@@ -377,7 +377,7 @@ def test_kind():
 @pytest.mark.parametrize(
     ("make_loss", "message"),
     [
-        ("script.py", r"named as 'script\.py:make_loss', got 'script\.py'"),
+        ("script.py", r"named as 'script\.py:function', .*got 'script\.py'"),
         ("script.py:", "named as"),
         (":make_loss", "named as"),
         ("script.py:make loss", "named as"),
