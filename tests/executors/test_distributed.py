@@ -21,7 +21,7 @@ import ensembleode as eo
 from ensembleode.executors.distributed import local, worker
 from ensembleode.executors.distributed.pools import ExecutorPool
 
-from ..marks import slow_unless
+from ..marks import on_julia, slow_unless
 from ..problems import lorenz, mlp, network
 from .clusters import cluster, wait_until, worker_pids
 
@@ -497,3 +497,33 @@ def test_a_script_without_a_guard(tmp_path):
     )
     assert done.returncode != 0
     assert 'put what solves under `if __name__ == "__main__":`' in done.stderr
+
+
+@pytest.mark.parametrize("name", [on_julia("julia")])
+def test_julia_in_workers(name):
+    """A cluster's workers each start a Julia: the steps of the lanes engine, and gradients."""
+    environment = {
+        x: os.environ[x]
+        for x in ("PYTHON_JULIACALL_EXE", "PYTHON_JULIACALL_PROJECT")
+        if x in os.environ
+    }
+    rates = jnp.linspace(0.5, 2.0, 5)
+
+    def ends(scale, alg, engine):
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0, 2.0]), (0.0, 1.0), 1.0)
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, p=scale * rates[ctx.index])
+        )
+        options = {"trajectories": 5, "saveat": 0.25, "engine": engine}
+        return eo.solve(ens, eo.Tsit5(), alg, abstol=1e-9, reltol=1e-9, **options)
+
+    def loss(scale, alg, engine):
+        return jnp.sum(ends(scale, alg, engine).u ** 2)
+
+    with cluster(environment=environment) as client:
+        alg = eo.EnsembleDistributed(client)
+        here, there = ends(1.0, eo.EnsembleSerial(), "lanes"), ends(1.0, alg, name)
+        np.testing.assert_allclose(there.u, here.u, rtol=1e-8)
+        np.testing.assert_array_equal(there.stats.naccept, here.stats.naccept)
+        expected = jax.grad(loss)(1.0, eo.EnsembleSerial(), "lanes")
+        np.testing.assert_allclose(jax.grad(loss)(1.0, alg, name), expected, rtol=1e-6)

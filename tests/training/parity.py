@@ -24,7 +24,7 @@ def start():
     return {"rates": jnp.array([0.5, 1.0]), "coupling": jnp.array(0.1)}
 
 
-def trajectories(engine="lanes", noise=0.1):
+def trajectories(engine="lanes", noise=0.1, **options):
     """The loss of each trajectory of an ensemble, with noise of its own."""
 
     def field(u, p, t):
@@ -34,7 +34,8 @@ def trajectories(engine="lanes", noise=0.1):
         prob = eo.ODEProblem(field, batch["u0"][0], (0.0, 1.0), params)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=batch["u0"][ctx.index]))
         count = len(batch["u0"])
-        sim = eo.solve(ens, eo.Tsit5(), trajectories=count, save_start=False, engine=engine)
+        saved = {"trajectories": count, "save_start": False, "engine": engine}
+        sim = eo.solve(ens, eo.Tsit5(), **saved, **options)
         shift = noise * jax.vmap(lambda k: jax.random.normal(k, (2,)))(key)
         return jnp.sum((sim.u[:, 0] - batch["target"] + shift) ** 2, axis=1)
 
@@ -65,6 +66,8 @@ def main():
     if "COORDINATOR" in os.environ:
         count, rank = int(os.environ["PROCESSES"]), int(os.environ["RANK"])
         eo.initialize(os.environ["COORDINATOR"], count, rank)
+    elif "OMPI_COMM_WORLD_SIZE" in os.environ:
+        eo.initialize()
     where = json.loads(sys.argv[1])
     out = {name: numbers(fitted(name, **where)).tolist() for name in FITS}
     double = eo.predict(lambda p, x: 2 * x["u0"], None, items(), batch_size=5, **where)

@@ -1,6 +1,7 @@
 """`fit`: the same answer however its items are split, what stops it, what it refuses."""
 
 import json
+import shutil
 import subprocess
 import sys
 
@@ -108,6 +109,32 @@ def test_four_devices_change_nothing(on_one):
         same(found[name], expected)
 
 
+@pytest.mark.skipif(not shutil.which("mpiexec"), reason="there is no mpiexec")
+def test_under_mpirun(on_one):
+    """Which says how many there are, and who is who."""
+    done = subprocess.run(
+        [
+            "mpiexec",
+            "--allow-run-as-root",
+            "--oversubscribe",
+            "-n",
+            "2",
+            sys.executable,
+            SCRIPT,
+            "{}",
+        ],
+        env=several.environment(),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=200,
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads(next(x for x in done.stdout.splitlines() if x.startswith("{")))
+    for name, expected in on_one.items():
+        same(found[name], expected)
+
+
 @pytest.mark.parametrize("engine", [slow_unless(False, "lanes"), "diffrax"])
 def test_the_gradient_is_that_of_the_mean(engine):
     """Of one step of gradient descent, with what a solver of each engine gives."""
@@ -120,6 +147,54 @@ def test_the_gradient_is_that_of_the_mean(engine):
         found = eo.fit(loss, parity.start(), parity.items(), **options, **QUIET).params
         for name, value in parity.start().items():
             np.testing.assert_allclose(found[name], value - rate * expected[name], rtol=1e-9)
+
+
+ADJOINTS = {
+    "replay": eo.ReplayAdjoint(),
+    "gauss": eo.GaussAdjoint(),
+    "backsolve": eo.BacksolveAdjoint(),
+    "checkpoints": eo.RecursiveCheckpointAdjoint(),
+    "direct": eo.DirectAdjoint(),
+}
+
+
+@pytest.mark.parametrize("name", [slow_unless(name == "gauss", name) for name in ADJOINTS])
+def test_every_adjoint(name):
+    loss = parity.trajectories("auto", sensealg=ADJOINTS[name], maxiters=64)
+    one, two = (parity.fitted("minibatches", loss, devices=n) for n in (1, 2))
+    np.testing.assert_allclose(parity.numbers(two), parity.numbers(one), rtol=1e-10)
+
+
+def test_the_order_of_the_items_does_not_matter():
+    """Of a loss without keys: the mean is over the same items."""
+    data = parity.items()
+    other = jax.tree.map(lambda x: x[np.random.default_rng(1).permutation(parity.N)], data)
+    options = {"optimizer": optax.sgd(0.1), "maxiters": 3, **QUIET}
+    loss = parity.trajectories(noise=0.0)
+    one, two = (eo.fit(loss, parity.start(), x, **options) for x in (data, other))
+    np.testing.assert_allclose(two.losses, one.losses, rtol=1e-12)
+
+
+def test_a_trajectory_that_fails_is_alone():
+    """Masked, it counts as the loss says (here 0), and the others as they are."""
+
+    def loss(rate, batch):
+        prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.ones(1), (0.0, 1.0), rate)
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=batch["u0"][ctx.index][None])
+        )
+        sim = eo.solve(ens, eo.Tsit5(), trajectories=len(batch["u0"]), save_start=False)
+        return jnp.where(sim.successful, sim.u[:, 0, 0], 0.0) ** 2
+
+    options = {"optimizer": optax.sgd(1.0), "maxiters": 1, **QUIET}
+    ends = [0.5, 0.3, 0.2]  # 5.0 is infinite at t = 1/5
+    expected = eo.fit(loss, jnp.array(1.0), {"u0": np.array(ends)}, **options)
+    for devices in (1, 2):
+        data = {"u0": np.array([0.5, 5.0, 0.3, 0.2])}
+        found = eo.fit(loss, jnp.array(1.0), data, devices=devices, **options)
+        np.testing.assert_allclose(found.losses, expected.losses * 3 / 4, rtol=1e-12)
+        moved, wanted = (float(x.params) - 1.0 for x in (found, expected))
+        np.testing.assert_allclose(moved, wanted * 3 / 4, rtol=1e-10)
 
 
 def test_items_weigh_the_same_however_uneven():
@@ -486,3 +561,10 @@ def test_nan_in_what_is_read_later(tmp_path):
     data = {"x": np.load(tmp_path / "x.npy", mmap_mode="r"), "y": np.zeros(4)}
     with pytest.raises(ValueError, match="first in item 2"):
         fit_line(data=data, batch_size=2, shuffle=False)
+
+
+def test_initialize_that_can_not():
+    with pytest.raises(ValueError, match="initialize wants all of coordinator, processes and proc"):
+        eo.initialize(processes=2)
+    with pytest.raises(RuntimeError, match="put it right after the imports"):
+        eo.initialize("127.0.0.1:1", 1, 0)
