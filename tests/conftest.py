@@ -1,3 +1,4 @@
+import gc
 import os
 
 import jax
@@ -11,6 +12,8 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_disable_most_optimizations", True)
 # (And those that workers compile.)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+# (Programs are many long-lived objects, which are looked through in vain.)
+gc.set_threshold(50_000, 20, 100)
 
 
 class Compiles:

@@ -63,6 +63,7 @@ SECOND = {
 
 @pytest.mark.parametrize("activation", [slow_unless(False, jnp.tanh), jax.nn.softplus])
 def test_other_numbers_compile_nothing_and_are_not_stale(alg, compiles, activation):
+    jax.clear_caches()
     solve_fresh(alg, activation=activation, **FIRST)
     assert compiles.count > 0
     compiles.count = 0

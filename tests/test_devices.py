@@ -114,6 +114,7 @@ def test_gradients(options, transform):
         assert np.linalg.norm(a) > 0.1
 
 
+@pytest.mark.slow
 def test_forward_mode():
     def end(shared, alg, engine):
         sim = solve(

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from .marks import on_julia
+from .marks import on_julia, slow_unless
 
 
 EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
@@ -26,7 +26,12 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
             "relative L2 error",
         ),
         ("parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "lanes engine"),
-        ("uncertainty.py", ["--trajectories", "100", "--no-plot"], "in batches of 37: True"),
+        slow_unless(
+            False,
+            "uncertainty.py",
+            ["--trajectories", "100", "--no-plot"],
+            "in batches of 37: True",
+        ),
         ("digits_neural_ode.py", ["--ensemble", "columns", "--epochs", "1", "--no-plot"], "%"),
         ("distributed_training.py", ["--updates", "2", "--workers", "2"], "published"),
         on_julia("julia_engine.py", [], "published"),

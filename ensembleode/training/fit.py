@@ -68,6 +68,11 @@ class FitResult:
     def plot(self, ax: Any = None, **style: Any) -> Any:
         """The loss of each step, on a logarithmic axis; with matplotlib (the extra `plot`).
 
+        **Arguments:**
+
+        - `ax`: the axes to draw on, by default new ones.
+        - `style`: of the line, such as `color=` or `label=`.
+
         **Returns:** the axes.
         """
         import matplotlib.pyplot as plt

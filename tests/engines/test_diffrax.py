@@ -233,6 +233,7 @@ def test_agrees_with_diffrax(alg, options, theirs):
     assert sol.stats.nreject == expected.stats["num_rejected_steps"]
 
 
+@pytest.mark.slow
 def test_diffrax_objects_as_they_are():
     prob = eo.ODEProblem(
         lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), jnp.array([10.0, 28.0, 8 / 3])

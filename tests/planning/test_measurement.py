@@ -149,7 +149,7 @@ def reported(tmp_path, monkeypatch):
         return json.loads(result.read_text())
 
     yield report
-    sys.modules.pop("_planned_a_script", None)
+    sys.modules.pop("_script_a_script", None)
 
 
 def test_calls(reported):
@@ -158,7 +158,7 @@ def test_calls(reported):
     assert len(report["times"]) == 3
     assert report["device"] == "cpu"
     # The first, and three repeats of two.
-    assert sys.modules["_planned_a_script"].calls == [10] * (1 + 3 * 2)
+    assert sys.modules["_script_a_script"].calls == [10] * (1 + 3 * 2)
 
 
 def test_iterations_that_take_half_a_second(reported):

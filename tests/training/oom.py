@@ -14,7 +14,7 @@ import ensembleode as eo
 
 
 def loss(params, x):
-    hidden = jnp.tanh(x[:, None] * params["first"])
+    hidden = jnp.tanh(x[:, None] * params["first"][None])
     return jnp.sum(jnp.tanh(hidden @ params["second"]), axis=1) ** 2
 
 

@@ -16,7 +16,7 @@ def main():
     folder, where = sys.argv[1], json.loads(sys.argv[2])
     if "COORDINATOR" in os.environ:
         count, rank = int(os.environ["PROCESSES"]), int(os.environ["RANK"])
-        eo.initialize(os.environ["COORDINATOR"], count, rank, patience=10)
+        eo.initialize(os.environ["COORDINATOR"], count, rank, patience=3)
     slow = where.pop("slow", 0.0)
 
     def callback(state):

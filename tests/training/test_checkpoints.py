@@ -103,11 +103,16 @@ def test_interrupted_or_not(tmp_path, optimizer, how):
 
 
 def test_ctrl_c_keeps_what_it_has(tmp_path):
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+
     def callback(state):
         if state.step == 4:
             signal.raise_signal(signal.SIGINT)
 
-    result = fit_line(maxiters=9, checkpoint=tmp_path / "run", callback=callback)
+    try:
+        result = fit_line(maxiters=9, checkpoint=tmp_path / "run", callback=callback)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert (result.stopped, result.steps) == ("interrupted", 4)
     assert steps_in(tmp_path / "run") == [4]
     assert fit_line(maxiters=9, checkpoint=tmp_path / "run").steps == 9

@@ -95,6 +95,7 @@ def test_processes_change_nothing(count, devices, where, on_one):
     np.testing.assert_array_equal(found["predict"], 2 * parity.items()["u0"])
 
 
+@pytest.mark.slow
 def test_four_devices_change_nothing(on_one):
     done = subprocess.run(
         [sys.executable, SCRIPT, '{"dist": true}'],
@@ -110,6 +111,7 @@ def test_four_devices_change_nothing(on_one):
 
 
 @pytest.mark.skipif(not shutil.which("mpiexec"), reason="there is no mpiexec")
+@pytest.mark.slow
 def test_under_mpirun(on_one):
     """Which says how many there are, and who is who."""
     done = subprocess.run(
@@ -135,7 +137,7 @@ def test_under_mpirun(on_one):
         same(found[name], expected)
 
 
-@pytest.mark.parametrize("engine", [slow_unless(False, "lanes"), "diffrax"])
+@pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
 def test_the_gradient_is_that_of_the_mean(engine):
     """Of one step of gradient descent, with what a solver of each engine gives."""
     loss, rate = parity.trajectories(engine, noise=0.0), 0.01

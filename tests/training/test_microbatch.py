@@ -50,6 +50,7 @@ def test_without_auto_the_error_says_what_to_do():
 
 
 @linux
+@pytest.mark.slow
 def test_memory_is_that_of_a_microbatch():
     """Ten times the items take what their numbers take, and no more."""
     few, _ = run(0, 1000, 20_000)
@@ -64,7 +65,9 @@ def test_the_largest_that_is_said_to_fit(monkeypatch, caplog):
     width, n = 256, 4096
 
     def loss(params, x):
-        return jnp.sum(jnp.sin(jnp.tanh(x[:, None] * params) @ jnp.ones((width, width))), axis=1)
+        return jnp.sum(
+            jnp.sin(jnp.tanh(x[:, None] * params[None]) @ jnp.ones((width, width))), axis=1
+        )
 
     options = {"optimizer": optax.sgd(1e-9), "maxiters": 1, **QUIET}
     whole = eo.fit(loss, jnp.ones(width), np.ones(n), **options)

@@ -526,6 +526,7 @@ def test_eager_and_compiled_gradients_are_equal():
     assert_close(gradient(X), jax.jit(gradient)(X), 1e-14)
 
 
+@pytest.mark.slow
 def test_vmap():
     """Of the solve, of its gradient, and the gradient of what is mapped."""
     many = jax.tree.map(lambda a: jnp.stack([a, 1.1 * a]), X)

@@ -389,6 +389,7 @@ def test_alone_as_among_others(optimised, how):
         assert jax.tree.leaves(sim[i].stats) == jax.tree.leaves(alone.stats)
 
 
+@pytest.mark.slow
 def test_matrix_products_depend_on_the_width_little(optimised):
     """Of networks: a chunk has its width whatever runs it; one of few trajectories is narrower."""
     w = jnp.asarray(np.random.default_rng(0).normal(size=(2, 50, 2))) / 3
