@@ -39,11 +39,14 @@ def compiles():
 
 
 def pytest_collection_modifyitems(items):
-    """Eagerly, workers are tested in tests/executors every time; in the conformance suite inside
-    jit."""
+    """Eagerly, workers are tested in tests/executors every time, and columns in the tutorial; in the
+    conformance suite both are inside jit."""
     for item in items:
         names = getattr(getattr(item, "callspec", None), "params", {})
-        if names.get("name") == "distributed" and names.get("mode", "eager") == "eager":
+        eager = names.get("mode") == "eager"
+        if names.get("name") == "distributed" and (eager or "mode" not in names):
+            item.add_marker(pytest.mark.slow)
+        if names.get("name") == "columns" and eager:
             item.add_marker(pytest.mark.slow)
 
 
