@@ -39,7 +39,7 @@ def compiles():
 
 
 def pytest_collection_modifyitems(items):
-    """Eagerly, workers are tested in tests/executors every time, and columns in the tutorial; in the
+    """Eagerly, workers are tested in tests/executors every time, columns in the tutorial; in the
     conformance suite both are inside jit."""
     for item in items:
         names = getattr(getattr(item, "callspec", None), "params", {})
