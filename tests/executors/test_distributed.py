@@ -510,9 +510,9 @@ def test_julia_in_workers(name):
     rates = jnp.linspace(0.5, 2.0, 5)
 
     def ends(scale, alg, engine):
-        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0, 2.0]), (0.0, 1.0), 1.0)
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0, 2.0]), (0.0, 1.0), scale)
         ens = eo.EnsembleProblem(
-            prob, lambda prob, ctx: eo.remake(prob, p=scale * rates[ctx.index])
+            prob, lambda prob, ctx: eo.remake(prob, p=prob.p * rates[ctx.index])
         )
         options = {"trajectories": 5, "saveat": 0.25, "engine": engine}
         return eo.solve(ens, eo.Tsit5(), alg, abstol=1e-9, reltol=1e-9, **options)
