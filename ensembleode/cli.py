@@ -22,8 +22,7 @@ def julia_install(
     try:
         julia = environment.install(None if gpu == "none" else gpu, all_methods=all_methods)
     except environment.JuliaError as error:
-        print(f"ensembleode: {error}", file=sys.stderr)
-        return 1
+        return failed(error)
     print(f"Installed for {julia.executable}, in the project {julia.project}.")
     return 0
 
@@ -41,14 +40,7 @@ def julia_status(json: bool = False) -> int:
     return 1 if report["problems"] else 0
 
 
-def _as_json(report: dict[str, Any]) -> str:
-    import json
-
-    return json.dumps(report, indent=2)
-
-
 def _julia_table(report: dict[str, Any]) -> str:
-    """The report with a line, or several, for each thing."""
     how = f"{report['executable']}, by {report['how']}" if report["how"] else None
     cells = {
         "Python": report["python"],
@@ -61,15 +53,7 @@ def _julia_table(report: dict[str, Any]) -> str:
         "for GPUs": [f"{name} {version}" for name, version in report["gpu"].items()],
         "threads": report["threads"],
     }
-    lines = []
-    for name, cell in cells.items():
-        values = cell if isinstance(cell, list) else [cell]
-        texts = ["none" if value is None else str(value) for value in values] or ["none"]
-        lines += [f"{name:<12}{texts[0]}", *(f"{'':<12}{text}" for text in texts[1:])]
-    lines.append("")
-    for found in report["problems"]:
-        lines += [f"problem     {found['problem']}", f"{'':<12}{found['remedy']}"]
-    return "\n".join(lines if report["problems"] else [*lines, 'engine="julia" can run.'])
+    return _table(cells, report["problems"], 'engine="julia" can run.')
 
 
 def plan_measure(
@@ -146,8 +130,27 @@ def doctor(json: bool = False) -> int:
     from . import doctor as diagnosis
 
     report = diagnosis.report()
-    print(_as_json(report) if json else diagnosis.table(report))
+    print(_as_json(report) if json else _doctor_table(report))
     return 0
+
+
+def _doctor_table(report: dict[str, Any]) -> str:
+    threads, julia = report["threads"], report["julia"]
+    cells = {
+        "versions": [f"{name} {version}" for name, version in report["versions"].items()],
+        "devices": report["devices"],
+        "threads": f"{threads['devices']} CPU devices for {threads['cores']} cores",
+        "precision": (
+            "float64 (x64 is on)" if report["x64"] else "float32 (JAX_ENABLE_X64=1 for float64)"
+        ),
+        "extras": [
+            f"{name}: {extra['for']}, {'missing' if extra['missing'] else 'there'}"
+            for name, extra in report["extras"].items()
+        ],
+        "Julia": julia["version"] or f"can't run: {julia['problem']}",
+        "GPU": report["gpu"],
+    }
+    return _table(cells, report["problems"], "No problem was found.")
 
 
 def train(
@@ -197,8 +200,7 @@ def train(
     from .training import commands
 
     if n_gpus is not None and devices is not None:
-        print("ensembleode: n_gpus and devices are both given; drop one.", file=sys.stderr)
-        return 1
+        return failed("n_gpus and devices are both given; drop one.")
     return commands.run_train(
         problem,
         optimizer=optimizer,
@@ -233,6 +235,36 @@ def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> i
     rows = timing.rows(trajectories, repeats)
     print(_as_json({"rows": rows}) if json else timing.table(rows))
     return 0
+
+
+#
+# What they print
+#
+
+
+def failed(error: object) -> int:
+    """Say so on stderr; the exit code."""
+    print(f"ensembleode: {error}", file=sys.stderr)
+    return 1
+
+
+def _as_json(report: dict[str, Any]) -> str:
+    import json
+
+    return json.dumps(report, indent=2)
+
+
+def _table(cells: dict[str, Any], problems: list[dict[str, str]], otherwise: str) -> str:
+    """A line, or several, for each cell; then the problems, or what is so without any."""
+    lines = []
+    for name, cell in cells.items():
+        values = cell if isinstance(cell, list) else [cell]
+        first, *rest = ["none" if value is None else str(value) for value in values] or ["none"]
+        lines += [f"{name:<12}{first}", *(f"{'':<12}{text}" for text in rest)]
+    lines.append("")
+    for found in problems:
+        lines += [f"{'problem':<12}{found['problem']}", f"{'':<12}{found['remedy']}"]
+    return "\n".join(lines if problems else [*lines, otherwise])
 
 
 # Commands by their names on the command line; a table within is a command with commands.

@@ -41,32 +41,6 @@ def report() -> dict[str, Any]:
     return found | {"problems": problems}
 
 
-def table(found: dict[str, Any]) -> str:
-    """The report with a line, or several, for each thing."""
-    threads, julia = found["threads"], found["julia"]
-    precision = "float64 (x64 is on)" if found["x64"] else "float32 (JAX_ENABLE_X64=1 for float64)"
-    cells = {
-        "versions": [f"{name} {version}" for name, version in found["versions"].items()],
-        "devices": found["devices"],
-        "threads": f"{threads['devices']} CPU devices for {threads['cores']} cores",
-        "precision": precision,
-        "extras": [
-            f"{name}: {extra['for']}, {'there' if not extra['missing'] else 'missing'}"
-            for name, extra in found["extras"].items()
-        ],
-        "Julia": julia["version"] or f"can't run: {julia['problem']}",
-        "GPU": found["gpu"],
-    }
-    lines = []
-    for name, cell in cells.items():
-        first, *rest = [cell] if isinstance(cell, str) else cell
-        lines += [f"{name:<11}{first}", *(f"{'':<11}{text}" for text in rest)]
-    lines.append("")
-    for each in found["problems"]:
-        lines += [f"problem    {each['problem']}", f"{'':<11}{each['remedy']}"]
-    return "\n".join(lines if found["problems"] else [*lines, "No problem was found."])
-
-
 def _version(name: str) -> str:
     try:
         return importlib.metadata.version(name)

@@ -1,4 +1,4 @@
-"""A bar that shows how far an ensemble is."""
+"""Bars that show how far something is."""
 
 import sys
 from typing import Any
@@ -9,21 +9,17 @@ from tqdm.auto import tqdm
 from .solution import has_failed
 
 
-class Progress:
-    """One bar over the trajectories: how many a second, how long still, and how many failed.
+def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> tqdm:
+    """On a terminal or in a notebook it moves; in a log it is a line a minute at most."""
+    moving = sys.stderr.isatty() or "ipykernel" in sys.modules
+    return tqdm(total=total, initial=done, unit=unit, mininterval=0.1 if moving else 60, **options)
 
-    On a terminal or in a notebook it moves; in a log it is a line a minute at most.
-    """
+
+class Progress:
+    """One bar over the trajectories: how many a second, how long still, and how many failed."""
 
     def __init__(self, trajectories: int, done: int = 0):
-        moving = sys.stderr.isatty() or "ipykernel" in sys.modules
-        self._bar = tqdm(
-            total=trajectories,
-            initial=done,
-            unit="traj",
-            unit_scale=trajectories >= 10_000,
-            mininterval=0.1 if moving else 60,
-        )
+        self._bar = bar(trajectories, "traj", done, unit_scale=trajectories >= 10_000)
         self._failed = 0
 
     def report(self, retcode: Any) -> None:

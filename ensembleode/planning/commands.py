@@ -5,6 +5,7 @@ import json
 import sys
 from collections.abc import Callable
 
+from ..cli import failed
 from .checks import PlanError, whole
 from .estimation import estimate
 from .fleet import Kind, read_fleet
@@ -17,8 +18,7 @@ def _errors_to_stderr(command: Callable[..., int]) -> Callable[..., int]:
         try:
             return command(*args, **options)
         except PlanError as error:
-            print(f"ensembleode: {error}", file=sys.stderr)
-            return 1
+            return failed(error)
 
     return run
 

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from .. import cpu_devices
+from ..progress import bar
 from ..scripts import ScriptError, split
 from .checks import number, PlanError, whole
 from .fleet import Kind
@@ -253,11 +254,11 @@ def measure(
     }
     time_limit = number(time_limit, "time_limit")
     rows = []
-    with _bar(len(settings) * len(sizes), progress) as bar:
+    with bar(len(settings) * len(sizes), "size", disable=not progress) as shown:
         for count in settings:
             for items in sizes:
                 rows.append(_row(task | {"items": items}, count, time_limit))
-                bar.update()
+                shown.update()
     return Measurement(make_loss, tuple(rows), tuple(_fits(rows)))
 
 
@@ -273,14 +274,6 @@ def _distinct(values: Sequence[Any], what: str) -> list[int]:
     if not found or len(set(found)) < len(found):
         raise PlanError(f"{what} must be one number or more, each once, got {list(values)}.")
     return found
-
-
-@contextlib.contextmanager
-def _bar(total: int, progress: bool) -> Iterator[Any]:
-    from tqdm.auto import tqdm
-
-    with tqdm(total=total, unit="size", disable=not progress) as bar:
-        yield bar
 
 
 #

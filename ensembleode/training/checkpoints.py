@@ -249,21 +249,32 @@ def _restored(arrays: dict, about: dict, path: pathlib.Path, like: Saved) -> Sav
         return found if name == "losses" else as_before(x, found)
 
     leaves = [value(name, x) for name, x in names.items()]
-    structure = jtu.tree_structure((like.state, like.best, like.losses))
-    state, best, losses = jtu.tree_unflatten(structure, leaves)
     *counts, total = about["position"]
-    position = Position(*counts, float.fromhex(total))
-    best_loss = float.fromhex(about["best_loss"])
-    return Saved(state, best, best_loss, losses, about["step"], position, about["run"])
+    found = jtu.tree_unflatten(jtu.tree_structure(_arrays(like)), leaves)
+    return Saved(
+        **found._asdict(),
+        best_loss=float.fromhex(about["best_loss"]),
+        step=about["step"],
+        position=Position(*counts, float.fromhex(total)),
+        run=about["run"],
+    )
+
+
+class _Arrays(NamedTuple):
+    """What of it is arrays."""
+
+    state: Any
+    best: Any
+    losses: Any
+
+
+def _arrays(saved: Saved) -> _Arrays:
+    return _Arrays(saved.state, saved.best, saved.losses)
 
 
 def _named(saved: Saved) -> list[tuple[str, Any]]:
-    tree = {"state": saved.state, "best": saved.best, "losses": saved.losses}
-    return [
-        (jtu.keystr((jtu.DictKey(part), *path), simple=True, separator="."), x)
-        for part in ("state", "best", "losses")
-        for path, x in jtu.tree_leaves_with_path(tree[part])
-    ]
+    leaves = jtu.tree_leaves_with_path(_arrays(saved))
+    return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
 
 
 def _check_run(there: dict, here: dict, path: pathlib.Path) -> None:

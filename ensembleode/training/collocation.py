@@ -15,6 +15,7 @@ import numpy as np
 from jaxtyping import Array
 
 from ..program import is_tracer
+from .measured import as_numbers, check_finite
 
 
 def _on_support(shape: Callable) -> Callable:
@@ -123,7 +124,8 @@ def collocate_data(
     """
     if kernel not in KERNELS:
         raise ValueError(f"kernel must be one of {', '.join(KERNELS)}; got {kernel!r}.")
-    data, ts = _as_data(data), _as_times("ts", ts)
+    data, ts = as_numbers("data", data), _as_times("ts", ts)
+    check_finite("data has a value", data, "leave such times out, of ts, too")
     if data.ndim == 0 or data.shape[0] != ts.shape[0]:
         raise ValueError(
             f"data must have a row for each of the {ts.shape[0]} times in ts, [time, *state]; its "
@@ -297,32 +299,5 @@ def _as_times(name: str, times: Any) -> Any:
             f"{name} must be an array of times, [time]; got the shape {times.shape} and the dtype "
             f"{times.dtype}."
         )
-    if not is_tracer(times) and not np.isfinite(times).all():
-        raise ValueError(f"{name} has a time that is not finite, at {_first(~np.isfinite(times))}.")
+    check_finite(f"{name} has a time", times)
     return times
-
-
-def _as_data(data: Any) -> Any:
-    """An array of inexact numbers; NumPy's where they are known."""
-    if is_tracer(data):
-        return data
-    try:
-        data = np.asarray(data)
-    except ValueError as e:  # ragged
-        raise TypeError(f"data must be one array [time, *state], got {data!r}.") from e
-    if not jnp.issubdtype(data.dtype, jnp.number):
-        raise TypeError(f"data must be an array of numbers, got the dtype {data.dtype}.")
-    if not jnp.issubdtype(data.dtype, jnp.inexact):
-        data = data.astype(jnp.result_type(float))
-    if not np.isfinite(data).all():
-        raise ValueError(
-            f"data has a value that is not finite, at {_first(~np.isfinite(data))}; leave such "
-            "times out, of ts, too."
-        )
-    return data
-
-
-def _first(mask: Any) -> Any:
-    """The index of the first that is true."""
-    where = np.argwhere(mask)[0].tolist()
-    return tuple(where) if len(where) > 1 else where[0]

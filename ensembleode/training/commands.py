@@ -1,8 +1,8 @@
 """What `ensembleode train` does, once its options are parsed."""
 
-import sys
 from typing import Any
 
+from ..cli import failed
 from ..scripts import loaded, ScriptError, split
 
 
@@ -35,8 +35,7 @@ def run_train(
         seed = options.pop("seed")
         result = fit(**of_fit, **options, key=jax.random.key(seed))
     except (ScriptError, ValueError, TypeError, ImportError) as e:
-        print(f"ensembleode: {e}", file=sys.stderr)
-        return 1
+        return failed(e)
     if is_first():
         print(result.message)
         if result.steps:

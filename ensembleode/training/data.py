@@ -37,8 +37,7 @@ class Arrays:
     """
 
     def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
-        leaves, self._structure = jtu.tree_flatten_with_path(tree, _gives_batches)
-        self._leaves = [(jtu.keystr(k) or "data", _as_rows(k, x)) for k, x in leaves]
+        self._leaves, self._structure = _arrays(tree, _gives_batches)
         self.items = _length_of(self._leaves)
         for name, x in self._leaves:
             if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
@@ -76,7 +75,7 @@ class Arrays:
 
     def _piece(self, rows: np.ndarray, last: bool) -> Piece:
         size = self._placed.rows(self.size)
-        mine = np.minimum(np.arange(size), len(rows) - 1)[self._placed.here(size)]
+        mine = _here(len(rows), size, self._placed)
         values = []
         for name, x in self._leaves:
             value = _taken(x, rows[mine])
@@ -117,11 +116,10 @@ class Batches:
                 return
 
     def _piece(self, tree: Any, last: bool) -> Piece:
-        leaves, structure = jtu.tree_flatten_with_path(tree)
-        leaves = [(jtu.keystr(k) or "data", _as_rows(k, x)) for k, x in leaves]
+        leaves, structure = _arrays(tree)
         count = _length_of(leaves)
         self._room = max(self._room, self._placed.rows(count))
-        mine = np.minimum(np.arange(self._room), count - 1)[self._placed.here(self._room)]
+        mine = _here(count, self._room, self._placed)
         values = []
         for name, x in leaves:
             check_finite(name, x, None)
@@ -204,6 +202,11 @@ def check_finite(name: str, x: np.ndarray, rows: np.ndarray | None) -> None:
     )
 
 
+def _here(count: int, size: int, placed: Placement) -> np.ndarray:
+    """Which of `count` items this process has in its part of `size` rows: the last one fills up."""
+    return np.minimum(np.arange(size), count - 1)[placed.here(size)]
+
+
 def _piece(rows: Any, count: int, size: int, last: bool, placed: Placement) -> Piece:
     place = np.arange(size, dtype=np.int32)[placed.here(size)]
     rows, place = placed.split((rows, place), size)
@@ -219,11 +222,17 @@ def _is_array(x: Any) -> bool:
     return hasattr(x, "shape") and hasattr(x, "dtype") and hasattr(x, "__getitem__")
 
 
-def _as_rows(path: tuple, x: Any) -> Any:
+def _arrays(tree: Any, is_leaf: Callable | None = None) -> tuple[list[tuple[str, Any]], Any]:
+    """The arrays of a pytree by name, and its structure."""
+    leaves, structure = jtu.tree_flatten_with_path(tree, is_leaf)
+    named = [(jtu.keystr(path) or "data", x) for path, x in leaves]
+    return [(name, _as_rows(name, x)) for name, x in named], structure
+
+
+def _as_rows(name: str, x: Any) -> Any:
     if not _is_array(x) or not x.shape:
         raise TypeError(
-            f"data must be made of arrays, of which each has an axis of items: "
-            f"{jtu.keystr(path) or 'data'} is {x!r}."
+            f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
         )
     return np.asarray(x) if isinstance(x, jax.Array) else x
 

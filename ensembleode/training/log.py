@@ -4,12 +4,10 @@ import contextlib
 import json
 import os
 import pathlib
-import sys
 import time
 from typing import Any
 
-from tqdm.auto import tqdm
-
+from ..progress import bar
 from .processes import is_first
 
 
@@ -56,24 +54,15 @@ def _lines_until(path: pathlib.Path, step: int) -> list[str]:
 
 
 class Bar(contextlib.AbstractContextManager):
-    """A bar over the steps, with the loss.
-
-    On a terminal or in a notebook it moves; in a log it is a line a minute at most.
-    """
+    """A bar over the steps, with the loss."""
 
     def __init__(self, shown: bool, steps: int | None, begin: int):
-        self._bar = None
-        if shown and is_first():
-            moving = sys.stderr.isatty() or "ipykernel" in sys.modules
-            self._bar = tqdm(
-                total=steps, initial=begin, unit="step", mininterval=0.1 if moving else 60
-            )
+        self._bar = bar(steps, "step", begin, disable=not (shown and is_first()))
 
     def update(self, loss: float) -> None:
-        if self._bar is not None:
+        if not self._bar.disable:
             self._bar.set_postfix_str(f"loss {loss:.4g}", refresh=False)
             self._bar.update()
 
     def __exit__(self, *exception):
-        if self._bar is not None:
-            self._bar.close()
+        self._bar.close()

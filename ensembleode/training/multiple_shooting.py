@@ -14,6 +14,7 @@ from ..problem import EnsembleProblem, ODEProblem, remake
 from ..program import is_tracer
 from ..solution import ReturnCode
 from ..solve import solve
+from .measured import as_numbers, check_finite
 
 
 def squared_error(predicted: Any, measured: Any) -> Any:
@@ -173,7 +174,7 @@ def shooting_groups(data: Any, ts: Any, group_size: int, *, starts: Any = None) 
 
     **Raises:** as `multiple_shooting`.
     """
-    several, data = np.ndim(ts) == 2, _as_states("data", data)
+    several, data = np.ndim(ts) == 2, as_numbers("data", data)
     data = _as_data(data, data.shape[1 + several :], data.dtype)
     return _groups(data, ts, group_size, starts, several=several)
 
@@ -383,43 +384,28 @@ def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) 
 
 def _as_data(data: Any, state: tuple, dtype: Any) -> Any:
     """`[time, *state]` or `[trajectory, time, *state]`, all of it finite."""
-    data = _as_states("data", data)
+    data = as_numbers("data", data)
     axes = data.ndim - len(state)
     if axes not in (1, 2) or data.shape[axes:] != state or 0 in data.shape:
         raise ValueError(
             f"data must be [time, *state] or [trajectory, time, *state], with the shape of a state "
             f"as in prob.u0, {state}; its shape is {data.shape}."
         )
-    if not is_tracer(data) and not np.isfinite(data).all():
-        where = tuple(int(i) for i in np.argwhere(~np.isfinite(data))[0])
-        raise ValueError(
-            f"data has a value that is not finite, at {where}; leave such times out, or fill them "
-            "in (eo.collocate_data estimates values at any time)."
-        )
+    check_finite(
+        "data has a value",
+        data,
+        "leave such times out, or fill them in (eo.collocate_data estimates values at any time)",
+    )
     return _cast("data", data, dtype)
 
 
 def _as_starts(starts: Any, u0: Any, several: bool) -> Any:
-    starts = _cast("starts", _as_states("starts", starts), u0.dtype)
+    starts = _cast("starts", as_numbers("starts", starts), u0.dtype)
     needed = u0.shape if several else u0.shape[1:]
     if starts.shape != needed:
         axes = "[trajectory, group, *state]" if several else "[group, *state]"
         raise ValueError(f"starts must be {axes}, {needed}; its shape is {starts.shape}.")
     return starts.reshape(u0.shape)
-
-
-def _as_states(name: str, states: Any) -> Any:
-    """An array of inexact numbers; NumPy's where they are known."""
-    if is_tracer(states):
-        return states
-    try:
-        states = np.asarray(states)
-    except ValueError as e:  # ragged
-        raise TypeError(f"{name} must be one array; of several trajectories, too.") from e
-    if not jnp.issubdtype(states.dtype, jnp.number):
-        raise TypeError(f"{name} must be an array of numbers, got the dtype {states.dtype}.")
-    inexact = jnp.issubdtype(states.dtype, jnp.inexact)
-    return states if inexact else states.astype(jnp.result_type(float))
 
 
 def _cast(name: str, states: Any, dtype: Any) -> Any:

@@ -125,42 +125,38 @@ def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
     if len(said) > 1:
         raise ValueError(f"{said[0]} and {said[1]} are both given; drop one of the two.")
     if ensemblealg is not None:
-        chosen = _of_algorithm(ensemblealg)
+        devices = _devices_of(ensemblealg)
     elif dist:
-        chosen = jax.local_devices()
-    else:
-        chosen = _of_count(devices)
-    if jax.process_count() == 1 and len(chosen) == 1:
-        default = devices is None or isinstance(devices, int)
-        return Placement() if default else Placement(_mesh(chosen))
-    places = {d.id for d in chosen}
-    if jax.process_count() == 1:
-        return Placement(_mesh(chosen))
+        devices = len(jax.local_devices())
+    chosen = _chosen(devices)
+    named = isinstance(devices, list | tuple)
+    if jax.process_count() == 1 and len(chosen) == 1 and not named:
+        return Placement()
     # As many, in the same places, of each process.
-    local = [i for i, d in enumerate(jax.local_devices()) if d.id in places]
+    platform = chosen[0].platform
+    there = jax.local_devices(backend=platform)
+    places = [there.index(d) for d in chosen]
     everyone: list[list[jax.Device]] = [[] for _ in range(jax.process_count())]
-    for device in jax.devices():
+    for device in jax.devices(platform):
         everyone[device.process_index].append(device)
-    if any(len(x) <= max(local) for x in everyone):
+    if any(len(x) <= max(places) for x in everyone):
         raise ValueError(
-            f"each process must have {max(local) + 1} devices, and they have "
+            f"each process must have {max(places) + 1} devices, and they have "
             f"{[len(x) for x in everyone]}: start them with as many each."
         )
-    return Placement(_mesh([x[i] for x in everyone for i in local]))
+    mesh = np.array([x[i] for x in everyone for i in places])
+    return Placement(Mesh(mesh, (AXIS,), axis_types=(AxisType.Auto,)))
 
 
-def _mesh(devices: Any) -> Mesh:
-    return Mesh(np.array(devices), (AXIS,), axis_types=(AxisType.Auto,))
-
-
-def _of_algorithm(ensemblealg: Any) -> list:
+def _devices_of(ensemblealg: Any) -> Any:
+    """How many (None: one), or which."""
     match ensemblealg:
         case EnsembleSerial():
-            return _of_count(None)
+            return None
         case EnsembleThreads(n=n):
-            return cpu_devices.devices(n)
+            return list(cpu_devices.devices(n))
         case EnsembleGPUArray(devices=devices):
-            return _of_count(devices)
+            return devices
     raise ValueError(
         "ensemblealg must be EnsembleSerial(), EnsembleThreads() or EnsembleGPUArray(devices=...): "
         f"the devices of this process that share a batch; got {type(ensemblealg).__name__}. Give "
@@ -168,13 +164,14 @@ def _of_algorithm(ensemblealg: Any) -> list:
     )
 
 
-def _of_count(devices: Any) -> list:
+def _chosen(devices: Any) -> list:
     there = jax.local_devices()
     if devices is None:
         return there[:1]
     if isinstance(devices, list | tuple):
-        elsewhere = [d for d in devices if d not in there]
-        if not devices or elsewhere:
+        here = jax.process_index()
+        ours = [isinstance(d, jax.Device) and d.process_index == here for d in devices]
+        if not devices or not all(ours):
             raise ValueError(
                 f"devices must be a count, or a list of devices of this process, got {devices!r}."
             )

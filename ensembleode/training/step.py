@@ -74,7 +74,7 @@ class Step:
             jnp.array([jnp.all(jnp.isfinite(x)) for x in jax.tree.leaves(gradient)])
         )
         new = State(optax.apply_updates(state.params, updates), optimizer)
-        # Types stay as they are, weak ones included: a step compiles once.
+        # Dtypes stay as they are, whatever the optimiser mixes in: a step compiles once.
         new = jax.tree.map(lambda old, x: jnp.asarray(x, jnp.result_type(old)), state, new)
         return new, value, finite
 

@@ -10,6 +10,7 @@ import numpy as np
 import optax
 
 import ensembleode as eo
+from tests.training import several
 
 
 N = 17  # divisible by nothing
@@ -63,10 +64,8 @@ def numbers(result):
 
 
 def main():
-    if "COORDINATOR" in os.environ:
-        count, rank = int(os.environ["PROCESSES"]), int(os.environ["RANK"])
-        eo.initialize(os.environ["COORDINATOR"], count, rank)
-    elif "OMPI_COMM_WORLD_SIZE" in os.environ:
+    several.join()
+    if "OMPI_COMM_WORLD_SIZE" in os.environ:
         eo.initialize()
     where = json.loads(sys.argv[1])
     out = {name: numbers(fitted(name, **where)).tolist() for name in FITS}

@@ -1,7 +1,6 @@
 """A fit with checkpoints, as a script that can be killed."""
 
 import json
-import os
 import sys
 import time
 
@@ -9,14 +8,12 @@ import jax
 import optax
 
 import ensembleode as eo
-from tests.training import parity
+from tests.training import parity, several
 
 
 def main():
     folder, where = sys.argv[1], json.loads(sys.argv[2])
-    if "COORDINATOR" in os.environ:
-        count, rank = int(os.environ["PROCESSES"]), int(os.environ["RANK"])
-        eo.initialize(os.environ["COORDINATOR"], count, rank, patience=3)
+    several.join(patience=3)
     slow = where.pop("slow", 0.0)
 
     def callback(state):

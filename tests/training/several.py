@@ -1,4 +1,4 @@
-"""A script for processes that train together, and what starts them."""
+"""Processes that train together."""
 
 import contextlib
 import os
@@ -42,6 +42,15 @@ def start(script, count, *arguments, devices=1):
         )
         for i in range(count)
     ]
+
+
+def join(**options):
+    """In one of them: begin to train with the others."""
+    if "COORDINATOR" in os.environ:
+        from ensembleode import initialize
+
+        count, rank = int(os.environ["PROCESSES"]), int(os.environ["RANK"])
+        initialize(os.environ["COORDINATOR"], count, rank, **options)
 
 
 def finish(processes, timeout=120):

@@ -20,10 +20,11 @@ import ensembleode as eo
 
 from ..marks import slow_unless
 from . import several
-from .test_fit import fit_line, FLAT, line, optax_mixes_dtypes, QUIET, squares  # noqa: F401
+from .test_fit import fit_line, FLAT, line, QUIET
 
 
 pytest.importorskip("orbax.checkpoint")
+pytestmark = pytest.mark.usefixtures("optax_mixes_dtypes")
 SCRIPT = several.ROOT / "tests" / "training" / "resumed.py"
 
 

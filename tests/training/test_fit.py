@@ -18,14 +18,9 @@ from ..marks import slow_unless
 from . import parity, several
 
 
+pytestmark = pytest.mark.usefixtures("optax_mixes_dtypes")
 SCRIPT = several.ROOT / "tests" / "training" / "parity.py"
 QUIET = {"progress": False}
-
-
-@pytest.fixture(autouse=True)
-def optax_mixes_dtypes():
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")

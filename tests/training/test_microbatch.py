@@ -14,9 +14,10 @@ import ensembleode as eo
 from ensembleode.training import microbatch
 
 from . import several
-from .test_fit import fit_line, optax_mixes_dtypes, QUIET  # noqa: F401
+from .test_fit import fit_line, QUIET
 
 
+pytestmark = pytest.mark.usefixtures("optax_mixes_dtypes")
 SCRIPT = several.ROOT / "tests" / "training" / "oom.py"
 linux = pytest.mark.skipif(sys.platform != "linux", reason="limits memory as Linux does")
 

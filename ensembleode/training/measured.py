@@ -1,0 +1,36 @@
+"""Checks of the arrays of measured data that are fitted to."""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from ..program import is_tracer
+
+
+def as_numbers(name: str, values: Any) -> Any:
+    """An array of inexact numbers; NumPy's where they are known.
+
+    **Raises:** `TypeError` where it isn't one array, or isn't one of numbers.
+    """
+    if is_tracer(values):
+        return values
+    try:
+        values = np.asarray(values)
+    except ValueError as e:  # ragged
+        raise TypeError(f"{name} must be one array, and its parts differ in shape.") from e
+    if not jnp.issubdtype(values.dtype, jnp.number):
+        raise TypeError(f"{name} must be an array of numbers, got the dtype {values.dtype}.")
+    inexact = jnp.issubdtype(values.dtype, jnp.inexact)
+    return values if inexact else values.astype(jnp.result_type(float))
+
+
+def check_finite(what: str, values: Any, remedy: str = "") -> None:
+    """
+    **Raises:** `ValueError` that says where `values`, if they are known, hold one that is not.
+    """
+    if is_tracer(values) or np.isfinite(values).all():
+        return
+    where = np.argwhere(~np.isfinite(values))[0].tolist()
+    at = where[0] if len(where) == 1 else tuple(where)
+    raise ValueError(f"{what} that is not finite, at {at}{'; ' if remedy else ''}{remedy}.")
