@@ -19,6 +19,7 @@ def cluster(workers=2, *, environment=None, settings=None, **options):
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
         "distributed.scheduler.no-workers-timeout": "60s",
+        "distributed.deploy.lost-worker-timeout": "1h",
         **(settings or {}),
     }
     restore = set_aside(environment)

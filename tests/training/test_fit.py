@@ -13,6 +13,7 @@ import optax
 import pytest
 
 import ensembleode as eo
+from ensembleode.training import parallel
 
 from ..marks import slow_unless
 from . import parity, several
@@ -66,6 +67,13 @@ def fit_line(loss=squares, params=FLAT, data=None, **options):
 )
 def test_devices_change_nothing(name, where, on_one):
     same(parity.numbers(parity.fitted(name, **where)), on_one[name])
+
+
+def test_the_device_that_is_named():
+    last = jax.local_devices()[-1]
+    for where in ({"devices": [last]}, {"ensemblealg": eo.EnsembleGPUArray(devices=[last])}):
+        placed = parallel.placement(**{"devices": None, "ensemblealg": None, "dist": False} | where)
+        assert placed.mesh.devices.tolist() == [last]
 
 
 def by_processes(count, devices, where):

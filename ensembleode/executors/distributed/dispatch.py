@@ -251,11 +251,13 @@ class _Work:
         match answer:
             case Done():
                 self._done(units, answer)
-            case Missing(hashes, platform):
+            case Missing(hashes, platform, address):
                 self.pool.traffic.repeated += 1
                 if self.shipped.hash in hashes:
                     self._ship_for(platform)
                 self._submit(units, list(hashes))
+                if address is not None:  # (where it is sent now may be another worker)
+                    self.pool.deliver({h: self.kept[h] for h in hashes}, address)
             case Refused(why):
                 raise ClusterError(why + ".")
 

@@ -109,7 +109,10 @@ def _started(workers: int, threads: int) -> Connection:
             'put what solves under `if __name__ == "__main__":`.'
         )
     dask, distributed = _dask()
-    environment = worker_environment(threads) | {"JAX_PLATFORMS": "cpu"}
+    environment = worker_environment(threads) | {
+        "JAX_PLATFORMS": "cpu",
+        "PYTHONHASHSEED": "6640",  # Dask's own
+    }
     settings = {
         "distributed.nanny.pre-spawn-environ": environment,
         # There may be no core to spare for those.
@@ -123,7 +126,7 @@ def _started(workers: int, threads: int) -> Connection:
     cluster = None
     try:
         with dask.config.set(settings):
-            cluster = distributed.LocalCluster(
+            cluster = _lasting(distributed.LocalCluster)(
                 n_workers=workers,
                 **LOCAL,
                 # Ctrl-C reaches all processes of a terminal, and is for this one to handle.
@@ -143,6 +146,22 @@ def _started(workers: int, threads: int) -> Connection:
         restore()
 
     return Connection(client, end, restore, patience=60.0, queued=2)
+
+
+def _lasting(LocalCluster: type) -> type:
+    """One that gives up no worker.
+
+    Dask closes for good what is not there 15 s after a worker died: one that dies again just then,
+    and is being restarted, too.
+    """
+    import dask
+
+    class Lasting(LocalCluster):
+        def _update_worker_status(self, *what: Any) -> None:
+            with dask.config.set({"distributed.deploy.lost-worker-timeout": "1000d"}):
+                super()._update_worker_status(*what)
+
+    return Lasting
 
 
 def set_aside(environment: dict[str, str]) -> Callable[[], None]:

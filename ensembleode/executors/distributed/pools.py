@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...solution import EnsembleError
-from .worker import run, Task
+from .worker import keep, run, Task
 
 
 class ClusterError(EnsembleError):
@@ -67,6 +67,10 @@ class Pool(abc.ABC):
         self.traffic.sent += len(payload)
         return self._submit(run_pickled, payload)
 
+    @abc.abstractmethod
+    def deliver(self, things: dict[str, Any], to: str) -> None:
+        """For the next tasks of the worker at this address, if it is still there."""
+
     def result(self, future: Any) -> Any:
         """The answer.
 
@@ -110,6 +114,11 @@ class Pool(abc.ABC):
     def _result(self, future: Any) -> bytes: ...
 
 
+def keep_pickled(payload: bytes) -> None:
+    """[`keep`][] where things come as bytes."""
+    keep(pickle.loads(payload))
+
+
 def run_pickled(payload: bytes) -> bytes:
     """[`run`][] where a task comes as bytes."""
     return pickle.dumps(run(pickle.loads(payload)), protocol=5)
@@ -141,6 +150,9 @@ class ExecutorPool(Pool):
 
     def settle(self) -> None:
         """Nothing is left over."""
+
+    def deliver(self, things: dict[str, Any], to: str) -> None:
+        """(Its workers have no addresses.)"""
 
     def close(self) -> None:
         """It is the user's."""
@@ -195,6 +207,7 @@ class DaskPool(Pool):
         self._counted: tuple[float, int] = (-1.0, 0)
         self._had_workers = False
         self._opening = threading.Lock()
+        self._delivering: list = []
 
     @property
     def client(self) -> Any:
@@ -263,14 +276,22 @@ class DaskPool(Pool):
         scheduler = self.client.scheduler
         return getattr(scheduler, "address", None) or "?"
 
-    def _submit(self, fn: Callable, payload: bytes) -> Any:
+    def _submit(self, fn: Callable, payload: bytes, **where: Any) -> Any:
         import dask
 
         if self.client.status != "running":
             raise self._scheduler_lost()
         # What a task needs is no graph that could have been scattered: a worker may be replaced.
         with dask.config.set({"distributed.admin.large-graph-warning-threshold": "1 TiB"}):
-            return self.client.submit(fn, payload, pure=False)
+            return self.client.submit(fn, payload, pure=False, **where)
+
+    def deliver(self, things: dict[str, Any], to: str) -> None:
+        payload = pickle.dumps(things, protocol=5)
+        self.traffic.sent += len(payload)
+        # A future that nobody waits for: the worker may be gone. (A task for it with
+        # `allow_other_workers` would wait for ever, once no worker is there.)
+        future = self._submit(keep_pickled, payload, workers=[to])
+        self._delivering = [*(x for x in self._delivering if not x.done()), future]
 
     def _result(self, future: Any) -> bytes:
         from distributed import KilledWorker

@@ -7,11 +7,13 @@ joins late, too.
 
 import collections
 import concurrent.futures
+import contextlib
 import dataclasses
 import functools
 import os
 import pickle
 import platform
+import sys
 import threading
 import time
 from typing import Any, NamedTuple
@@ -63,10 +65,14 @@ class Done(NamedTuple):
 
 
 class Missing(NamedTuple):
-    """The worker wants these before it can begin; its programs are for this platform."""
+    """The worker wants these before it can begin; its programs are for this platform.
+
+    - `address`: where Dask reaches it.
+    """
 
     hashes: tuple[str, ...]
     platform: str
+    address: str | None
 
 
 class Refused(NamedTuple):
@@ -100,6 +106,11 @@ def environment() -> dict[str, Any]:
     }
 
 
+def keep(things: dict[str, Any]) -> None:
+    """For the next tasks."""
+    _kept.add(things, [])
+
+
 def run(task: Task) -> Done | Missing | Refused:
     """Do a task."""
     if refusal := _refusal(task.environment):
@@ -109,7 +120,7 @@ def run(task: Task) -> Done | Missing | Refused:
     backend = jax.export.default_export_platform()
     missing = [h for h in wanted if _lacks(h, backend)]
     if missing:
-        return Missing(tuple(missing), backend)
+        return Missing(tuple(missing), backend, _address())
     shared = [_kept[x.hash] if isinstance(x, Ref) else x for x in task.shared]
     try:
         return _solved(task, backend, shared)
@@ -185,6 +196,13 @@ def _refusal(wanted: dict[str, Any]) -> str | None:
         "install the same versions there, and start workers in the environment "
         "of ensembleode.worker_environment()"
     )
+
+
+def _address() -> str | None:
+    if "distributed" in sys.modules:
+        with contextlib.suppress(ValueError):  # a worker of something else
+            return sys.modules["distributed"].get_worker().address
+    return None
 
 
 def _here() -> str:
