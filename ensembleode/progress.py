@@ -12,7 +12,8 @@ from .solution import has_failed
 def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> tqdm:
     """On a terminal or in a notebook it moves; in a log it is a line a minute at most."""
     moving = sys.stderr.isatty() or "ipykernel" in sys.modules
-    return tqdm(total=total, initial=done, unit=unit, mininterval=0.1 if moving else 60, **options)
+    often = {"mininterval": 0.1} if moving else {"mininterval": 60, "maxinterval": 60}
+    return tqdm(total=total, initial=done, unit=unit, **often, **options)
 
 
 class Progress:

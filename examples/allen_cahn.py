@@ -2,9 +2,9 @@
 
     u_t = 0.0001 u_xx + 5 u - 5 u^3,   u(0, x) = x^2 cos(pi x),   -1 <= x <= 1,  0 <= t <= 1,
 
-periodic in x. An item of the fit is a collocation point; the initial and the boundary conditions
-are added to the loss of each, so that the mean over the points counts them once. First Adam on
-minibatches, then L-BFGS on all points; `--dist` shares the points among all devices, and
+periodic in x. An item of the fit is a collocation point; the boundary conditions are added to the
+loss of each, so that the mean over the points counts them once. The initial condition holds by
+construction (Lagaris et al., IEEE Trans. Neural Netw. 9, 1998). First Adam on minibatches, then L-BFGS on all points; `--dist` shares the points among all devices, and
 `--microbatch` bounds the memory, however many there are. The result is compared with a reference
 solution by a Fourier spectral method, computed here. Needs the extra `plot`.
 
@@ -28,8 +28,7 @@ import ensembleode as eo
 
 
 DIFFUSION, REACTION = 1e-4, 5.0
-INITIAL_WEIGHT = 100.0  # without it the network forgets where it comes from
-N_X, N_T = 512, 201  # initial points, and boundary points
+N_X, N_T = 512, 201  # points of the reference solution, and of the boundary
 
 
 def start(x):
@@ -38,7 +37,7 @@ def start(x):
 
 def values(network, x, t):
     """[point]"""
-    return jax.vmap(network)(jnp.stack([x, t], 1))[:, 0]
+    return start(x) + t * jax.vmap(network)(jnp.stack([x, t], 1))[:, 0]
 
 
 def along(fn, x):
@@ -52,19 +51,22 @@ def residuals(network, x, t):
     return u_t - DIFFUSION * u_xx - REACTION * (u - u**3)
 
 
-def conditions(network):
-    """The mean squares at the start, and of what differs between the two ends."""
-    x, t = jnp.linspace(-1.0, 1.0, N_X), jnp.linspace(0.0, 1.0, N_T)
-    initial = values(network, x, jnp.zeros(N_X)) - start(x)
+def boundary(network):
+    """The mean square of what differs between the two ends.
+
+    (Of the derivatives, at t = 0 and just after it, the initial condition says what differs: the
+    loss stays above 0.08.)
+    """
+    t = jnp.linspace(0.0, 1.0, N_T)
     ends = (along(lambda x: values(network, x, t), jnp.full(N_T, end)) for end in (-1.0, 1.0))
     (left, left_x), (right, right_x) = ends
-    return INITIAL_WEIGHT * jnp.mean(initial**2) + jnp.mean(
-        (left - right) ** 2 + (left_x - right_x) ** 2
-    )
+    return jnp.mean((left - right) ** 2 + (left_x - right_x) ** 2)
 
 
 def loss(network, points):
-    return residuals(network, points["x"], points["t"]) ** 2 + conditions(network)
+    # What is wrong early grows with exp(5 t), as u = 0 is unstable: it weighs so much more.
+    weight = jnp.exp(-REACTION * points["t"])
+    return weight * residuals(network, points["x"], points["t"]) ** 2 + boundary(network)
 
 
 def reference():
@@ -148,8 +150,8 @@ def main(options):
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--points", type=int, default=20_000, help="by default 20,000")
-    parser.add_argument("--adam", type=int, default=3000, help="steps; by default 3,000")
-    parser.add_argument("--lbfgs", type=int, default=100, help="steps; by default 100")
+    parser.add_argument("--adam", type=int, default=15_000, help="steps; by default 15,000")
+    parser.add_argument("--lbfgs", type=int, default=300, help="steps; by default 300")
     parser.add_argument(
         "--batch", type=int, default=1000, help="points of a step of Adam; 0 is all"
     )
