@@ -7,19 +7,17 @@
 - Two losses: an ensemble of Lorenz equations (an item is a trajectory, its loss the distance of its
   end from its start), and the residuals of the Allen-Cahn equation (`examples/allen_cahn.py`).
 - Overhead: steps of about `--milliseconds` in `fit` and in a jitted optax loop by hand, over the
-  same loss and batches; by hand it reads the loss of each step (as `fit` does, to stop when it is
-  not finite), or reads none. The ways take turns, and the time is the median of `--repeats`.
+  same loss and batches. Both read the loss of each step (`fit` does to stop when it is not finite).
+  After each step of one comes one of the other, so that whatever else the computer does slows both.
 
-    python benchmarks/scaling.py [--devices N ...] [--steps N] [--repeats R] [--milliseconds MS]
+    python benchmarks/scaling.py [--devices N ...] [--steps N] [--milliseconds MS]
 """
 
 import argparse
-import functools
 import json
 import os
 import pathlib
 import platform
-import statistics
 import subprocess
 import sys
 import time
@@ -126,20 +124,12 @@ def scaling(name, devices, steps):
         )
 
 
-def by_hand(loss, params, data, size, steps, reads):
-    """Seconds of a step: all data, or shuffled minibatches of `size`."""
+def by_hand(loss, params, data, size):
+    """Makes steps, with all data or with shuffled minibatches of `size`; each reads the loss."""
     optimizer = optax.adam(1e-3)
     count = len(jax.tree.leaves(data)[0])
     whole = jax.tree.map(jnp.asarray, data)
     rng = np.random.default_rng(0)
-
-    def batches():
-        while size is None:
-            yield whole
-        while True:
-            order = rng.permutation(count)
-            for i in range(0, count, size):
-                yield jax.tree.map(lambda x, i=i, o=order: jnp.asarray(x[o[i : i + size]]), data)
 
     @jax.jit
     def update(params, state, batch):
@@ -147,43 +137,44 @@ def by_hand(loss, params, data, size, steps, reads):
         updates, state = optimizer.update(gradient, state, params)
         return optax.apply_updates(params, updates), state, value
 
-    state, batches = optimizer.init(params), batches()
-    for _ in range(2):
-        params, state, value = update(params, state, next(batches))
-    jax.block_until_ready(value)
-    started = time.perf_counter()
-    for _ in range(steps):
-        params, state, value = update(params, state, next(batches))
-        if reads and not np.isfinite(float(value)):
-            break
-    jax.block_until_ready(params)
-    return (time.perf_counter() - started) / steps
+    state = optimizer.init(params)
+    while size is None:
+        params, state, value = update(params, state, whole)
+        yield float(value)
+    while True:
+        order = rng.permutation(count)
+        for i in range(0, count, size):
+            rows = order[i : i + size]
+            batch = jax.tree.map(lambda x, rows=rows: jnp.asarray(x[rows]), data)
+            params, state, value = update(params, state, batch)
+            yield float(value)
 
 
-def overhead(milliseconds, steps, repeats):
+def in_turns(loss, params, data, size, steps):
+    """Seconds of each step: of `fit`, and by hand in its callback."""
+    hand = by_hand(loss, params, data, size)
+    times = []
+
+    def callback(state):
+        began = time.perf_counter()
+        next(hand)
+        times.append((began, time.perf_counter()))
+
+    options = {"optimizer": optax.adam(1e-3), "maxiters": steps, "progress": False}
+    eo.fit(loss, params, data, batch_size=size, callback=callback, **options)
+    began, ended = np.array(times[5:]).T
+    return began[1:] - ended[:-1], (ended - began)[1:]
+
+
+def overhead(milliseconds, steps):
     loss, params, data, n = LOSSES["Lorenz ensemble"]
-    took = by_hand(loss, params, data(n), None, 5, True)
+    took = np.median(in_turns(loss, params, data(n), None, 30)[1])
     n = max(256, int(n * milliseconds / 1e3 / took) // 256 * 256)
-    print(f"\na step over {n:,} Lorenz trajectories, {steps} steps, {repeats} repeats")
+    print(f"\na step over {n:,} Lorenz trajectories, the median of {steps}, taking turns")
+    print(f"{'':14}{'by hand, ms':>12}{'fit, ms':>10}{'more':>9}")
     for what, many, size in (("all data", data(n), None), ("minibatches", data(8 * n), n)):
-        given = (loss, params, many)
-
-        def fitted(given=given, size=size):
-            return float(np.mean(of_fit(*given, steps, batch_size=size)[0]))
-
-        ways = {
-            "by hand, reads no loss": functools.partial(by_hand, *given, size, steps, False),
-            "by hand": functools.partial(by_hand, *given, size, steps, True),
-            "fit": fitted,
-        }
-        times = {name: [] for name in ways}
-        for _ in range(repeats):
-            for name, way in ways.items():
-                times[name].append(way())
-        base = statistics.median(times["by hand"])
-        for name, values in times.items():
-            took = statistics.median(values)
-            print(f"{what + ', ' + name:38}{1e3 * took:8.3f} ms{100 * (took / base - 1):+8.1f} %")
+        fitted, hand = (1e3 * np.median(x) for x in in_turns(loss, params, many, size, steps))
+        print(f"{what:14}{hand:12.3f}{fitted:10.3f}{100 * (fitted / hand - 1):+7.1f} %")
 
 
 def main():
@@ -191,7 +182,6 @@ def main():
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--devices", type=int, nargs="+", default=sorted({1, cores}))
     parser.add_argument("--steps", type=int, default=30)
-    parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--milliseconds", type=float, default=10.0)
     parser.add_argument("--measure", choices=LOSSES, help=argparse.SUPPRESS)
     args = parser.parse_args()
@@ -202,7 +192,7 @@ def main():
         f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
         f"jax {jax.__version__}, {jnp.zeros(1).dtype}"
     )
-    overhead(args.milliseconds, 10 * args.steps, args.repeats)
+    overhead(args.milliseconds, 50 * args.steps)
     for name in LOSSES:
         scaling(name, args.devices, args.steps)
 

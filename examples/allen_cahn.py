@@ -4,9 +4,10 @@
 
 periodic in x. An item of the fit is a collocation point; the boundary conditions are added to the
 loss of each, so that the mean over the points counts them once. The initial condition holds by
-construction (Lagaris et al., IEEE Trans. Neural Netw. 9, 1998). First Adam on minibatches, then L-BFGS on all points; `--dist` shares the points among all devices, and
-`--microbatch` bounds the memory, however many there are. The result is compared with a reference
-solution by a Fourier spectral method, computed here. Needs the extra `plot`.
+construction (Lagaris et al., IEEE Trans. Neural Netw. 9, 1998). First Adam on minibatches, then
+L-BFGS on all points; `--dist` shares the points among all devices, and `--microbatch` bounds the
+memory, however many there are. The result is compared with a reference solution by a Fourier
+spectral method, computed here. Needs the extra `plot`.
 
     python examples/allen_cahn.py [--points N] [--adam N] [--lbfgs N] [--batch N] [--dist]
         [--microbatch N] [--checkpoint FOLDER] [--no-plot]

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import itertools
+import math
 import os
 import time
 from collections.abc import Callable
@@ -259,10 +260,12 @@ class _Loop:
     ):
         self._step, self._source, self._until = step, source, until
         self._placed, self._static = step.placement, step.static
+        self._some_static = bool(jax.tree.leaves(step.static))  # (to combine takes its time)
         self._callback, self._automatic, self._started = callback, automatic, started
         self._order, key = jax.random.split(key)
         self._key = self._placed.everywhere(key)
         self._losses: list[float] = []
+        self._number: Any = None  # of the step, on the devices
 
     def beginning(self, trained: Any) -> Saved:
         optimizer = self._step.optimizer.init(trained)
@@ -279,6 +282,7 @@ class _Loop:
             else "; with checkpoint= it would go on from there."
         )
         good, stopped, piece = now.state.params, "done", None
+        self._number = self._placed.everywhere(np.int32(now.step))
         try:
             with peers(what_then), self._pieces(begin.position) as pieces:
                 while not self._until.reached(now):
@@ -287,8 +291,8 @@ class _Loop:
                     if piece is None:
                         stopped = "exhausted"
                         break
-                    state, loss, finite = self._stepped(now, piece)
-                    if not finite:
+                    state, loss = self._stepped(now, piece)
+                    if not math.isfinite(loss):
                         stopped = "nonfinite"
                         break
                     good, now = now.state.params, self._after(now, piece, state, loss)
@@ -325,7 +329,7 @@ class _Loop:
         pieces = self._source.batches(position, self._order)
         return contextlib.closing(pieces if self._source.repeats else ahead(pieces))
 
-    def _stepped(self, now: Saved, piece: Piece) -> tuple[State, float, bool]:
+    def _stepped(self, now: Saved, piece: Piece) -> tuple[State, float]:
         if self._step.dtype is None:
             dtype = dtype_of(self._step, now.state.params, piece.batch, self._key)
             self._step = dataclasses.replace(self._step, dtype=dtype)
@@ -333,11 +337,12 @@ class _Loop:
                 self._step = that_fits(self._step, now.state, piece.batch, self._key)
         while True:
             try:
-                state, *rest = self._step.compiled(
-                    now.state, piece.batch, self._key, np.int32(now.step)
+                state, number, loss = self._step.compiled(
+                    now.state, piece.batch, self._key, self._number
                 )
-                loss, finite = jax.device_get(rest)
-                return state, float(loss), bool(finite)
+                loss = float(loss)
+                self._number = number
+                return state, loss
             except jax.errors.JaxRuntimeError as e:
                 if not out_of_memory(e) or piece.batch is None:
                     raise
@@ -363,7 +368,8 @@ class _Loop:
         return dataclasses.replace(now, losses=np.array(self._losses[: now.step]))
 
     def _whole(self, params: Any) -> Any:
-        return eqx.combine(self._placed.home(params), self._static)
+        params = self._placed.home(params)
+        return eqx.combine(params, self._static) if self._some_static else params
 
     def _message(self, stopped: str, now: Saved, piece: Piece | None) -> str:
         steps = f"after {now.step} steps"

@@ -31,7 +31,8 @@ class State(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Step:
-    """`compiled(state, batch, key, number)`: the next state, the loss, and whether all is finite.
+    """`compiled(state, batch, key, number)`: the next state, the next number, and the loss: NaN
+    where it, or its gradient, isn't finite (one number to wait for).
 
     - `loss`: of parameters alone, where there is no data; else of the items of a batch.
     - `static`: the part of the parameters that isn't trained.
@@ -76,7 +77,7 @@ class Step:
         new = State(optax.apply_updates(state.params, updates), optimizer)
         # Dtypes stay as they are, whatever the optimiser mixes in: a step compiles once.
         new = jax.tree.map(lambda old, x: jnp.asarray(x, jnp.result_type(old)), state, new)
-        return new, value, finite
+        return new, number + 1, jnp.where(finite, value, jnp.nan)
 
     def _found(self, state: State, both: Callable) -> tuple[Any, Any]:
         found = [optax.tree.get_all_with_path(state.optimizer, x) for x in ("value", "grad")]
