@@ -118,7 +118,7 @@ def has_python(page):
 
 
 # What a newcomer reads.
-FIRST = ("README.md", "getting-started.md", "tutorial.md")
+FIRST = ("README.md", "getting-started.md")
 
 
 @pytest.mark.parametrize(

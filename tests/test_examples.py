@@ -19,7 +19,9 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
         ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
         ("within_ode_batching.py", [], "coupled"),
         ("neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
-        ("multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"),
+        slow_unless(
+            False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
+        ),
         (
             "allen_cahn.py",
             ["--points", "300", "--adam", "5", "--lbfgs", "2", "--batch", "100", "--no-plot"],
@@ -32,7 +34,12 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
             ["--trajectories", "100", "--no-plot"],
             "in batches of 37: True",
         ),
-        ("digits_neural_ode.py", ["--ensemble", "columns", "--epochs", "1", "--no-plot"], "%"),
+        slow_unless(
+            False,
+            "digits_neural_ode.py",
+            ["--ensemble", "columns", "--epochs", "1", "--no-plot"],
+            "%",
+        ),
         ("distributed_training.py", ["--updates", "2", "--workers", "2"], "published"),
         on_julia("julia_engine.py", [], "published"),
     ],

@@ -18,7 +18,6 @@ import pytest
 
 import ensembleode as eo
 
-from ..marks import slow_unless
 from . import several
 from .test_fit import fit_line, FLAT, line, QUIET
 
@@ -63,7 +62,8 @@ def steps_in(folder):
     return sorted(int(x.name) for x in pathlib.Path(folder).iterdir() if x.name.isdecimal())
 
 
-@pytest.mark.parametrize("kills", [1, slow_unless(False, 5)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kills", [1, 5])
 def test_killed_at_random_moments(tmp_path, kills):
     """The end is that of an undisturbed run, to the bit; no step is lost but those since."""
     expected, _ = result_of(alone("none"))

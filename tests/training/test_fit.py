@@ -188,7 +188,9 @@ def test_a_trajectory_that_fails_is_alone():
         ens = eo.EnsembleProblem(
             prob, lambda prob, ctx: eo.remake(prob, u0=batch["u0"][ctx.index][None])
         )
-        sim = eo.solve(ens, eo.Tsit5(), trajectories=len(batch["u0"]), save_start=False)
+        sim = eo.solve(
+            ens, eo.Tsit5(), trajectories=len(batch["u0"]), save_start=False, maxiters=200
+        )
         return jnp.where(sim.successful, sim.u[:, 0, 0], 0.0) ** 2
 
     options = {"optimizer": optax.sgd(1.0), "maxiters": 1, **QUIET}
