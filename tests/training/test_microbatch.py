@@ -35,6 +35,7 @@ def run(*arguments, check=True):
     return (json.loads(done.stdout) if check else None), done.stderr
 
 
+@pytest.mark.slow
 @linux
 def test_it_is_halved_when_memory_runs_out():
     whole, _ = run(0, None)
