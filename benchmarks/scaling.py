@@ -131,6 +131,14 @@ def by_hand(loss, params, data, size):
     whole = jax.tree.map(jnp.asarray, data)
     rng = np.random.default_rng(0)
 
+    def batches():
+        while size is None:
+            yield whole
+        while True:
+            order = rng.permutation(count)
+            for i in range(0, count, size):
+                yield jax.tree.map(lambda x, i=i, o=order: jnp.asarray(x[o[i : i + size]]), data)
+
     @jax.jit
     def update(params, state, batch):
         value, gradient = jax.value_and_grad(lambda p: jnp.mean(loss(p, batch)))(params)
@@ -138,16 +146,9 @@ def by_hand(loss, params, data, size):
         return optax.apply_updates(params, updates), state, value
 
     state = optimizer.init(params)
-    while size is None:
-        params, state, value = update(params, state, whole)
+    for batch in batches():
+        params, state, value = update(params, state, batch)
         yield float(value)
-    while True:
-        order = rng.permutation(count)
-        for i in range(0, count, size):
-            rows = order[i : i + size]
-            batch = jax.tree.map(lambda x, rows=rows: jnp.asarray(x[rows]), data)
-            params, state, value = update(params, state, batch)
-            yield float(value)
 
 
 def in_turns(loss, params, data, size, steps):
