@@ -25,11 +25,12 @@ from ..ensemble import (
     EnsembleColumns,
     EnsembleDistributed,
     EnsembleGPUArray,
+    EnsembleGPUKernel,
     EnsembleSerial,
     EnsembleSplitThreads,
     EnsembleThreads,
 )
-from . import columns, distributed, serial, sharded
+from . import columns, distributed, kernel, serial, sharded
 
 
 EXECUTORS: dict[type, Callable[[Any], Any]] = {
@@ -37,6 +38,7 @@ EXECUTORS: dict[type, Callable[[Any], Any]] = {
     EnsembleThreads: sharded.threads,
     EnsembleColumns: lambda _: columns,
     EnsembleGPUArray: sharded.arrays,
+    EnsembleGPUKernel: kernel.executor,
     EnsembleDistributed: distributed.executor,
     EnsembleSplitThreads: distributed.executor,
 }
@@ -45,22 +47,14 @@ EXECUTORS: dict[type, Callable[[Any], Any]] = {
 def executor_for(ensemblealg: Any, engine: Any) -> Any:
     """The executor of an ensemble algorithm with an engine.
 
-    **Raises:** `TypeError` for anything that is not one; `ValueError` for one that this engine has
-    not got; what the executor raises for devices that are not there.
+    **Raises:** `TypeError` for anything that is not one; what the executor raises for devices that
+    are not there.
     """
-    if not isinstance(ensemblealg, EnsembleAlgorithm):
+    if not isinstance(ensemblealg, EnsembleAlgorithm) or type(ensemblealg) not in EXECUTORS:
         hint = "; give an instance, with ()" if isinstance(ensemblealg, type) else ""
         raise TypeError(
             f"ensemblealg must be one of {', '.join(c.__name__ + '()' for c in EXECUTORS)}, got "
             f"{ensemblealg!r}{hint}."
         )
     own = engine.executor(ensemblealg) if hasattr(engine, "executor") else None
-    if own is not None:
-        return own
-    make = EXECUTORS.get(type(ensemblealg))
-    if make is None:
-        raise ValueError(
-            f"{type(ensemblealg).__name__}() runs with engine='julia' only, and the engine is "
-            f"{engine.name!r}."
-        )
-    return make(ensemblealg)
+    return EXECUTORS[type(ensemblealg)](ensemblealg) if own is None else own

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from .. import cpu_devices
-from ..ensemble import EnsembleGPUArray, EnsembleThreads
+from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..keys import as_before, raw
 from ..plan import Plan, Result, shared_times
 from ..program import being_staged
@@ -59,7 +59,7 @@ def threads(ensemblealg: EnsembleThreads) -> Devices:
     return Devices(tuple(cpu_devices.devices(ensemblealg.n)))
 
 
-def arrays(ensemblealg: EnsembleGPUArray) -> Devices:
+def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel) -> Devices:
     """
     **Raises:** `ValueError` when there are fewer devices.
     """
@@ -69,8 +69,8 @@ def arrays(ensemblealg: EnsembleGPUArray) -> Devices:
     there = jax.local_devices()
     if wanted > len(there):
         raise ValueError(
-            f"EnsembleGPUArray(devices={wanted}) wants {wanted} devices, and JAX has {len(there)}: "
-            f"{there}."
+            f"{type(ensemblealg).__name__}(devices={wanted}) wants {wanted} devices, and JAX has "
+            f"{len(there)}: {there}."
         )
     return Devices(tuple(there[:wanted]))
 

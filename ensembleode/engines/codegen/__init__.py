@@ -2,9 +2,12 @@
 
 - `ir.py`: the small language that a field is lowered to.
 - `lower.py`: jaxpr to it; a rule a primitive.
+- `staging.py`: what else of a field is lowered, such as its derivatives.
 - `scalarise.py`: small programs taken apart into scalars first, by the lanes engine's interpreter.
 
-A printer writes it as source: `engines/julia/source.py` in Julia.
+A printer writes it as source: `engines/julia/source.py` in Julia, `engines/kernel/source.py` in
+C++.
 """
 
 from .lower import Inputs as Inputs, lower as lower, UntranslatableError as UntranslatableError
+from .staging import parameters_of as parameters_of, staged as staged

@@ -66,11 +66,12 @@ class Inputs(NamedTuple):
 
     - `places`: of each constant, and then of each argument between the state and the time, the
         group and the place of its first component in it.
-    - `storage`: the dtype of the groups `own` and `shared`.
+    - `storage`: the dtype of the groups `own` and `shared`; None where there is one of each for
+        every dtype.
     """
 
     places: tuple[tuple[str, int], ...]
-    storage: np.dtype
+    storage: np.dtype | None
 
     @classmethod
     def laid_out(cls, shapes: Sequence, groups: Sequence[str], storage: Any) -> "Inputs":
@@ -81,6 +82,17 @@ class Inputs(NamedTuple):
             places.append((group, ends[group]))
             ends[group] += math.prod(shape)
         return cls(tuple(places), np.dtype(storage))
+
+    @classmethod
+    def as_they_are(cls, avals: Sequence, groups: Sequence[str]) -> "Inputs":
+        """One after the other in each group of a dtype."""
+        ends: collections.Counter = collections.Counter()
+        places = []
+        for aval, group in zip(avals, groups, strict=True):
+            key = group, np.dtype(aval.dtype)
+            places.append((group, ends[key]))
+            ends[key] += math.prod(aval.shape)
+        return cls(tuple(places), None)
 
 
 def lower(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = LARGEST_RETURNED) -> Function:
@@ -106,8 +118,8 @@ def lower(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = LARGEST_RETU
     values = []
     parameters = [*avals[:n_consts], *avals[n_consts + 1 : -1]]
     for aval, (group, start) in zip(parameters, inputs.places, strict=True):
-        storage = inputs.storage if group in ("own", "shared") else aval.dtype
-        values.append(_loaded(group, start, aval, storage))
+        storage = inputs.storage if group in ("own", "shared") else None
+        values.append(_loaded(group, start, aval, storage or aval.dtype))
     u, time = _loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
     consts, ins = values[:n_consts], [u, *values[n_consts:]]
     result = Buffer("out", dtype, 0, size)

@@ -2,17 +2,16 @@
 
 import functools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
 from ...program import Program
-from ..codegen import Inputs, lower, UntranslatableError
+from ..codegen import Inputs, lower, parameters_of, staged, UntranslatableError
 from .source import Definition, julia_source
 
 
@@ -49,12 +48,6 @@ class Field(NamedTuple):
                     "work_sizes": [size for _, size in definition.work],
                 }
         return table
-
-
-def parameters_of(program: Any) -> list[Any]:
-    """The abstract values of a program's constants, and of its arguments between
-    the state and the time."""
-    return [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars[1:-1])]
 
 
 def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) -> Inputs:
@@ -131,40 +124,3 @@ def _time_derivative(program: Program, rate: Program | None) -> jex.Jaxpr:
         return jax.jvp(along, (state, t), (moved, jnp.ones_like(t)))[1]
 
     return staged(program, derivative)
-
-
-def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
-    """Trace `fn(consts, u, p, t)` for the inputs of a program; its constants stay constants.
-
-    With another `state`, and with `extra` inputs at the end of `p`.
-    """
-    jaxpr = program.jaxpr
-    n = len(jaxpr.constvars)
-    u, *p, t = jaxpr.invars
-    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p, u, t)]
-    *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
-    closed = jax.make_jaxpr(fn)(*args)
-    if closed.consts:  # a derivative rule brings them along
-        with_consts = closed
-
-        def spelled_out(*xs):
-            consts = map(_spelled_out, with_consts.consts)
-            return jax.core.eval_jaxpr(with_consts.jaxpr, list(consts), *xs)
-
-        closed = jax.make_jaxpr(spelled_out)(*jax.tree.leaves(args))
-    inner: Any = closed.jaxpr
-    return jex.Jaxpr(
-        constvars=[*inner.constvars, *inner.invars[:n]],
-        invars=inner.invars[n:],
-        outvars=inner.outvars,
-        eqns=inner.eqns,
-        debug_info=inner.debug_info,
-    )
-
-
-def _spelled_out(array: Any) -> Any:
-    """A constant array as numbers of the program."""
-    array = np.asarray(array)
-    numbers = [jax.lax.full((1,), x, array.dtype) for x in array.reshape(-1)]
-    return jax.lax.reshape(jax.lax.concatenate(numbers, 0), array.shape)

@@ -25,7 +25,8 @@ from ...solution import ReturnCode
 from ...trajectories import Lane
 from ..rates import rates
 from . import methods, session
-from .fields import parameters_of, translate
+from ..codegen import parameters_of
+from .fields import translate
 from .numbers import flags, read_arrays
 from .requests import Request
 from .solving import field_of, options_of, solve_in_program

@@ -15,6 +15,7 @@ from ...plan import Plan, Result, shared_times
 from ...program import Program
 from ...solution import ReturnCode
 from ...trajectories import Lane
+from ..results import Counts, Numbers, own_times, result_of, Saved
 from .adjoint import buffers, Cotangent, pull_back
 from .continuous import backsolve, gauss
 from .controller import Tolerances
@@ -83,31 +84,8 @@ def solve_trajectories(
         wanted = wanted & _in_chunks(mask, chunks, setup.width)
     result = _solved(setup, every, shared, jnp.asarray(wanted))
     result = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], result)
-    t = shared_times(plan, lanes) if result.t is None else _own_times(plan, lanes, result)
+    t = shared_times(plan, lanes) if result.t is None else own_times(plan, lanes, result)
     return result._replace(t=t)
-
-
-def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
-    """The times saved as the functions that they are of the numbers: [trajectory, row].
-
-    (Within a solve that saves every step they are constants, but for the first and the last.)
-    """
-    n, rows = result.t.shape
-
-    def column(x, batched):
-        return jnp.broadcast_to(x[:, None] if batched else x, (n, rows))
-
-    saved = jax.lax.stop_gradient(result.t)
-    row = jnp.arange(rows, dtype=result.length.dtype)[None]
-    t0, t1 = column(lanes.t0, plan.batched.t0), column(lanes.t1, plan.batched.t1)
-    if plan.saving.mode == "times":
-        t = jnp.broadcast_to(jnp.asarray(lanes.saveat), (n, rows))
-    else:
-        first = (row == 0) & plan.saving.start
-        last = row == result.length[:, None] - 1
-        arrived = result.retcode[:, None] == ReturnCode.Success.value
-        t = jnp.where(first, t0, jnp.where(last & arrived, t1, saved))
-    return jnp.where(jnp.isnan(saved), saved, t)
 
 
 def _setup(plan: Plan, lanes: Lane, alone: bool) -> Setup:
@@ -208,55 +186,13 @@ def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
 
 
 def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes: Any) -> Result:
-    saving, field, plan = setup.plan.saving, setup.field, setup.plan
-    success = codes == ReturnCode.Success.value
-    lanes = setup.width
+    field, method = setup.field, setup.method
     u0, end = (jnp.moveaxis(field.join(x), -1, 0) for x in (chunk.u0, state.y))
-    if out is None:
-        u = jnp.stack([u0, end][-saving.rows :], axis=1)
-        # The last state of a failed trajectory is not its state at t1.
-        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success)
-    else:
-        u = out.u[:, : saving.rows]
-        row = out.row if out.row.ndim == 0 else out.row[:, None]
-        reached = jnp.arange(saving.rows, dtype=out.row.dtype)[None] < row
-        if saving.mode == "times":
-            asked, astray = _asked_for(chunk)
-            reached = reached & ~astray
-            missed = jnp.any(asked & ~reached, axis=1) & success
-            codes = jnp.where(missed, jnp.asarray(ReturnCode.Failure.value, codes.dtype), codes)
-    finite = jnp.all(jnp.isfinite(u), axis=tuple(range(2, u.ndim)))
-    overflow = jnp.any(reached & ~finite, axis=1)
-    codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)
-    reached = reached & finite
-    u = jnp.where(reached.reshape(lanes, -1, *(1,) * (u.ndim - 2)), u, jnp.nan)
-    t = None
-    if plan.own_times:
-        if out is None:
-            ends = [jnp.broadcast_to(x, (lanes,)) for x in (chunk.t0, chunk.t1)]
-            t = jnp.stack(ends[-saving.rows :], axis=1)
-        else:
-            t = chunk.times if out.t is None else out.t[:, : saving.rows]
-        t = jnp.where(reached, t, jnp.nan)
-    tableau = setup.method.tableau
-    nf = state.ntried * tableau.stages
-    if tableau.fsal:
-        nf = state.ntried * (tableau.stages - 1) + 1
-    if setup.method.adaptive and chunk.dt is None:
-        nf = nf + 2  # the automatic first step
-    length = jnp.sum(reached, axis=1, dtype=jnp.int32)
-    return Result(u, t, None, length, codes, state.naccept, state.ntried - state.naccept, nf)
-
-
-def _asked_for(chunk: Chunk) -> tuple:
-    """Which rows have a time, and which a time before `t0` or before that of another row, as
-    traced times may: `[1, row]` or `[lane, row]`."""
-    times = chunk.times if chunk.times.ndim == 2 else chunk.times[None]
-    t0, t1 = (x if x.ndim == 0 else x[:, None] for x in (chunk.t0, chunk.t1))
-    forwards = jnp.sign(t1 - t0) * times
-    first = jnp.broadcast_to(jnp.sign(t1 - t0) * t0, (*forwards.shape[:-1], 1))
-    before = jnp.concatenate([first, forwards[:, :-1]], axis=1)
-    return jnp.isfinite(times), forwards < before
+    saved = Saved(None, None, None) if out is None else Saved(out.u, out.t, out.row)
+    numbers = Numbers(u0, chunk.t0, chunk.t1, chunk.times)
+    counts = Counts(codes, state.naccept, state.ntried)
+    has_dt = chunk.dt is not None
+    return result_of(setup.plan, method.tableau, has_dt, numbers, end, saved, counts)
 
 
 def _first(tree: Any) -> Any:

@@ -63,7 +63,7 @@ def log2(x: Any) -> Any:
 
     Source: Goldberg, "Fast approximate logarithms, part III: the formulas" (2015), table 2.
     """
-    a, b, c = (np.float32(v) for v in (0.338953, 2.198599, 1.523692))
+    a, b, c = map(np.float32, LOG2)
     bits = jax.lax.bitcast_convert_type(x, jnp.int32)
     exponent = (bits & 0x7F800000) >> 23
     upper_half = (bits & 0x00400000) != 0  # a significand of at least 1.5 is halved
@@ -83,14 +83,16 @@ def exp2(x: Any) -> Any:
     x = jnp.clip(x, -126, 126)
     whole = jnp.floor(x + 0.5)
     rest = x - whole
-    value = jnp.full_like(rest, _TAYLOR[-1])
-    for coefficient in _TAYLOR[-2::-1]:
+    value = jnp.full_like(rest, TAYLOR[-1])
+    for coefficient in TAYLOR[-2::-1]:
         value = value * rest + coefficient
     scale = jax.lax.bitcast_convert_type((whole.astype(jnp.int32) + 127) << 23, jnp.float32)
     return value * scale
 
 
-_TAYLOR = [math.log(2) ** k / math.factorial(k) for k in range(8)]
+# The constants of `log2` and of `exp2`, for whatever else computes as they do.
+LOG2 = (0.338953, 2.198599, 1.523692)
+TAYLOR = [math.log(2) ** k / math.factorial(k) for k in range(8)]
 
 
 class Tolerances(NamedTuple):

@@ -1,0 +1,125 @@
+"""From what a time loop of ours leaves behind to the `Result` of several trajectories."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..plan import Plan, Result
+from ..solution import ReturnCode
+from ..solvers.tableau import Tableau
+from ..trajectories import Lane
+
+
+class Numbers(NamedTuple):
+    """Of the trajectories: `u0 [lane, *state]`; `t0` and `t1`, `[]` or `[lane]`; the `times` to
+    save, `[time]` or `[lane, time]`, or None."""
+
+    u0: Any
+    t0: Any
+    t1: Any
+    times: Any
+
+
+class Saved(NamedTuple):
+    """What was saved on the way: `u [lane, row, *state]`, `t [lane, row]` where every step is, and
+    how many `rows`, `[]` or `[lane]`. None where only the end is."""
+
+    u: Any
+    t: Any
+    rows: Any
+
+
+class Counts(NamedTuple):
+    """Return codes, and steps accepted and tried: `[lane]`."""
+
+    codes: Any
+    naccept: Any
+    ntried: Any
+
+
+def result_of(
+    plan: Plan,
+    tableau: Tableau,
+    has_dt: bool,
+    numbers: Numbers,
+    end: Any,
+    saved: Saved,
+    counts: Counts,
+) -> Result:
+    """The result, NaN where nothing was reached. Trajectories whose saved states overflow, or which
+    miss a time, have not succeeded.
+
+    **Arguments:** `end`: the last state, `[lane, *state]`.
+    """
+    saving, codes = plan.saving, counts.codes
+    success = codes == ReturnCode.Success.value
+    lanes = len(codes)
+    if saved.u is None:
+        u = jnp.stack([numbers.u0, end][-saving.rows :], axis=1)
+        # The last state of a failed trajectory is not its state at t1.
+        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success)
+    else:
+        u = saved.u[:, : saving.rows]
+        rows = saved.rows if saved.rows.ndim == 0 else saved.rows[:, None]
+        reached = jnp.arange(saving.rows, dtype=rows.dtype)[None] < rows
+        if saving.mode == "times":
+            asked, astray = _asked_for(numbers)
+            reached = reached & ~astray
+            missed = jnp.any(asked & ~reached, axis=1) & success
+            codes = jnp.where(missed, jnp.asarray(ReturnCode.Failure.value, codes.dtype), codes)
+    finite = jnp.all(jnp.isfinite(u), axis=tuple(range(2, u.ndim)))
+    overflow = jnp.any(reached & ~finite, axis=1)
+    codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)
+    reached = reached & finite
+    u = jnp.where(reached.reshape(lanes, -1, *(1,) * (u.ndim - 2)), u, jnp.nan)
+    t = None
+    if plan.own_times:
+        if saved.u is None:
+            ends = [jnp.broadcast_to(x, (lanes,)) for x in (numbers.t0, numbers.t1)]
+            t = jnp.stack(ends[-saving.rows :], axis=1)
+        else:
+            t = numbers.times if saved.t is None else saved.t[:, : saving.rows]
+        t = jnp.where(reached, t, jnp.nan)
+    nf = counts.ntried * tableau.stages
+    if tableau.fsal:
+        nf = counts.ntried * (tableau.stages - 1) + 1
+    if not has_dt:
+        nf = nf + 2  # the automatic first step
+    length = jnp.sum(reached, axis=1, dtype=jnp.int32)
+    nreject = counts.ntried - counts.naccept
+    return Result(u, t, None, length, codes, counts.naccept, nreject, nf)
+
+
+def _asked_for(numbers: Numbers) -> tuple:
+    """Which rows have a time, and which a time before `t0` or before that of another row, as
+    traced times may: `[1, row]` or `[lane, row]`."""
+    times = numbers.times if numbers.times.ndim == 2 else numbers.times[None]
+    t0, t1 = (x if x.ndim == 0 else x[:, None] for x in (numbers.t0, numbers.t1))
+    forwards = jnp.sign(t1 - t0) * times
+    first = jnp.broadcast_to(jnp.sign(t1 - t0) * t0, (*forwards.shape[:-1], 1))
+    before = jnp.concatenate([first, forwards[:, :-1]], axis=1)
+    return jnp.isfinite(times), forwards < before
+
+
+def own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
+    """The times saved as the functions that they are of the numbers: [trajectory, row].
+
+    (Within a solve that saves every step they are constants, but for the first and the last.)
+    """
+    n, rows = result.t.shape
+
+    def column(x, batched):
+        return jnp.broadcast_to(x[:, None] if batched else x, (n, rows))
+
+    saved = jax.lax.stop_gradient(result.t)
+    row = jnp.arange(rows, dtype=result.length.dtype)[None]
+    t0, t1 = column(lanes.t0, plan.batched.t0), column(lanes.t1, plan.batched.t1)
+    if plan.saving.mode == "times":
+        t = jnp.broadcast_to(jnp.asarray(lanes.saveat), (n, rows))
+    else:
+        first = (row == 0) & plan.saving.start
+        last = row == result.length[:, None] - 1
+        arrived = result.retcode[:, None] == ReturnCode.Success.value
+        t = jnp.where(first, t0, jnp.where(last & arrived, t1, saved))
+    return jnp.where(jnp.isnan(saved), saved, t)
