@@ -13,6 +13,8 @@ from .column_check import (
     check_columns as check_columns,
     ColumnReport as ColumnReport,
 )
+from .engines.kernel.launch import KernelError as KernelError
+from .engines.kernel.nvrtc import NvrtcError as NvrtcError
 from .ensemble import (
     EnsembleColumns as EnsembleColumns,
     EnsembleDistributed as EnsembleDistributed,
@@ -24,6 +26,7 @@ from .ensemble import (
 )
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
+from .kernel_report import kernel_report as kernel_report, KernelReport as KernelReport
 from .problem import (
     EnsembleContext as EnsembleContext,
     EnsembleProblem as EnsembleProblem,

@@ -150,7 +150,7 @@ def solve(
         "sensealg": sensealg,
     }
 
-    job, choice = _job(ens, options, key, None if alone else n, engine, alg)
+    job, choice = job_for(ens, options, key, None if alone else n, engine, alg)
     if alone:
         ensemblealg = EnsembleSerial()
     executor = executor_for(ensemblealg or EnsembleThreads(), job.plan.engine)
@@ -296,7 +296,7 @@ def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
 #
 
 
-def _job(
+def job_for(
     ens: EnsembleProblem, options: dict, key: Any, n: int | None, engine: str, alg: Any
 ) -> tuple[Job, EngineChoice]:
     """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
@@ -315,7 +315,7 @@ def _job(
         batched=every.batched,
     )
     traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
-    remake = (_job, (ens, options, key, n, engine, alg))
+    remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)
     # Where every step is saved, the count of times is known later.
     return (job if every.saving.mode == "steps" else with_output(job)), choice

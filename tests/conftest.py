@@ -38,6 +38,14 @@ def compiles():
     return _compiles
 
 
+@pytest.fixture
+def on_host(monkeypatch):
+    """EnsembleGPUKernel runs its kernels on the CPU, as if that were a GPU."""
+    from .host_kernels import replace_gpu
+
+    replace_gpu(monkeypatch)
+
+
 def pytest_collection_modifyitems(items):
     """Eagerly, workers are tested in tests/executors every time, columns in the tutorial; in the
     conformance suite both are inside jit."""

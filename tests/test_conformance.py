@@ -28,6 +28,7 @@ ALGORITHMS = {
     "threads": eo.EnsembleThreads(),
     "columns": eo.EnsembleColumns(),
     "arrays": eo.EnsembleGPUArray(),
+    "kernel": eo.EnsembleGPUKernel(),
     "devices": eo.EnsembleGPUArray(devices=2),
     "distributed": eo.EnsembleDistributed(workers=2),
     "3 workers": eo.EnsembleDistributed(workers=3),
@@ -59,7 +60,7 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 
 
 # On the CPU, EnsembleGPUArray is EnsembleThreads.
-QUICK = ("serial", "threads", "columns", "distributed")
+QUICK = ("serial", "threads", "columns", "kernel", "distributed")
 
 
 _CASES = [slow_unless(name in QUICK, name) for name in ALGORITHMS]
@@ -71,7 +72,9 @@ def name(request):
 
 
 @pytest.fixture
-def alg(name):
+def alg(name, request):
+    if name == "kernel":  # as on a GPU
+        request.getfixturevalue("on_host")
     return {**ALGORITHMS, **ON_JULIA}[name]
 
 

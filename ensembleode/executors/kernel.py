@@ -1,4 +1,4 @@
-"""EnsembleGPUKernel: the lanes engine's method in one kernel, or that engine where there is no GPU."""
+"""EnsembleGPUKernel: the lanes engine's method in one kernel; without a GPU, that engine."""
 
 import dataclasses
 from typing import Any

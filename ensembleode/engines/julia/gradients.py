@@ -23,9 +23,9 @@ from ...program import Program, trace
 from ...saving import Saving
 from ...solution import ReturnCode
 from ...trajectories import Lane
+from ..codegen import parameters_of
 from ..rates import rates
 from . import methods, session
-from ..codegen import parameters_of
 from .fields import translate
 from .numbers import flags, read_arrays
 from .requests import Request

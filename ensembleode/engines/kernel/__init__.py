@@ -8,9 +8,9 @@ the time loop is the same as that engine's, and its tableaux and constants are t
     `forward.cuh` (what it saves), `gradient.cuh` and `backward.cuh` (record and replay).
 - `nvrtc.py`: source to PTX; `launch.py`: PTX to an operation of XLA.
 - `calls.py`: the kernels as functions of arrays; `derivatives.py`: made differentiable.
-- `report.py`: the registers that they take.
 """
 
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,7 +21,9 @@ from ...trajectories import Lane
 from .. import lanes as _lanes
 from ..rates import with_rates
 from ..results import own_times
+from .calls import Setup
 from .derivatives import solved
+from .generate import pulling_back, solving
 
 
 name = "kernel"
@@ -41,6 +43,17 @@ def refusal(plan: Plan) -> str | None:
             f"{solver.adjoint}()."
         )
     return None
+
+
+def sources(plan: Plan, lanes: Lane) -> dict[str, str | None]:
+    """The source of each kernel, by its name; None for one that is not needed.
+
+    **Arguments:** `lanes`: the numbers of trajectories, which may be abstract.
+    """
+    size = math.prod(plan.state.shape)
+    d = Setup(plan, size, 1).description(lanes)
+    in_reverse = plan.method.value.direction == "reverse"
+    return {"solve": solving(d), "pull_back": pulling_back(d) if in_reverse else None}
 
 
 def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:

@@ -9,10 +9,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
-import numpy as np
 
 from ...plan import Plan
+from ...program import Program
 from ...trajectories import Lane
+from ..codegen import parameters_of
 from ..results import Counts, Saved
 from . import launch
 from .generate import BLOCK, Description, pulling_back, solving, with_gradients
@@ -44,6 +45,7 @@ class Setup(NamedTuple):
         saving = plan.saving._replace(rows=0)
         layout = layout_of(plan, lanes)
         own_times = bool(plan.batched.saveat)
+        assert isinstance(plan.field, Program)
         return Description(
             plan.field,
             self.controlled,
@@ -155,18 +157,15 @@ def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, saved: Any) 
 def _real(plan: Plan) -> list[bool]:
     """Of the constants and parameters of the field that are real numbers: which are batched?"""
     batched = (*plan.batched.consts, *plan.batched.p)
-    jaxpr: Any = plan.field.jaxpr
-    avals = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars[1:-1])]
-    return [
-        b for b, a in zip(batched, avals, strict=True) if jnp.issubdtype(a.dtype, jnp.floating)
-    ]
+    avals = parameters_of(plan.field)
+    return [b for b, a in zip(batched, avals, strict=True) if jnp.issubdtype(a.dtype, jnp.floating)]
 
 
 def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, saved: Any) -> Pulled:
     plan, n, groups = setup.plan, setup.n, setup.groups
     d = setup.description(lanes)
     which = with_gradients(d)
-    avals = [v.aval for v in (*plan.field.jaxpr.constvars, *plan.field.jaxpr.invars[1:-1])]
+    avals = parameters_of(plan.field)
     own, shared = (sum(math.prod(avals[i].shape) for i in part) for part in which)
     record = min(plan.maxiters, max(_RECORD, math.isqrt(plan.maxiters - 1) + 1))
     segments = -(-plan.maxiters // record)
@@ -225,8 +224,8 @@ def _widened(setup: Setup, size: int, batched: Any, lanes: Lane, mask: Any, *mor
     plan = dataclasses.replace(setup.plan, batched=now_own)
     wide = setup._replace(plan=plan, n=size * n, groups=size * setup.groups)
     lanes = jax.tree.map(fold, lanes, lanes_batched, own)
-    more = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
-    return (wide, lanes, fold(mask, mask_batched), *more)
+    folded = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
+    return (wide, lanes, fold(mask, mask_batched), *folded)
 
 
 def _folded(out: Any, size: int) -> Any:

@@ -57,8 +57,13 @@ def _times(plan: Plan, lanes: Lane) -> Any:
         return lanes.saveat
     times, count = jnp.asarray(lanes.saveat), jnp.asarray(lanes.count)
     beyond = jnp.where(lanes.t1 < lanes.t0, -jnp.inf, jnp.inf).astype(times.dtype)
-    wanted = jnp.arange(times.shape[-1], dtype=count.dtype) < count[..., None]
-    return jnp.where(wanted, times, beyond[..., None])
+    if times.ndim == 1 and not count.ndim and not beyond.ndim:
+        rows = jnp.arange(len(times), dtype=count.dtype)
+        return jnp.where(rows < count, times, beyond)
+    rows = jnp.arange(times.shape[-1], dtype=count.dtype)[None]
+    return jnp.where(
+        rows < count.reshape(-1, 1), times.reshape(-1, rows.size), beyond.reshape(-1, 1)
+    )
 
 
 #
@@ -111,9 +116,7 @@ def _(residuals, cotangents, perturbed, lanes, mask, plan, n):
 
     consts = tuple(map(of_parameter, lanes.consts, batched.consts))
     p = tuple(map(of_parameter, lanes.p, batched.p))
-    zeros = jax.tree.map(
-        lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else None, lanes
-    )
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else None, lanes)
     gradient = zeros._replace(u0=_gathered(to_u0, batched.u0), p=p, consts=consts)
     moving = any(jtu.tree_leaves((perturbed.t0, perturbed.t1, perturbed.saveat)))
     if moving:
@@ -170,7 +173,7 @@ def _(primals, tangents):
     result = _solved(plan, lanes, n, mask)
     end, saved, _ = solve(Setup(wide, size, n), both, mask)
     start = _each(_or_zeros(moved.u0, lanes.u0), plan.batched.u0, n)
-    if saved.u is None:
+    if plan.saving.mode == "ends":
         to_u = jnp.stack([start, end[:, 1]][-plan.saving.rows :], axis=1)
     else:
         to_u = saved.u[:, :, 1]
@@ -211,7 +214,8 @@ def _times_moved(plan: Plan, lanes: Lane, n: int, moved: Lane, result: Result) -
     else:
         if moved.t1 is None:
             return jnp.zeros_like(u)
-        last = jnp.arange(u.shape[1], dtype=result.length.dtype) == result.length[:, None] - 1
+        rows = jnp.arange(u.shape[1], dtype=result.length.dtype)[None]
+        last = rows == result.length[:, None] - 1
         dt = jnp.where(last, _each(moved.t1, batched.t1, n)[:, None], 0)
         t = jnp.broadcast_to(_each(lanes.t1, batched.t1, n)[:, None], dt.shape)
     u0 = _each(lanes.u0, batched.u0, n)
@@ -256,7 +260,7 @@ def _with_sensitivities(plan: Plan, lanes: Lane, moved: Lane) -> tuple[Plan, Lan
     own_u0 = batched.u0 or (moved.u0 is not None and moved.u0.ndim > len(plan.state.shape))
     u0 = lanes.u0
     if own_u0 and not batched.u0:
-        u0 = jnp.broadcast_to(u0, moved.u0.shape)
+        u0 = jnp.broadcast_to(u0, _or_zeros(moved.u0, u0).shape)
     u0 = jnp.stack([u0, _or_zeros(moved.u0, u0)], axis=int(own_u0))
     wide = dataclasses.replace(
         plan,

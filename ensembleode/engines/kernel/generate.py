@@ -5,7 +5,7 @@ import dataclasses
 import functools
 import importlib.resources
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from ...saving import Saving
 from ...solution import ReturnCode
 from ...solvers.tableau import Row, Tableau
 from ..codegen import Inputs, lower, parameters_of, staged, UntranslatableError
+from ..codegen.ir import For, Product, Stmt, Switch, While
 from ..lanes import controller as _controller
 from ..lanes.controller import PIController
 from .numbers import Layout
@@ -26,14 +27,14 @@ from .source import cpp_source, literal, type_of
 
 # Threads of a block.
 BLOCK = 128
-# Loops over as many components are unrolled, so that these are in registers.
-_UNROLLED = 32
+# Loops over states of as many bytes are unrolled, so that all stages are in registers.
+_UNROLLED = 96
 # A thread that has more numbers of its own reads them where they lie.
 _LARGEST_OWN = 32
 # Gradients by more parameters are added up in memory.
 _LARGEST_GRADIENT = 32
-# A field of more statements is a function of its own, called at every stage.
-_LONGEST_INLINED = 300
+# A field of more statements, loops unrolled, is a function of its own, called at every stage.
+_LONGEST_INLINED = 150
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,7 +113,7 @@ def pulling_back(d: Description) -> str:
         fits = size <= _LARGEST_GRADIENT
         macros[f"{name}_PARAMETERS"] = str(size)
         macros[f"{name}_HERE"] = str(max(1, size * fits))
-        macros[f"UNROLL_{name}"] = "UNROLLED" if fits else ""
+        macros[f"UNROLL_{name}"] = "UNROLLED" if fits else "ROLLED"
     return _joined(
         _common(d),
         _defined(**macros),
@@ -134,7 +135,7 @@ def _joined(*parts: str) -> str:
 
 
 def _text(name: str) -> str:
-    return importlib.resources.files(__package__).joinpath(name).read_text()
+    return importlib.resources.files("ensembleode.engines.kernel").joinpath(name).read_text()
 
 
 def _defined(**macros: Any) -> str:
@@ -156,7 +157,7 @@ def _common(d: Description) -> str:
 def _function(name: str, argument: str, jaxpr: jex.Jaxpr, inputs: Inputs, size: int) -> str:
     try:
         fn = lower(jaxpr, inputs, size)
-        return cpp_source(fn, name, argument, apart=len(fn.body) > _LONGEST_INLINED)
+        return cpp_source(fn, name, argument, apart=_length(fn.body) > _LONGEST_INLINED)
     except UntranslatableError as e:
         what = "f" if name == "field" else "the derivative of f"
         raise ValueError(
@@ -165,9 +166,27 @@ def _function(name: str, argument: str, jaxpr: jex.Jaxpr, inputs: Inputs, size: 
         ) from e
 
 
+def _length(stmts: Sequence[Stmt]) -> int:
+    """How many statements these are, loops unrolled."""
+    total = 0
+    for stmt in stmts:
+        match stmt:
+            case For(_, n, body):
+                total += n * _length(body)
+            case While(test, _, body):
+                total += _length((*test, *body))
+            case Switch(_, cases):
+                total += sum(map(_length, cases))
+            case Product(out, x, _):
+                total += out.rows * out.columns * x.columns
+            case _:
+                total += 1
+    return total
+
+
 def _transposed(d: Description) -> str:
-    """What pulls a cotangent back through the field: to the state, and then to the parameters, those
-    of each trajectory before those shared."""
+    """What pulls a cotangent back through the field: to the state, and then to the parameters,
+    those of each trajectory before those shared."""
     own, shared = with_gradients(d)
     which = [*own, *shared]
     n = len(d.field.jaxpr.constvars)
@@ -207,20 +226,21 @@ def _constants(d: Description) -> str:
         (initial_memory,) = control.initial_memory(1)
     extra = len(d.tableau.interpolant.extra_c)
     terms = "".join(f" value = value * rest + {_single(c)};" for c in _controller.TAYLOR[-2::-1])
-    unrolled = '_Pragma("unroll")'
     return _joined(
         f"typedef {type_of(d.dtype)} T;",
         f"typedef {integer} BITS;",
         "#ifdef __CUDACC_RTC__",
-        f"#define UNROLLED {unrolled}",
+        '#define UNROLLED _Pragma("unroll")',
+        '#define ROLLED _Pragma("unroll 1")',
         "#define THREAD int(blockIdx.x * blockDim.x + threadIdx.x)",
         "#else",
         "#define UNROLLED",
+        "#define ROLLED",
         "static thread_local int thread_of_host;",
         "#define THREAD thread_of_host",
         "#endif",
         _defined(
-            UNROLL="UNROLLED" if d.size <= _UNROLLED else "",
+            UNROLL="UNROLLED" if d.size * d.dtype.itemsize <= _UNROLLED else "ROLLED",
             BLOCK=BLOCK,
             N=d.size,
             CONTROLLED=d.controlled,
@@ -479,8 +499,8 @@ def _pulled_stage(
 def _spread(row: Row, what: str, dtype: np.dtype) -> Iterator[str]:
     for s, w in enumerate(row):
         if w:
-            weight = _number(w, dtype)
-            yield f"  UNROLL for (int i = 0; i < N; ++i) to_k[{s}][i] += {weight} * (h * {what}[i]);"
+            term = f"{_number(w, dtype)} * (h * {what}[i])"
+            yield f"  UNROLL for (int i = 0; i < N; ++i) to_k[{s}][i] += {term};"
 
 
 def _on_host(name: str, parameters: Sequence[tuple[str, str]]) -> str:

@@ -82,6 +82,8 @@ TWO(do_fmod, fmodf, fmod)
 TWO(do_nextafter, nextafterf, nextafter)
 
 template <typename T> DEVICE T do_abs(T x) { return x < 0 ? T(-x) : x; }
+DEVICE bool do_ceil(bool x) { return x; }
+DEVICE bool do_floor(bool x) { return x; }
 template <typename T> DEVICE bool do_is_finite(T x) { return is_finite(x); }
 template <typename T> DEVICE T do_logistic(T x) { return 1 / (1 + do_exp(-x)); }
 template <typename T> DEVICE T do_one_minus_square(T x) { return (1 - x) * (1 + x); }

@@ -14,11 +14,22 @@ import jax
 import numpy as np
 import pytest
 
+from ensembleode.engines.kernel import launch
+from ensembleode.executors import kernel
+
 
 COMPILER = shutil.which("g++") or shutil.which("clang++")
-needs_compiler = pytest.mark.skipif(COMPILER is None, reason="no C++ compiler (g++ or clang++)")
 # (Fused as XLA does.)
-FLAGS = ("-std=c++17", "-O2", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared", "-w")
+FLAGS = (
+    "-std=c++17",
+    "-O1",
+    "-fexpensive-optimizations",
+    "-march=native",
+    "-ffp-contract=fast",
+    "-fPIC",
+    "-shared",
+    "-w",
+)
 
 
 @functools.cache
@@ -27,8 +38,8 @@ def _folder() -> Any:
 
 
 @functools.cache
-def built(source: str) -> Any:
-    """The program's function that runs all threads."""
+def load(source: str) -> Any:
+    """The program as a library."""
     folder = pathlib.Path(_folder().name)
     stem = folder / hashlib.sha256(source.encode()).hexdigest()[:24]
     stem.with_suffix(".cpp").write_text(source)
@@ -36,12 +47,12 @@ def built(source: str) -> Any:
     command = [COMPILER, *FLAGS, "-o", f"{stem}.so", f"{stem}.cpp"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[:4000]
-    return ctypes.CDLL(f"{stem}.so").run_on_host
+    return ctypes.CDLL(f"{stem}.so")
 
 
 def host_call(kernel: Any, blocks: int, operands: Sequence, outputs: Sequence) -> list:
     """A launcher (see `launch.launcher`)."""
-    run = built(kernel.source)
+    run = load(kernel.source).run_on_host
 
     def call(*arrays):
         ins = [np.ascontiguousarray(x) for x in arrays]
@@ -53,3 +64,12 @@ def host_call(kernel: Any, blocks: int, operands: Sequence, outputs: Sequence) -
         return outs
 
     return list(jax.pure_callback(call, list(outputs), *operands))
+
+
+def replace_gpu(monkeypatch: Any) -> None:
+    """EnsembleGPUKernel runs its kernels on the CPU, as if that were a GPU."""
+    if COMPILER is None:
+        pytest.skip("no C++ compiler (g++ or clang++)")
+    monkeypatch.setattr(kernel, "computes_on_gpu", lambda: True)
+    monkeypatch.setattr(launch, "check", lambda: None)
+    monkeypatch.setattr(launch, "launcher", lambda: host_call)
