@@ -32,8 +32,8 @@ medians are in the JSON):
   launching overlaps); `from GPU`: the states, into NumPy. The arrays are pageable, not page-locked.
 - `end to end`: from NumPy to NumPy by the public call. Ours is an eager `solve` of a new ensemble.
 - `steps`: tried by a trajectory, on average. `failed`: trajectories that did not succeed.
-- `error`: the largest of 64 trajectories' against Vern9 at 1e-13 in float64 from the same numbers,
-  absolute; of a gradient, relative to its largest entry.
+- `error`: the largest of 64 trajectories', at all times that are saved, against Vern9 at 1e-13 in
+  float64 from the same numbers, absolute; of a gradient, relative to its largest entry.
 - `FLOP/s`, `memory`: the kernel's fractions of the GPU's peaks (see `flops_of_step` and
   `bytes_moved`). Threads that wait for others of their warp count as idle.
 

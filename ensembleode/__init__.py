@@ -26,7 +26,7 @@ from .ensemble import (
 )
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
-from .kernel_report import kernel_report as kernel_report, KernelReport as KernelReport
+from .kernel_usage import kernel_report as kernel_report, KernelReport as KernelReport
 from .problem import (
     EnsembleContext as EnsembleContext,
     EnsembleProblem as EnsembleProblem,

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 
 from . import cpu_devices
+from .engines.kernel import launch
 
 
 PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")
@@ -110,14 +111,15 @@ def _julia() -> dict[str, str | None]:
 def _gpu(problem: Any) -> str:
     accelerators = [d for d in jax.local_devices() if d.platform != "cpu"]
     if accelerators:
-        return (
-            f"EnsembleGPUArray() runs on {accelerators[0].device_kind}; EnsembleGPUKernel() by "
-            "Julia's DiffEqGPU."
-        )
+        kind, missing = accelerators[0].device_kind, launch.missing()
+        if missing:
+            problem(f"EnsembleGPUKernel() can't run on {kind}.", " ".join(missing))
+            return f"EnsembleGPUArray() runs on {kind}."
+        return f"EnsembleGPUArray() and EnsembleGPUKernel() run on {kind}."
     if any(os.path.exists(f"/dev/nvidia{i}") for i in range(8)):
         problem(
             "There is an NVIDIA GPU that JAX doesn't use.",
             "pip install 'jax[cuda13]', and unset JAX_PLATFORMS.",
         )
         return "there is one that JAX doesn't use"
-    return "none; EnsembleGPUArray() runs on the CPU"
+    return "none; EnsembleGPUArray() and EnsembleGPUKernel() run on the CPU"

@@ -125,11 +125,6 @@ def test_what_the_engine_refuses():
     refused("Euler has no error estimate", eo.Euler(), adaptive=True, dt=0.1)
 
 
-def test_algorithms_of_julia_alone():
-    with pytest.raises(ValueError, match="runs with engine='julia' only"):
-        eo.solve(eo.EnsembleProblem(PROB), None, eo.EnsembleGPUKernel(), trajectories=2)
-
-
 def test_what_gpu_kernels_refuse(monkeypatch):
     monkeypatch.setattr(session, "_running", NoJulia())
     own = jnp.array([1e-3, 1e-6, 1e-9])
