@@ -11,7 +11,11 @@ import ensembleode as eo
 
 from .marks import slow_unless
 from .problems import linear, lorenz, lotka_volterra, mlp, network
-from .test_conformance import ALGORITHMS
+from .test_conformance import ALGORITHMS as ALL
+
+
+# (Those by kernels are in tests/engines/kernel/test_gradients.py.)
+ALGORITHMS = {name: alg for name, alg in ALL.items() if name != "kernel"}
 
 
 TIGHT = {"abstol": 1e-12, "reltol": 1e-12}

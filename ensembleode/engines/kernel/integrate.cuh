@@ -116,14 +116,15 @@ DEVICE State start(const Lane& lane) {
 DEVICE void advance(const Lane& lane, State& state, Step& step) {
   const T end = t1(lane), span = end - t0(lane), direction = sign_of(span);
   const T size = do_min(state.h, do_abs(end - state.t));
-  step.h = direction * size;
+  step.t2 = landed(state.t, state.t + direction * size, end);
+  // As time has it after rounding: otherwise the state would be ahead of it, or behind.
+  step.h = step.t2 - state.t;
   if (FSAL) {
     UNROLL for (int i = 0; i < N; ++i) step.k[0][i] = state.k[i];
   } else {
     field(lane, state.y, state.t, step.k[0]);
   }
   first_stages(lane, state.y, state.t, step.h, step.k, step.y2);
-  step.t2 = landed(state.t, state.t + step.h, end);
   bool lost = false;
   if (ADAPTIVE) {
     T error[N];

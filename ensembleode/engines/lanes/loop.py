@@ -152,11 +152,13 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
     t, y, active = state.t, state.y, state.active
     t1 = chunk.t1 + jnp.zeros_like(t)
     direction = jnp.sign(chunk.t1 - chunk.t0)
-    size = _size_of_step(state.h, t, t1)
-    h = direction * size
+    # Steps are constants to whoever differentiates, but for the last, which moves with its end.
+    size = jax.lax.stop_gradient(jnp.minimum(state.h, jnp.abs(t1 - t)))
+    t2 = _landed(t, t + direction * size, t1)
+    # As time has it after rounding: otherwise the state would be ahead of it, or behind.
+    h = t2 - t
     k1 = field(y, t) if state.k is None else state.k
     y2, ks = step(tableau, field, y, k1, t, h)
-    t2 = _landed(t, t + h, t1)
     memory, next_h = state.memory, state.h
     lost = None
     if method.controller is not None:
@@ -166,7 +168,6 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
         error = computed_once(jnp.sqrt(mean_square(scaled)))
         accepted = (error <= 1) & active
         first = state.naccept == 0
-        size = jax.lax.stop_gradient(size)
         next_h, memory = computed_once(
             method.controller.next_step(size, error, memory, accepted, first)
         )
@@ -197,22 +198,6 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
         ntried=_count(state.ntried, active),
     )
     return state, Step(t, t2, h, y, y2, ks, accepted)
-
-
-@jax.custom_jvp
-def _size_of_step(h: Any, t: Any, t1: Any) -> Any:
-    return jnp.minimum(h, jnp.abs(t1 - t))
-
-
-@_size_of_step.defjvp
-def _(primals, tangents):
-    """The step that ends at `t1`, by rounding too, moves with it; the others are constants."""
-    h, t, t1 = primals
-    _, dt, dt1 = tangents
-    size = _size_of_step(h, t, t1)
-    direction = jnp.sign(t1 - t)
-    ends = _landed(t, t + direction * size, t1) == t1
-    return size, jnp.where(ends, direction * (dt1 - dt), jnp.zeros_like(size))
 
 
 def _next_k(state: State, ks: tuple, accepted: Any) -> Leaves | None:
