@@ -155,6 +155,8 @@ def solve(
         ensemblealg = EnsembleSerial()
     executor = executor_for(ensemblealg or EnsembleThreads(), job.plan.engine)
     executor.check(job.plan)
+    if how := getattr(executor, "how", ""):
+        choice = choice._replace(reason=f"{choice.reason}; {how}")
     sensealg = job.trajectories.options["sensealg"]
 
     if job.traced:

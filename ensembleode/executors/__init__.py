@@ -9,6 +9,7 @@ An executor is a module or an object with
 - `run(job, indices, repeat) -> Outcome`: solves those trajectories, eagerly or being traced;
 - `run_one(job, index, repeat) -> Outcome`, where a problem is solved on its own;
 - `reports`, only where it is true: it calls `job.report` itself, as trajectories are done;
+- `how`, only where solutions say more of it than which engine ran;
 - `total(job, indices) -> (sum, Outcome)`, only where it can add up the outputs where they are.
 
 An executor that is stopped raises `Unfinished`, if something is done already.

@@ -23,6 +23,11 @@ class Kernels(Devices):
 
     on_gpu: bool = True
 
+    @property
+    def how(self) -> str:
+        """What a solution says of it."""
+        return "in one kernel" if self.on_gpu else "as arrays, for want of an NVIDIA GPU"
+
     def check(self, plan: Plan) -> None:
         """
         **Raises:** `ValueError` for what has no kernel; `KernelError` where kernels can't be

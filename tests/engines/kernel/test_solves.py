@@ -170,6 +170,7 @@ def test_a_start_that_is_not_finite(on_host):
     lanes, kernel = both(ens, eo.Tsit5(), trajectories=3)
     np.testing.assert_array_equal(kernel.retcode, lanes.retcode)
     assert kernel.retcode.tolist() == [1, eo.ReturnCode.Unstable.value, 1]
+    assert str(kernel.engine).endswith("; in one kernel)")
 
 
 def test_numbers_change_without_another_kernel(launched):
@@ -230,6 +231,7 @@ def test_without_a_gpu_the_lanes_engine_runs_and_says_so_once(caplog):
     with caplog.at_level(logging.WARNING, logger="ensembleode"):
         for _ in range(2):
             sim = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleGPUKernel(devices=4), trajectories=3)
+    assert "as arrays, for want of an NVIDIA GPU" in str(sim.engine)
     (record,) = caplog.records
     assert "EnsembleGPUKernel() finds no NVIDIA GPU" in record.message
     same = eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleSerial(), trajectories=3)
