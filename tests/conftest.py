@@ -40,7 +40,7 @@ def compiles():
 
 @pytest.fixture
 def on_host(monkeypatch):
-    """EnsembleGPUKernel runs its kernels on the CPU, as if that were a GPU."""
+    """EnsembleGPUKernel runs on the CPU as if that were a GPU; on one, where it is there."""
     from .host_kernels import replace_gpu
 
     replace_gpu(monkeypatch)
