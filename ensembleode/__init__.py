@@ -43,6 +43,11 @@ from .sensitivity import (
     RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
     ReplayAdjoint as ReplayAdjoint,
 )
+from .serve.client import (
+    AsyncClient as AsyncClient,
+    Client as Client,
+    ServiceError as ServiceError,
+)
 from .solution import (
     EnsembleError as EnsembleError,
     EnsembleSolution as EnsembleSolution,

@@ -237,6 +237,58 @@ def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> i
     return 0
 
 
+def serve(
+    registry: str,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    ensemblealg: str = "EnsembleThreads",
+    max_batch: int = 4096,
+    max_wait_ms: float = 5.0,
+    queue: int = 16384,
+    tokens: str | None = None,
+    cors: list[str] | None = None,
+    store: str | None = None,
+    drain_seconds: float = 30.0,
+    no_batching: bool = False,
+    log_level: Literal["debug", "info", "warning", "error"] = "info",
+) -> int:
+    """Solve the problems of a registry for others, over HTTP, many requests at a time.
+
+    Args:
+        registry: A Registry, or a function that makes one, as "app.py:registry".
+        host: The address to listen at; by default only this computer can reach it.
+        port: The port to listen at.
+        ensemblealg: Where batches are solved, such as EnsembleThreads or "EnsembleThreads(4)".
+        max_batch: Trajectories of a batch at most.
+        max_wait_ms: Milliseconds that the first request of a batch waits for others.
+        queue: How many trajectories may wait.
+        tokens: A file of bearer tokens, one a line; by default the variable ENSEMBLEODE_TOKENS.
+        cors: An origin whose pages may use the service; several as [A,B].
+        store: A folder for durable ensembles.
+        drain_seconds: How long what was taken may take when the service is told to end.
+        no_batching: Solve every request on its own.
+        log_level: What is logged, from this level on.
+    """
+    from .serve import commands
+
+    return commands.run_serve(
+        registry,
+        ensemblealg=ensemblealg,
+        tokens=tokens,
+        host=host,
+        port=port,
+        max_batch=max_batch,
+        max_wait_ms=max_wait_ms,
+        queue=queue,
+        cors=cors or (),
+        store=store,
+        drain_seconds=drain_seconds,
+        batching=not no_batching,
+        log_level=log_level,
+    )
+
+
 #
 # What they print
 #
@@ -272,6 +324,7 @@ COMMANDS: dict[str, Any] = {
     "doctor": doctor,
     "train": train,
     "bench": bench,
+    "serve": serve,
     "julia": {
         "_help": 'The Julia that engine="julia" runs.',
         "install": julia_install,

@@ -6,6 +6,7 @@ import os
 import pathlib
 import sys
 from collections.abc import Callable
+from typing import Any
 
 
 class ScriptError(Exception):
@@ -37,19 +38,27 @@ def loaded(source: str, function: str) -> Callable:
     """
     **Raises:** `ScriptError` where there is none, and whatever the script raises.
     """
-    if source.endswith(".py"):
-        # What is next to a script can be imported, as when it is run.
-        sys.path.insert(0, os.path.dirname(source))
-        name = f"_script_{pathlib.Path(source).stem}"
-        spec = importlib.util.spec_from_file_location(name, source)
-        assert spec is not None
-        assert spec.loader is not None
-        module = importlib.util.module_from_spec(spec)
-        sys.modules[name] = module
-        spec.loader.exec_module(module)
-    else:
-        module = importlib.import_module(source)
-    found = getattr(module, function, None)
+    found = named(source, function)
     if not callable(found):
         raise ScriptError(f"{source} has no function {function}.")
     return found
+
+
+def named(source: str, name: str) -> Any:
+    """What a script, or module, calls that; None where there is no such thing.
+
+    **Raises:** whatever the script raises.
+    """
+    if source.endswith(".py"):
+        # What is next to a script can be imported, as when it is run.
+        sys.path.insert(0, os.path.dirname(source))
+        script = f"_script_{pathlib.Path(source).stem}"
+        spec = importlib.util.spec_from_file_location(script, source)
+        assert spec is not None
+        assert spec.loader is not None
+        module = importlib.util.module_from_spec(spec)
+        sys.modules[script] = module
+        spec.loader.exec_module(module)
+    else:
+        module = importlib.import_module(source)
+    return getattr(module, name, None)

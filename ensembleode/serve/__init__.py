@@ -1,0 +1,24 @@
+"""The batching service: many small requests, one ensemble.
+
+- `registry.py`: the problems that are served, and their limits.
+- `solving.py`: a problem as compiled functions of padded arrays.
+- `batcher.py`: from requests to batches and back.
+- `wire.py`: bodies to numbers and back; `app.py`: the endpoints.
+- `jobs.py`: long ensembles, kept in a folder; `metrics.py`, `tokens.py`.
+- `page/`: what is at `/`.
+
+What needs the extra `serve` is imported where it is used, so that a registry can be made, and looked
+at, without.
+"""
+
+from typing import Any
+
+from .registry import Limits as Limits, Registry as Registry
+
+
+def __getattr__(name: str) -> Any:
+    if name in ("create_app", "run"):
+        from . import app
+
+        return getattr(app, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -1,0 +1,403 @@
+"""From requests to batches and back: pure asyncio, which knows neither HTTP nor JAX.
+
+Items of one line can be run together. A batch is due when a line has as many as it takes, or when
+the first of them has waited long enough; lines take turns, problem by problem. Within a batch every
+item has a share, and only what is left over goes to those that want more: so a large item is
+split, and others are not stuck behind it.
+"""
+
+import asyncio
+import collections
+import dataclasses
+import logging
+import math
+import secrets
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+
+logger = logging.getLogger("ensembleode.serve")
+
+
+class QueueFull(Exception):
+    """There is no room; try again after so many `seconds`."""
+
+    def __init__(self, seconds: float):
+        super().__init__(f"the queue is full; try again in {seconds:.0f} s")
+        self.seconds = seconds
+
+
+class Draining(Exception):
+    """Nothing is taken any more."""
+
+
+class DeadlineExceeded(Exception):
+    """The answer isn't there in time."""
+
+
+class BatchFailed(Exception):
+    """The batch of the item crashed; the log has why, under this `id`."""
+
+    def __init__(self, id: str):
+        super().__init__(f"a batch crashed ({id})")
+        self.id = id
+
+
+@dataclasses.dataclass(frozen=True)
+class Slice:
+    """Some of an item: `payload` from `start` to `stop`."""
+
+    payload: Any
+    start: int
+    stop: int
+
+
+@dataclasses.dataclass(frozen=True)
+class Done:
+    """An item's results, part by part in order; the seconds it waited for the first batch, and
+    those that its batches took."""
+
+    results: list[Any]
+    wait: float
+    seconds: float
+
+
+class _Item:
+    __slots__ = (
+        "background", "future", "given", "n", "payload", "results", "seconds", "started",
+        "submitted", "timer", "waiting", "where",
+    )  # fmt: skip
+
+    def __init__(self, payload: Any, n: int, now: float, future: Any, background: bool):
+        self.payload = payload
+        self.n = n
+        self.given = 0  # how many of it have gone into batches
+        self.waiting = n
+        self.submitted = now
+        self.started = math.nan
+        self.seconds = 0.0
+        self.future = future
+        self.results: list[Any] = []
+        self.background = background
+        self.timer: Any = None
+        self.where: Any = None  # its problem and line
+
+
+class _Line:
+    """The items that can be run together, in order of their turns."""
+
+    def __init__(self, most: int):
+        self.most = most
+        self.items: dict[_Item, None] = {}  # an ordered set
+        self.waiting = 0
+
+    def oldest(self) -> float:
+        return min((x.submitted for x in self.items), default=math.inf)
+
+
+class Batcher:
+    """Gathers items into batches, and runs these one by one in a thread.
+
+    **Arguments:**
+
+    - `run(line, slices)`: gives a result for each slice; it blocks.
+    - `most(line)`: how many a batch of that line has at most; by default `max_batch`.
+    - `max_wait`: seconds that the first of a batch waits for others.
+    - `queue`: how many may wait, over all items.
+    - `share`: how many of an item are in a batch for sure.
+    - `coalesce`: whether items share batches at all.
+    - `observe(line, count, items, seconds)`: told of each batch.
+    """
+
+    def __init__(
+        self,
+        run: Callable[[Any, Sequence[Slice]], Sequence[Any]],
+        *,
+        most: Callable[[Any], int] | None = None,
+        max_batch: int = 4096,
+        max_wait: float = 0.005,
+        queue: int = 16384,
+        share: int | None = None,
+        coalesce: bool = True,
+        observe: Callable[[Any, int, int, float], None] | None = None,
+    ):
+        self._run = run
+        self._most = most or (lambda line: max_batch)
+        self._max_wait = max_wait if coalesce else 0.0
+        self._queue = queue
+        self._share = share or max(1, max_batch // 8)
+        self._coalesce = coalesce
+        self._observe = observe
+        # By problem, then by line; the first is next.
+        self._problems: collections.OrderedDict[Any, collections.OrderedDict[Any, _Line]] = (
+            collections.OrderedDict()
+        )
+        self._waiting = 0
+        self._in_background = 0
+        self._rate = 1000.0  # items a second, as of late
+        self._draining = False
+        self._running: set[_Item] = set()
+        self._wake = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._task: asyncio.Task | None = None
+        self._thread: ThreadPoolExecutor | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    @property
+    def waiting(self) -> int:
+        """How many wait, those of background items left out."""
+        return self._waiting
+
+    @property
+    def draining(self) -> bool:
+        return self._draining
+
+    def start(self) -> None:
+        """Begin, in the event loop that runs."""
+        self._loop = asyncio.get_running_loop()
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ensembleode-batches")
+        self._task = self._loop.create_task(self._go(), name="ensembleode-batcher")
+
+    def submit(
+        self,
+        problem: Any,
+        line: Any,
+        payload: Any,
+        n: int,
+        *,
+        deadline: float | None = None,
+        background: bool = False,
+    ) -> "asyncio.Future[Done]":
+        """Have an item run; where the future is cancelled, what of it hasn't run yet is dropped.
+
+        The future raises `DeadlineExceeded`, `BatchFailed`, and `Draining` where the time to drain
+        was too short.
+
+        **Arguments:**
+
+        - `problem`: lines of one problem share its turns.
+        - `n`: how many the item stands for.
+        - `deadline`: when an answer is too late, on the clock `time.monotonic`.
+        - `background`: it has no more than a share of a batch, and is not counted in the queue.
+
+        **Raises:** `QueueFull`, `Draining`, `DeadlineExceeded`.
+        """
+        loop = self._loop
+        assert loop is not None
+        if self._draining:
+            raise Draining
+        if not background and self._waiting and self._waiting + n > self._queue:
+            raise QueueFull(self._until_there_is_room(n))
+        now = time.monotonic()
+        item = _Item(payload, n, now, loop.create_future(), background)
+        if deadline is not None:
+            if deadline <= now:
+                raise DeadlineExceeded
+            item.timer = loop.call_later(deadline - now, self._expire, item)
+        self._add(problem, line, item)
+        item.future.add_done_callback(lambda _: self._settled(item))
+        return item.future
+
+    def _settled(self, item: _Item) -> None:
+        if item.timer is not None:
+            item.timer.cancel()
+        self._forget(item)
+
+    async def drain(self, seconds: float) -> bool:
+        """Take nothing more, finish what was taken, and end.
+
+        **Returns:** whether all was finished; what wasn't raises `Draining`.
+        """
+        self._draining = True
+        self._wake.set()
+        finished = True
+        try:
+            await asyncio.wait_for(self._idle.wait(), seconds)
+        except TimeoutError:
+            finished = False
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+        for item in [*self._items(), *self._running]:
+            if not item.future.done():
+                item.future.set_exception(Draining())
+        if self._thread is not None:
+            self._thread.shutdown(wait=False, cancel_futures=True)
+        return finished
+
+    #
+    # The queue
+    #
+
+    def _items(self) -> list[_Item]:
+        return [x for lines in self._problems.values() for q in lines.values() for x in q.items]
+
+    def _add(self, problem: Any, key: Any, item: _Item) -> None:
+        lines = self._problems.get(problem)
+        if lines is None:
+            lines = self._problems[problem] = collections.OrderedDict()
+        line = lines.get(key)
+        if line is None:
+            line = lines[key] = _Line(self._most(key))
+        item.where = (problem, key)
+        line.items[item] = None
+        line.waiting += item.n
+        if not item.background:
+            self._waiting += item.n
+        self._idle.clear()
+        # The first of a line sets the time of its batch; the last that fits, brings it forward.
+        if len(line.items) == 1 or line.waiting >= line.most:
+            self._wake.set()
+
+    def _expire(self, item: _Item) -> None:
+        if not item.future.done():
+            item.future.set_exception(DeadlineExceeded())
+
+    def _forget(self, item: _Item) -> None:
+        """Drop what of it waits."""
+        if not item.waiting:
+            return
+        problem, key = item.where
+        line = self._problems[problem][key]
+        del line.items[item]
+        line.waiting -= item.waiting
+        if not item.background:
+            self._waiting -= item.waiting
+        item.waiting = 0
+        self._clean(problem, key)
+        self._rest()
+
+    def _clean(self, problem: Any, key: Any) -> None:
+        """Drop a line without items."""
+        lines = self._problems[problem]
+        if not lines[key].items:
+            del lines[key]
+            if not lines:
+                del self._problems[problem]
+
+    def _rest(self) -> None:
+        if not self._problems and not self._running:
+            self._idle.set()
+
+    def _until_there_is_room(self, n: int) -> float:
+        excess = self._waiting + n - self._queue
+        return min(60.0, max(1.0, math.ceil(excess / self._rate)))
+
+    #
+    # Batches
+    #
+
+    async def _go(self) -> None:
+        while True:
+            now = time.monotonic()
+            found, due = self._next(now)
+            if found is None:
+                self._wake.clear()
+                try:
+                    async with asyncio.timeout(None if due == math.inf else max(0.0, due - now)):
+                        await self._wake.wait()
+                except TimeoutError:
+                    pass
+                continue
+            problem, key = found
+            await self._batch(key, self._take(problem, key, now))
+
+    def _next(self, now: float) -> tuple[Any, float]:
+        """The line whose turn it is; or when one is due."""
+        first_due = math.inf
+        for problem, lines in self._problems.items():
+            for key, line in lines.items():
+                due = line.oldest() + self._max_wait
+                if line.waiting >= line.most or due <= now or self._draining:
+                    return (problem, key), now
+                first_due = min(first_due, due)
+        return None, first_due
+
+    def _take(self, problem: Any, key: Any, now: float) -> list[tuple[_Item, int, int]]:
+        """The parts of items that are the next batch of a line."""
+        line = self._problems[problem][key]
+        room = line.most
+        counts: dict[_Item, int] = {}
+        background = self._share
+        for item in line.items:
+            count = min(item.waiting, self._share, room)
+            if item.background:
+                count = min(count, background)
+                background -= count
+            if count:
+                counts[item] = count
+                room -= count
+            if not (room and self._coalesce):
+                break
+        for item in counts:
+            if not item.background:
+                more = min(item.waiting - counts[item], room)
+                counts[item] += more
+                room -= more
+        parts = []
+        for item, count in counts.items():
+            if not item.given:
+                item.started = now
+            parts.append((item, item.given, item.given + count))
+            item.given += count
+            item.waiting -= count
+            line.waiting -= count
+            if not item.background:
+                self._waiting -= count
+            del line.items[item]
+            if item.waiting:
+                line.items[item] = None
+        # The turns of others come first.
+        lines = self._problems[problem]
+        lines.move_to_end(key)
+        self._problems.move_to_end(problem)
+        self._running = set(counts)
+        self._clean(problem, key)
+        return parts
+
+    async def _batch(self, key: Any, parts: list[tuple[_Item, int, int]]) -> None:
+        loop = asyncio.get_running_loop()
+        slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
+        began = time.monotonic()
+        failure: BatchFailed | None = None
+        results: Sequence[Any] = ()
+        try:
+            results = await loop.run_in_executor(self._thread, self._ran, key, slices)
+        except _Crash as crash:
+            failure = BatchFailed(secrets.token_hex(8))
+            cause = crash.__cause__
+            logger.error("batch %s of %s crashed", failure.id, key, exc_info=cause)
+        seconds = time.monotonic() - began
+        count = sum(stop - start for _, start, stop in parts)
+        self._rate = 0.8 * self._rate + 0.2 * count / max(seconds, 1e-6)
+        if self._observe is not None:
+            self._observe(key, count, len(parts), seconds)
+        self._running = set()
+        for i, (item, _, stop) in enumerate(parts):
+            item.seconds += seconds
+            if item.future.done():
+                continue
+            if failure is not None:
+                item.future.set_exception(failure)
+                continue
+            item.results.append(results[i])
+            if stop == item.n:
+                wait = item.started - item.submitted
+                item.future.set_result(Done(item.results, wait, item.seconds))
+        self._rest()
+
+    def _ran(self, key: Any, slices: Sequence[Slice]) -> Sequence[Any]:
+        try:
+            results = self._run(key, slices)
+            if len(results) != len(slices):
+                raise RuntimeError(f"{len(results)} results for {len(slices)} parts")
+            return results
+        except BaseException as e:  # whatever it is, it must not end the thread
+            raise _Crash from e
+
+
+class _Crash(Exception):
+    """Wraps what a batch raised (a `StopIteration`, say, can't be the result of a future)."""

@@ -1,0 +1,703 @@
+"""Solving on a service: the clients, and their handles of long jobs."""
+
+import asyncio
+import dataclasses
+import time
+import urllib.parse
+import uuid
+from collections.abc import Mapping
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..program import is_tracer
+from ..solution import EngineChoice, EnsembleSolution, ODESolution
+from . import exchange, remote
+from .exchange import Gradients, ServiceError as ServiceError
+
+
+_ARGUMENTS = ("u0", "p", "tspan", "saveat")
+# A service closes connections that are idle for five seconds: not the moment one is used again.
+_IDLE = 4.0
+# Seconds between two looks at a job, at first and at most.
+_FIRST_LOOK, _LONGEST_LOOK = 0.05, 5.0
+# Bytes of a part of a job's result.
+_PART = 2**24
+_ENDED = frozenset({"done", "failed", "cancelled"})
+
+
+#
+# Requests
+#
+
+
+@dataclasses.dataclass
+class _Request:
+    """One request: what it asks for, and how often it may be tried."""
+
+    method: str
+    path: str
+    body: Mapping[str, Any] | None = None
+    query: Mapping[str, Any] | None = None
+    deadline: float | None = None
+    repeatable: bool = True
+    binary: bool = True
+    key: str | None = None
+    _content: bytes | None = None
+
+    def options(self, attempts: exchange.Attempts) -> dict[str, Any]:
+        """Of HTTPX's `request`."""
+        options: dict[str, Any] = {
+            "method": self.method,
+            "url": self.path,
+            "headers": {"accept": exchange.BINARY if self.binary else exchange.JSON},
+            "timeout": attempts.patience,
+        }
+        if self.key is not None:
+            options["headers"]["idempotency-key"] = self.key
+        if self.query:
+            options["params"] = self.query
+        if self.body is not None:
+            options["headers"]["content-type"] = exchange.BINARY
+            options["content"] = self._packed(attempts)
+        return options
+
+    def _packed(self, attempts: exchange.Attempts) -> bytes:
+        body = self.body or {}
+        if self.deadline is not None:  # what is left of it
+            return exchange.pack({**body, "deadline_ms": max(1.0, 1e3 * attempts.left)})
+        if self._content is None:
+            self._content = exchange.pack(body)
+        return self._content
+
+
+def _solve_path(name: str, what: str) -> str:
+    return f"/v1/problems/{urllib.parse.quote(name, safe='')}/{what}"
+
+
+def _solving(name: str, what: str, body: Mapping[str, Any], deadline: float | None) -> _Request:
+    return _Request("POST", _solve_path(name, what), body, deadline=deadline)
+
+
+def _looking(path: str) -> _Request:
+    return _Request("GET", path, binary=False)
+
+
+def _job_request(method: str, id: str, what: str = "", *, repeatable: bool = True) -> _Request:
+    path = f"/v1/ensembles/{urllib.parse.quote(id, safe='')}{what}"
+    return _Request(method, path, binary=False, repeatable=repeatable)
+
+
+def _part_request(id: str, start: int, stop: int) -> _Request:
+    request = _job_request("GET", id, "/download")
+    return dataclasses.replace(request, query={"start": start, "stop": stop}, binary=True)
+
+
+def _submission(
+    name: str, arguments: Mapping[str, Any], trajectories: int | None, seed: int | None
+) -> _Request:
+    body: dict[str, Any] = {}
+    for argument, x in arguments.items():
+        if x is None:
+            continue
+        if isinstance(x, Mapping) and x.keys() == {"low", "high"}:
+            body[argument] = {end: _on_host(argument, x[end]) for end in ("low", "high")}
+        else:
+            body[argument] = _on_host(argument, x)
+    body |= {} if trajectories is None else {"trajectories": int(trajectories)}
+    body |= {} if seed is None else {"seed": int(seed)}
+    # By its key a service tells that a request has come again, and makes no second job.
+    return _Request("POST", _solve_path(name, "ensembles"), body, key=uuid.uuid4().hex)
+
+
+def _arguments(u0: Any, p: Any, tspan: Any, saveat: Any) -> dict[str, Any]:
+    """Those that are given, as arrays: of NumPy, but for those that are traced."""
+    given = {"u0": u0, "p": _as_vector(p), "tspan": tspan, "saveat": saveat}
+    found = {}
+    for name, x in given.items():
+        if x is None:
+            continue
+        if remote.is_traced(x):
+            found[name] = x if is_tracer(x) else jnp.asarray(x)
+        else:
+            found[name] = exchange.numbers(name, x)
+    return found
+
+
+def _on_host(name: str, x: Any) -> np.ndarray:
+    x = _as_vector(x) if name == "p" else x
+    if remote.is_traced(x):
+        raise TypeError(
+            f"{name} is traced: only Client.solve works inside jit, grad and vmap. Call this "
+            "outside of them."
+        )
+    return exchange.numbers(name, x)
+
+
+def _as_vector(p: Any) -> Any:
+    """Parameters as they are, if they are an array or lists of numbers; else, of a pytree, the
+    vector of its numbers that are real and no integers."""
+    if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):
+        return p
+    leaves = jax.tree.leaves(p)
+    if isinstance(p, int | float | list | tuple) and not any(map(eqx.is_array, leaves)):
+        return p
+    leaves = [x for x in leaves if eqx.is_inexact_array(x) or isinstance(x, float)]
+    leaves = [x for x in leaves if not jnp.iscomplexobj(x)]
+    if not leaves:
+        raise TypeError(f"p must have numbers that are no integers in it, got {p!r:.200}.")
+    xp = jnp if any(map(is_tracer, leaves)) else np
+    dtype = jnp.result_type(*leaves)
+    return xp.concatenate([xp.asarray(x).astype(dtype).reshape(-1) for x in leaves])
+
+
+#
+# The clients
+#
+
+
+class _Connection:
+    """What both clients are: an address, the options of HTTPX, and what has been asked before."""
+
+    def __init__(self, url: str, token: str | None, timeout: float, retries: int):
+        parts = urllib.parse.urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ValueError(f"url must be like 'http://127.0.0.1:8000', got {url!r}.")
+        if not timeout > 0:
+            raise ValueError(f"timeout must be positive, in seconds, got {timeout}.")
+        if retries < 0:
+            raise ValueError(f"retries must not be negative, got {retries}.")
+        self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
+        headers = {} if token is None else {"authorization": f"Bearer {token}"}
+        httpx = _httpx()
+        self._httpx = httpx
+        self._options: dict[str, Any] = {
+            "base_url": self.url,
+            "headers": headers,
+            "limits": httpx.Limits(max_connections=None, keepalive_expiry=_IDLE),
+        }
+        self._known: dict[str, Any] = {}
+
+    def attempts(self, request: _Request) -> exchange.Attempts:
+        return exchange.Attempts(self.retries, self.timeout, request.deadline, request.repeatable)
+
+    def engine(self, name: str) -> EngineChoice:
+        return EngineChoice("service", f"{name!r} at {self.url}")
+
+    def after_loss(self, attempts: exchange.Attempts, error: Any) -> float:
+        """Seconds to wait after an exception of HTTPX; raises a `ServiceError`."""
+        httpx = self._httpx
+        unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
+        slow = isinstance(error, httpx.TimeoutException) and not unsent
+        why = str(error) or type(error).__name__
+        if slow:
+            message, code = f"{self.url} did not answer within {attempts.patience:.3g} s", "timeout"
+        else:
+            message, code = f"{self.url} can't be reached, or left off: {why}", "connection"
+        broken = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
+        again = not slow and not broken and (unsent or attempts.repeatable)
+        try:
+            return attempts.after_loss(ServiceError(message, code=code), again=again)
+        except ServiceError as e:
+            raise e from error
+
+    def after_refusal(self, attempts: exchange.Attempts, response: Any) -> float:
+        headers = response.headers
+        return attempts.after_refusal(
+            response.status_code,
+            headers.get("content-type", ""),
+            response.content,
+            headers.get("retry-after"),
+        )
+
+
+def _httpx() -> Any:
+    try:
+        import httpx
+        import msgpack  # noqa: F401
+    except ImportError as e:
+        raise ImportError(exchange.NEEDED) from e
+    return httpx
+
+
+def _answer(response: Any) -> Any:
+    return exchange.unpack(response.headers.get("content-type", ""), response.content)
+
+
+class Client:
+    """A client of a service (`ensembleode serve`), whose solves work inside `jax.grad`, `jit` and
+    `vmap`.
+
+    Requests are tried again after lost connections, and when the service is full, starting or
+    behind a gateway that gave up; with growing pauses, or those the service asks for. Connections
+    are kept. A client can be used by several threads, and as a context manager, which closes it.
+
+    **Arguments:**
+
+    - `url`: of the service, such as `"http://127.0.0.1:8000"`.
+    - `token`: sent with each request, where the service wants one.
+    - `timeout`: seconds to wait for an answer. The service has its own limits as well.
+    - `retries`: how often a request is tried again.
+
+    **Raises:** `ValueError` for malformed arguments; `ImportError` without HTTPX and msgpack.
+
+    Its methods raise [`ServiceError`][ensembleode.ServiceError] when the service refuses or can't
+    be reached.
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 4
+    ):
+        self._connection = _Connection(url, token, timeout, retries)
+        self._http = self._connection._httpx.Client(**self._connection._options)
+
+    @property
+    def url(self) -> str:
+        return self._connection.url
+
+    def problems(self) -> list[dict[str, Any]]:
+        """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
+        return self._ask(_looking("/v1/problems"))["problems"]
+
+    def problem(self, name: str) -> dict[str, Any]:
+        """A problem: its description, its `state` (shape, dtype, labels and the registered
+        numbers), `parameters`, `tspan`, `saveat` and `limits`.
+
+        **Arguments:** `name`: the one it is registered by.
+        """
+        found = self._ask(_looking(_solve_path(name, "").rstrip("/")))
+        self._connection._known[name] = found
+        return found
+
+    def solve(
+        self,
+        name: str,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """Solve one trajectory, or many; what is left out is as registered.
+
+        **Arguments:**
+
+        - `name`: the problem.
+        - `u0`: the initial state, or `[trajectory, *state]`.
+        - `p`: the parameters: the vector of the numbers in the registered problem's arrays, or
+            `[trajectory, number]`; or a pytree like the registered one.
+        - `tspan`: `(t0, t1)`, or `[trajectory, 2]`.
+        - `saveat`: a spacing, times, or `[trajectory, time]`.
+        - `deadline`: seconds within which the answer is of use. The service drops what is late.
+
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays, or,
+        where no argument has an axis of trajectories, an
+        [`ODESolution`][ensembleode.ODESolution]. A trajectory that failed has its return code, as
+        of [`solve`][ensembleode.solve]; it is no error.
+
+        Inside `jit`, `grad` and `vmap` the request is made when the program runs. Mapped, it is
+        one request of more trajectories. Gradients are by `u0` and `p`, in reverse mode, and those
+        of the service's solver; `stats.nf` is None. An error of the service is then JAX's, with the
+        service's message in it.
+
+        **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
+        of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
+        """
+        arguments, engine = _arguments(u0, p, tspan, saveat), self._connection.engine(name)
+        if not any(map(is_tracer, arguments.values())):
+            return self.ask_solution(name, arguments, deadline)
+        known = self._connection._known.get(name) or self.problem(name)
+        return remote.solve(self, known, arguments, deadline, engine)
+
+    def vjp(
+        self,
+        name: str,
+        cotangent: Any,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        deadline: float | None = None,
+    ) -> Gradients:
+        """The gradients of `sum(cotangent * u)` by `u0` and `p`, for those without JAX.
+
+        **Arguments:** `cotangent`: of the shape of the solution's `u`. `name`, `u0`, `p`, `tspan`,
+        `saveat` and `deadline` are as of [`solve`][ensembleode.Client.solve].
+
+        **Returns:** a named tuple of `u0` (shaped as the request's), `p` (the vector; summed over
+        the trajectories unless they have their own) and `retcode`.
+
+        **Raises:** as `solve`.
+        """
+        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat, "cotangent": cotangent}
+        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
+        return self.ask_gradients(name, body, deadline)
+
+    def submit(
+        self,
+        name: str,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        *,
+        trajectories: int | None = None,
+        seed: int | None = None,
+    ) -> "EnsembleJob":
+        """Give the service a large ensemble to solve, durably: it goes on after a restart.
+
+        **Arguments:**
+
+        - `name`, `tspan`, `saveat`: as of [`solve`][ensembleode.Client.solve].
+        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, `{"low": ..., "high": ...}`,
+            between which the service draws those of each trajectory.
+        - `trajectories`: how many are drawn.
+        - `seed`: what they are drawn by: the same are drawn again.
+
+        **Returns:** a handle, with `status()`, `wait()`, `cancel()`, `resume()` and `result()`.
+
+        **Raises:** as `solve`.
+        """
+        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
+        answer = self._ask(_submission(name, arguments, trajectories, seed))
+        return EnsembleJob(self, answer["id"], name)
+
+    def job(self, id: str) -> "EnsembleJob":
+        """The handle of a job that was submitted before.
+
+        **Arguments:** `id`: the job's.
+        """
+        return EnsembleJob(self, id, self._ask(_job_request("GET", id))["problem"])
+
+    def jobs(self) -> list["EnsembleJob"]:
+        """The handles of all jobs of the service."""
+        found = self._ask(_looking("/v1/ensembles"))
+        return [EnsembleJob(self, job["id"], job["problem"]) for job in found["ensembles"]]
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def __enter__(self) -> "Client":
+        return self
+
+    def __exit__(self, *_: Any) -> None:
+        self.close()
+
+    def __repr__(self) -> str:
+        return f"Client({self.url!r})"
+
+    # (What `remote` asks.)
+
+    def ask_solution(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
+        """The solution of a request of NumPy arrays."""
+        started = time.perf_counter()
+        answer = self._ask(_solving(name, "solve", body, deadline))
+        elapsed = time.perf_counter() - started
+        return exchange.solution(answer, self._connection.engine(name), elapsed)
+
+    def ask_gradients(
+        self, name: str, body: Mapping[str, Any], deadline: float | None
+    ) -> Gradients:
+        """Those of a request of NumPy arrays."""
+        return exchange.gradients(self._ask(_solving(name, "vjp", body, deadline)))
+
+    def _ask(self, request: _Request) -> Any:
+        attempts = self._connection.attempts(request)
+        while True:
+            try:
+                response = self._http.request(**request.options(attempts))
+            except self._connection._httpx.TransportError as e:
+                pause = self._connection.after_loss(attempts, e)
+            else:
+                if response.is_success:
+                    return _answer(response)
+                pause = self._connection.after_refusal(attempts, response)
+            time.sleep(pause)
+
+
+class AsyncClient:
+    """A client of a service for `asyncio`: as [`Client`][ensembleode.Client], its methods awaited.
+
+    Its solves are not differentiated, and not for inside `jit`. It belongs to one event loop. It
+    can be used as an asynchronous context manager, which closes it.
+
+    **Arguments:** `url`, `token`, `timeout` and `retries`, as of `Client`.
+
+    **Raises:** as `Client`.
+    """
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 4
+    ):
+        self._connection = _Connection(url, token, timeout, retries)
+        self._http = self._connection._httpx.AsyncClient(**self._connection._options)
+
+    @property
+    def url(self) -> str:
+        return self._connection.url
+
+    async def problems(self) -> list[dict[str, Any]]:
+        """As [`Client.problems`][ensembleode.Client.problems]."""
+        return (await self._ask(_looking("/v1/problems")))["problems"]
+
+    async def problem(self, name: str) -> dict[str, Any]:
+        """As [`Client.problem`][ensembleode.Client.problem].
+
+        **Arguments:** `name`: the one it is registered by.
+        """
+        return await self._ask(_looking(_solve_path(name, "").rstrip("/")))
+
+    async def solve(
+        self,
+        name: str,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """As [`Client.solve`][ensembleode.Client.solve], of numbers that are not traced."""
+        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
+        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
+        started = time.perf_counter()
+        answer = await self._ask(_solving(name, "solve", body, deadline))
+        elapsed = time.perf_counter() - started
+        return exchange.solution(answer, self._connection.engine(name), elapsed)
+
+    async def vjp(
+        self,
+        name: str,
+        cotangent: Any,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        deadline: float | None = None,
+    ) -> Gradients:
+        """As [`Client.vjp`][ensembleode.Client.vjp]."""
+        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat, "cotangent": cotangent}
+        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
+        return exchange.gradients(await self._ask(_solving(name, "vjp", body, deadline)))
+
+    async def submit(
+        self,
+        name: str,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        *,
+        trajectories: int | None = None,
+        seed: int | None = None,
+    ) -> "AsyncEnsembleJob":
+        """As [`Client.submit`][ensembleode.Client.submit]; so is the handle, whose methods are
+        awaited."""
+        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
+        answer = await self._ask(_submission(name, arguments, trajectories, seed))
+        return AsyncEnsembleJob(self, answer["id"], name)
+
+    async def job(self, id: str) -> "AsyncEnsembleJob":
+        """As [`Client.job`][ensembleode.Client.job].
+
+        **Arguments:** `id`: the job's.
+        """
+        return AsyncEnsembleJob(self, id, (await self._ask(_job_request("GET", id)))["problem"])
+
+    async def jobs(self) -> list["AsyncEnsembleJob"]:
+        """The handles of all jobs of the service."""
+        found = await self._ask(_looking("/v1/ensembles"))
+        return [AsyncEnsembleJob(self, job["id"], job["problem"]) for job in found["ensembles"]]
+
+    async def aclose(self) -> None:
+        """Close the connections."""
+        await self._http.aclose()
+
+    async def __aenter__(self) -> "AsyncClient":
+        return self
+
+    async def __aexit__(self, *_: Any) -> None:
+        await self.aclose()
+
+    def __repr__(self) -> str:
+        return f"AsyncClient({self.url!r})"
+
+    async def _ask(self, request: _Request) -> Any:
+        attempts = self._connection.attempts(request)
+        while True:
+            try:
+                response = await self._http.request(**request.options(attempts))
+            except self._connection._httpx.TransportError as e:
+                pause = self._connection.after_loss(attempts, e)
+            else:
+                if response.is_success:
+                    return _answer(response)
+                pause = self._connection.after_refusal(attempts, response)
+            await asyncio.sleep(pause)
+
+
+#
+# Long jobs
+#
+
+
+class _Looks:
+    """When to look at a job again: seldom, the longer it takes."""
+
+    def __init__(self, id: str, timeout: float | None):
+        self.id, self.timeout = id, timeout
+        self._started, self._pause = time.monotonic(), _FIRST_LOOK
+
+    def pause(self, status: Mapping[str, Any]) -> float | None:
+        """Seconds to the next look; None where it has ended.
+
+        **Raises:** `TimeoutError`.
+        """
+        if status["status"] in _ENDED:
+            return None
+        pause = self._pause
+        if self.timeout is not None:
+            left = self._started + self.timeout - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"the job {self.id} has not ended after {self.timeout:g} s: "
+                    f"{status['done']} of {status['trajectories']} trajectories are done."
+                )
+            pause = min(pause, left)
+        self._pause = min(_LONGEST_LOOK, 1.5 * self._pause)
+        return pause
+
+
+class _Parts:
+    """The parts that a result is fetched in: the first trajectory, then as many as are 16 MiB."""
+
+    def __init__(self, status: Mapping[str, Any], start: int, stop: int | None):
+        if status["status"] == "failed":
+            raise ServiceError(str(status.get("error") or "the job failed."), code="job_failed")
+        n = status["trajectories"]
+        self.start, self.stop, _ = slice(start, stop).indices(n)
+        if self.start >= self.stop:
+            raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
+        self._size, self._found = 1, []
+
+    @property
+    def missing(self) -> tuple[int, int] | None:
+        if self.start >= self.stop:
+            return None
+        return self.start, min(self.stop, self.start + self._size)
+
+    def add(self, answer: Any, engine: EngineChoice) -> None:
+        part = exchange.solution(answer, engine)
+        if isinstance(part, ODESolution) or not len(part):
+            raise ServiceError("the answer is not of an ensemble.", code="bad_answer")
+        self._found.append(part)
+        self.start += len(part)
+        self._size = max(1, _PART // max(1, part.u[0].nbytes))
+
+    def joined(self) -> EnsembleSolution:
+        return exchange.concatenated(self._found)
+
+
+class EnsembleJob:
+    """The handle of a job of [`Client.submit`][ensembleode.Client.submit].
+
+    - `id`: what the service calls it; [`Client.job`][ensembleode.Client.job] finds it by that.
+    - `problem`: the name of the problem.
+    """
+
+    def __init__(self, client: Client, id: str, problem: str):
+        self._client, self.id, self.problem = client, id, problem
+
+    def status(self) -> dict[str, Any]:
+        """How far it is: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`, `"failed"`
+        or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their `"retcodes"`,
+        when it was `"created"`, and its `"error"`."""
+        return self._client._ask(_job_request("GET", self.id))
+
+    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Its status once it has ended: done, failed or cancelled.
+
+        **Arguments:** `timeout`: in seconds; None for as long as it takes.
+
+        **Raises:** `TimeoutError` after that.
+        """
+        looks = _Looks(self.id, timeout)
+        while (pause := looks.pause(status := self.status())) is not None:
+            time.sleep(pause)
+        return status
+
+    def cancel(self) -> dict[str, Any]:
+        """Stop it; what is done stays. Returns its status."""
+        return self._client._ask(_job_request("DELETE", self.id))
+
+    def resume(self) -> dict[str, Any]:
+        """Go on with a job that was cancelled or failed. Returns its status."""
+        request = _job_request("POST", self.id, "/resume", repeatable=False)
+        return self._client._ask(request)
+
+    def result(
+        self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
+    ) -> EnsembleSolution:
+        """Wait for the end, and fetch the solution.
+
+        **Arguments:**
+
+        - `start`, `stop`: which trajectories; by default all. They must fit into memory.
+        - `timeout`: seconds to wait for the end.
+
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution]. Those that a cancelled
+        job did not come to have the return code `Default`.
+
+        **Raises:** `TimeoutError`; `ServiceError` for a job that failed.
+        """
+        parts = _Parts(self.wait(timeout), start, stop)
+        engine = self._client._connection.engine(self.problem)
+        while missing := parts.missing:
+            parts.add(self._client._ask(_part_request(self.id, *missing)), engine)
+        return parts.joined()
+
+    def __repr__(self) -> str:
+        return f"EnsembleJob({self.id!r}, problem={self.problem!r})"
+
+
+class AsyncEnsembleJob:
+    """As [`EnsembleJob`][ensembleode.serve.client.EnsembleJob], its methods awaited."""
+
+    def __init__(self, client: AsyncClient, id: str, problem: str):
+        self._client, self.id, self.problem = client, id, problem
+
+    async def status(self) -> dict[str, Any]:
+        """How far it is."""
+        return await self._client._ask(_job_request("GET", self.id))
+
+    async def wait(self, timeout: float | None = None) -> dict[str, Any]:
+        """Its status once it has ended."""
+        looks = _Looks(self.id, timeout)
+        while (pause := looks.pause(status := await self.status())) is not None:
+            await asyncio.sleep(pause)
+        return status
+
+    async def cancel(self) -> dict[str, Any]:
+        """Stop it; what is done stays."""
+        return await self._client._ask(_job_request("DELETE", self.id))
+
+    async def resume(self) -> dict[str, Any]:
+        """Go on with a job that was cancelled or failed."""
+        request = _job_request("POST", self.id, "/resume", repeatable=False)
+        return await self._client._ask(request)
+
+    async def result(
+        self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
+    ) -> EnsembleSolution:
+        """Wait for the end, and fetch the solution."""
+        parts = _Parts(await self.wait(timeout), start, stop)
+        engine = self._client._connection.engine(self.problem)
+        while missing := parts.missing:
+            parts.add(await self._client._ask(_part_request(self.id, *missing)), engine)
+        return parts.joined()
+
+    def __repr__(self) -> str:
+        return f"AsyncEnsembleJob({self.id!r}, problem={self.problem!r})"

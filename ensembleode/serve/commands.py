@@ -1,0 +1,58 @@
+"""What `ensembleode serve` does, once its options are parsed."""
+
+import ast
+from typing import Any
+
+from ..cli import failed
+from ..scripts import named, ScriptError, split
+from .registry import Registry
+
+
+def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options: Any) -> int:
+    """Serve until the process is told to end."""
+    from . import tokens as tokens_of
+
+    try:
+        from .app import run
+
+        run(
+            _registry(registry),
+            ensemblealg=_ensemblealg(ensemblealg),
+            tokens=tokens_of.read(tokens),
+            **options,
+        )
+    except (ScriptError, ValueError, TypeError, ImportError, OSError) as e:
+        return failed(e)
+    return 0
+
+
+def _registry(name: str) -> Registry:
+    found = named(*split(name))
+    if callable(found):
+        found = found()
+    if not isinstance(found, Registry):
+        raise ScriptError(
+            f"{name} must be an eo.serve.Registry, or a function that makes one; it is "
+            f"{'missing' if found is None else type(found).__name__}."
+        )
+    return found
+
+
+def _ensemblealg(text: str) -> Any:
+    """From `EnsembleThreads`, or `EnsembleThreads(n=4)`: a name, and plain values."""
+    from .. import ensemble
+
+    try:
+        node = ast.parse(text, mode="eval").body
+        call = node if isinstance(node, ast.Call) else ast.Call(node, [], [])
+        assert isinstance(call.func, ast.Name)
+        kind = getattr(ensemble, call.func.id)
+        assert issubclass(kind, ensemble.EnsembleAlgorithm)
+        args = [ast.literal_eval(x) for x in call.args]
+        options = {str(x.arg): ast.literal_eval(x.value) for x in call.keywords}
+    except (SyntaxError, AssertionError, AttributeError, TypeError, ValueError) as e:
+        raise ScriptError(
+            f"ensemblealg must be an ensemble algorithm, such as EnsembleThreads, or "
+            f"'EnsembleThreads(4)'; got {text!r}."
+        ) from e
+    return kind(*args, **options)

@@ -1,0 +1,321 @@
+"""What clients of a service send and read: bodies, answers, errors, and when to try again.
+
+Nothing here waits or opens connections, so that the client and the asynchronous one share it.
+Bodies are MessagePack, an array in them a dtype, a shape and its bytes.
+"""
+
+import email.utils
+import json
+import math
+import random
+import time
+from collections.abc import Mapping
+from datetime import datetime, UTC
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..solution import EngineChoice, EnsembleSolution, ODESolution, ReturnCode, Stats
+
+
+BINARY, JSON = "application/x-msgpack", "application/json"
+# What can be an array in an answer: numbers and booleans, never objects.
+_KINDS = frozenset("biufc")
+# Seconds before the first repeat, doubled for each one after it, and the most there are.
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 10.0
+# Seconds that the refusal of a service may come after the deadline it was given.
+_GRACE = 1.0
+
+
+class ServiceError(RuntimeError):
+    """Raised when a service refuses a request, or can't be reached.
+
+    - `status`: the HTTP status; None where there was no answer.
+    - `code`: a short name of what was wrong, such as `"queue_full"`; `"connection"` and
+        `"timeout"` where there was no answer, `"deadline"` where a deadline passed on this side.
+    - `path`: the field of the request that was wrong, such as `"u0[3][1]"`, or None.
+    - `id`: what the logs of the service call this error, or None.
+    """
+
+    def __init__(
+        self,
+        message: str,
+        *,
+        status: int | None = None,
+        code: str = "",
+        path: str | None = None,
+        id: str | None = None,
+    ):
+        super().__init__(message)
+        self.status, self.code, self.path, self.id = status, code, path, id
+
+    def __str__(self) -> str:
+        message = super().__str__()
+        where = f"{self.path}: " if self.path and self.path not in message else ""
+        known = [str(x) for x in (self.status, self.code) if x]
+        known += [f"id {self.id}"] if self.id else []
+        return f"{where}{message}" + (f" ({', '.join(known)})" if known else "")
+
+
+#
+# Bodies
+#
+
+
+def numbers(name: str, x: Any) -> np.ndarray:
+    """An argument as an array of floating-point or complex numbers.
+
+    **Raises:** `TypeError` for anything else, naming the argument.
+    """
+    try:
+        array = np.asarray(x)
+    except ValueError as e:  # ragged
+        raise TypeError(f"{name} must be an array of numbers, got rows of unequal length.") from e
+    if array.dtype.kind in "iu":
+        return array.astype(np.float64)
+    if array.dtype.name in ("float16", "bfloat16"):
+        return array.astype(np.float32)
+    if array.dtype.kind not in "fc":
+        raise TypeError(f"{name} must be an array of numbers, got {x!r:.200}.")
+    return array
+
+
+def pack(body: Mapping[str, Any]) -> bytes:
+    """The body of a request: a dictionary of numbers, strings, arrays and dictionaries of these."""
+    return _msgpack().packb(body, default=_packed)
+
+
+def _packed(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        if not x.ndim:  # a spacing, or the state of a scalar problem
+            return x.item()
+        x = x.astype(x.dtype.newbyteorder("<"), copy=False)
+        return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
+    raise TypeError(f"a request has numbers and arrays in it, not {type(x).__name__}.")
+
+
+def unpack(kind: str, content: bytes) -> Any:
+    """An answer of this content type.
+
+    **Raises:** `ServiceError` for one that can't be read.
+    """
+    try:
+        if kind.startswith(BINARY):
+            return _msgpack().unpackb(content, object_hook=_unpacked)
+        return json.loads(content)
+    except Exception as e:
+        raise ServiceError(
+            f"the answer can't be read as {kind or 'JSON'}: is this an ensembleode service?",
+            code="bad_answer",
+        ) from e
+
+
+def _unpacked(x: dict) -> Any:
+    if x.keys() != {"dtype", "shape", "data"}:
+        return x
+    dtype = np.dtype(x["dtype"])
+    if dtype.kind not in _KINDS:
+        raise ValueError(f"an array of {dtype}")
+    # (Copied: those of a buffer can't be written to.)
+    return np.frombuffer(x["data"], dtype).reshape(x["shape"]).copy()
+
+
+def _msgpack() -> Any:
+    try:
+        import msgpack
+    except ImportError as e:
+        raise ImportError(NEEDED) from e
+    return msgpack
+
+
+NEEDED = "the client of a service needs HTTPX and msgpack: pip install httpx msgpack."
+
+
+#
+# Answers
+#
+
+
+class Gradients(NamedTuple):
+    """The gradients of a remote solve: `u0` as the request's, `p` as the vector of its numbers
+    (their sums over the trajectories where the request had one for all), and the return codes."""
+
+    u0: np.ndarray
+    p: np.ndarray
+    retcode: Any
+
+
+def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = math.nan) -> Any:
+    """An `EnsembleSolution` of an answer, or the `ODESolution` of one trajectory."""
+    try:
+        u, t = _floats(answer["u"]), _floats(answer["t"])
+        retcode = codes(answer["retcode"])
+        counts = answer["stats"]
+        stats = [_integers(counts.get(name)) for name in ("naccept", "nreject", "nf")]
+        lengths = answer.get("lengths")
+        if lengths is None:
+            lengths = np.full(retcode.shape, t.shape[-1])
+        lengths = _integers(lengths)
+    except (AttributeError, KeyError, TypeError, ValueError) as e:
+        raise ServiceError("the answer is not a solution.", code="bad_answer") from e
+    if retcode.ndim == 0:
+        one = Stats(*(None if x is None else int(x) for x in stats))
+        return ODESolution(u, t, ReturnCode(int(retcode)), one, int(lengths), None, engine)
+    return EnsembleSolution(
+        u, t, retcode, lengths, Stats(*stats), True, elapsed, engine, kind="trajectories"
+    )
+
+
+def gradients(answer: Mapping[str, Any]) -> Gradients:
+    """Of the answer of `/vjp`."""
+    try:
+        return Gradients(_floats(answer["u0"]), _floats(answer["p"]), codes(answer["retcode"]))
+    except (KeyError, TypeError, ValueError) as e:
+        raise ServiceError("the answer is not a gradient.", code="bad_answer") from e
+
+
+def codes(x: Any) -> np.ndarray:
+    """Return codes, by name or by number, as the integers of a solution."""
+    if isinstance(x, str):
+        return np.asarray(ReturnCode[x].value, np.int8)
+    if isinstance(x, list):
+        return np.array([c if isinstance(c, int) else ReturnCode[c].value for c in x], np.int8)
+    return np.asarray(x, np.int8)
+
+
+def _floats(x: Any) -> np.ndarray:
+    """(Of JSON, where what was not reached is null.)"""
+    return x if isinstance(x, np.ndarray) else np.array(x, np.float64)
+
+
+def _integers(x: Any) -> Any:
+    return None if x is None else np.asarray(x, np.int32)
+
+
+def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
+    """The pages of one ensemble."""
+    if len(parts) == 1:
+        return parts[0]
+    first = parts[0]
+
+    def joined(of: Any) -> Any:
+        arrays = [of(part) for part in parts]
+        return None if arrays[0] is None else np.concatenate(arrays)
+
+    shared = all(p.t.ndim == 1 and np.array_equal(p.t, first.t, equal_nan=True) for p in parts)
+
+    def times(part: EnsembleSolution) -> np.ndarray:
+        return np.broadcast_to(part.t, part.u.shape[:2])
+
+    return EnsembleSolution(
+        joined(lambda part: part.u),
+        first.t if shared else joined(times),
+        joined(lambda part: part.retcode),
+        joined(lambda part: part.lengths),
+        Stats(
+            joined(lambda part: part.stats.naccept),
+            joined(lambda part: part.stats.nreject),
+            joined(lambda part: part.stats.nf),
+        ),
+        True,
+        first.elapsed,
+        first.engine,
+        kind="trajectories",
+    )
+
+
+#
+# Errors, and when to try again
+#
+
+
+def refusal(status: int, kind: str, content: bytes) -> ServiceError:
+    """The error of an answer that is none of success."""
+    try:
+        error = unpack(kind, content)["error"]
+        message, code = str(error["message"]), str(error["code"])
+        return ServiceError(
+            message, status=status, code=code, path=error.get("path"), id=error.get("id")
+        )
+    except (ServiceError, KeyError, TypeError, AttributeError):
+        # (Of a proxy on the way, say.)
+        text = " ".join(content[:200].decode("utf-8", "replace").split())
+        return ServiceError(f"the request was refused: {text or 'without a word'}", status=status)
+
+
+class Attempts:
+    """How often one request is tried, and how long it waits in between.
+
+    **Arguments:**
+
+    - `retries`: how often it is tried again.
+    - `timeout`: seconds without an answer. A pause that the service asks for is not longer either.
+    - `deadline`: seconds for everything, or None.
+    - `repeatable`: whether to do it twice is as to do it once. If not, it is only tried again where
+        the service can't have taken it.
+    """
+
+    def __init__(
+        self, retries: int, timeout: float, deadline: float | None, repeatable: bool = True
+    ):
+        self.retries, self.timeout, self.deadline = retries, timeout, deadline
+        self.repeatable, self.failed = repeatable, 0
+        self._until = math.inf if deadline is None else time.monotonic() + deadline
+
+    @property
+    def left(self) -> float:
+        """Seconds until the deadline."""
+        return self._until - time.monotonic()
+
+    @property
+    def patience(self) -> float:
+        """Seconds for the next try."""
+        return max(0.001, min(self.timeout, self.left + _GRACE))
+
+    def after_refusal(
+        self, status: int, kind: str, content: bytes, retry_after: str | None
+    ) -> float:
+        """Seconds to wait after this answer.
+
+        **Raises:** the `ServiceError` that it is, where to try again is no use.
+        """
+        error = refusal(status, kind, content)
+        taken = status in (502, 504)  # maybe: a gateway that did not hear more
+        mine = status == 504 and self.deadline is not None
+        again = status in (429, 502, 503, 504) and not mine and (self.repeatable or not taken)
+        return self._pause(error, again, _seconds(retry_after))
+
+    def after_loss(self, error: ServiceError, *, again: bool) -> float:
+        """Seconds to wait after there was no answer.
+
+        **Raises:** this error, where to try again is no use.
+        """
+        if self.left <= 0:
+            error.code = "deadline"
+        return self._pause(error, again, 0.0)
+
+    def _pause(self, error: ServiceError, again: bool, asked: float) -> float:
+        if not again or self.failed >= self.retries or asked > self.timeout:
+            raise error
+        spread = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2**self.failed)
+        self.failed += 1
+        # Those who were refused together don't come back together.
+        pause = asked + random.uniform(0.5 * spread, spread)
+        if pause >= self.left:
+            raise error
+        return pause
+
+
+def _seconds(retry_after: str | None) -> float:
+    """Of a `Retry-After`: a number of seconds, or a date."""
+    if retry_after is None:
+        return 0.0
+    try:
+        seconds = float(retry_after)
+    except ValueError:
+        try:
+            at = email.utils.parsedate_to_datetime(retry_after)
+        except ValueError:
+            return 0.0
+        seconds = (at - datetime.now(at.tzinfo and UTC)).total_seconds()
+    return max(0.0, seconds) if math.isfinite(seconds) else 0.0

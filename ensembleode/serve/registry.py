@@ -1,0 +1,386 @@
+"""The problems that a service solves, by name, and what requests may ask of them."""
+
+import dataclasses
+import functools
+import math
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..options import check_count, check_option_names, merge, time_dtype_of
+from ..problem import ODEProblem, remake
+from ..saving import grid, Spacing
+from ..solvers import Tsit5
+
+
+@dataclasses.dataclass(frozen=True)
+class Limits:
+    """What requests for a problem may ask for.
+
+    - `u0`, `p`: `(low, high)`, numbers or arrays; None for any finite ones. (The sliders of the
+        page have these ends, too.)
+    - `tspan`: `(earliest, latest)`, within which time spans lie; None for any.
+    - `trajectories`: of a request; `ensemble`: of a durable job.
+    - `saveat`: saved times of a trajectory.
+    - `maxiters`: steps of a trajectory, which else has the return code `MaxIters`.
+    - `body`: bytes of a request.
+    """
+
+    u0: tuple[Any, Any] | None = None
+    p: tuple[Any, Any] | None = None
+    tspan: tuple[float, float] | None = None
+    trajectories: int = 1024
+    saveat: int = 1024
+    maxiters: int = 100_000
+    body: int = 16 * 2**20
+    ensemble: int = 10**7
+
+    def __post_init__(self):
+        for name in ("trajectories", "saveat", "maxiters", "body", "ensemble"):
+            check_count(name, getattr(self, name))
+        if self.saveat < 2:
+            raise ValueError("saveat of Limits must be 2 or more, for the start and the end.")
+        for name in ("u0", "p", "tspan"):
+            pair = getattr(self, name)
+            if pair is not None and not (isinstance(pair, list | tuple) and len(pair) == 2):
+                raise ValueError(f"{name} of Limits must be a pair (low, high), got {pair!r}.")
+        if self.tspan is not None and not self.tspan[0] < self.tspan[1]:
+            raise ValueError(
+                f"tspan of Limits must be (earliest, latest), the earliest first, got {self.tspan}."
+            )
+
+
+class Registry:
+    """Problems by name, for [`create_app`][ensembleode.serve.create_app].
+
+    >>> import ensembleode as eo
+    >>> registry = eo.serve.Registry()
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 1.0), 0.5)
+    >>> registry.add("decay", prob, saveat=0.25).names
+    ['decay']
+    """
+
+    def __init__(self):
+        self._entries: dict[str, Entry] = {}
+
+    def add(
+        self,
+        name: str,
+        prob: ODEProblem,
+        *,
+        alg: Any = None,
+        saveat: Any = None,
+        params: str | os.PathLike | None = None,
+        limits: Limits | None = None,
+        description: str = "",
+        labels: Mapping[str, Sequence[str]] | Sequence[str] | None = None,
+        **options: Any,
+    ) -> "Registry":
+        """Add a problem.
+
+        **Arguments:**
+
+        - `name`: of small letters, digits, `-` and `_`.
+        - `prob`: its `u0`, `p` and `tspan` are those of requests that give none.
+        - `alg`: the solver, by default `Tsit5()`.
+        - `saveat`: a spacing or an array of times, for requests that give none; by default what the
+            problem holds, or the start and the end.
+        - `params`: a file of `equinox.tree_serialise_leaves`, with the leaves of `prob.p`.
+        - `limits`: a [`Limits`][ensembleode.serve.Limits].
+        - `description`: a sentence for the page.
+        - `labels`: the names of the components of the state; or `{"u0": [...], "p": [...]}`.
+        - `options`: of the solver (`abstol=`, `reltol=`, `dt=`, ...).
+
+        **Returns:** the registry.
+
+        **Raises:** `ValueError` and `TypeError` for bad arguments.
+        """
+        if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]+", name)):
+            raise ValueError(
+                f"name must be made of small letters, digits, - and _, got {name!r}."
+            )
+        if name in self._entries:
+            raise ValueError(f"name {name!r} is in the registry already; choose another.")
+        if not isinstance(prob, ODEProblem):
+            raise TypeError(f"prob must be an ODEProblem, got {type(prob).__name__}.")
+        if limits is not None and not isinstance(limits, Limits):
+            raise TypeError(f"limits must be an eo.serve.Limits, got {type(limits).__name__}.")
+        if params is not None:
+            prob = remake(prob, p=eqx.tree_deserialise_leaves(os.fspath(params), prob.p))
+        self._entries[name] = _entry(
+            name, prob, Tsit5() if alg is None else alg, saveat, limits or Limits(),
+            description, labels, options,
+        )
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        return list(self._entries)
+
+    def __getitem__(self, name: str) -> "Entry":
+        return self._entries[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._entries
+
+    def __iter__(self) -> Iterator["Entry"]:
+        return iter(self._entries.values())
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Entry:
+    """A problem of a registry, and what is derived from it.
+
+    - `u0`, `p`: the default state and the default vector of parameters: of each inexact leaf of
+        `prob.p` (real arrays and numbers, in the order of `jax.tree.leaves`) all elements, in C
+        order.
+    - `u0_limits`, `p_limits`: `(low, high)` of their shapes, or None.
+    - `saveat`: None, a spacing, or an array of times.
+    - `dtype`: of the state; `time_dtype`: of time.
+    """
+
+    name: str
+    prob: ODEProblem
+    alg: Any
+    saveat: Any
+    limits: Limits
+    description: str
+    options: dict[str, Any]
+    u0: np.ndarray
+    p: np.ndarray
+    u0_limits: tuple[np.ndarray, np.ndarray] | None
+    p_limits: tuple[np.ndarray, np.ndarray] | None
+    u0_labels: list[str] | None
+    p_labels: list[str] | None
+    tspan: tuple[float, float]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.u0.shape
+
+    @property
+    def dtype(self) -> np.dtype:
+        return self.u0.dtype
+
+    @functools.cached_property
+    def time_dtype(self) -> np.dtype:
+        return time_dtype_of(self.u0)
+
+    @functools.cached_property
+    def default_times(self) -> np.ndarray:
+        """Of a request without `tspan` and `saveat`."""
+        return self.times(*self.tspan)
+
+    @functools.cached_property
+    def default_span(self) -> np.ndarray:
+        return np.array(self.tspan, self.time_dtype)
+
+    def times(self, t0: float, t1: float) -> np.ndarray:
+        """The times that are saved without `saveat`."""
+        if self.saveat is None:
+            return np.array([t0, t1], self.time_dtype)
+        if np.ndim(self.saveat):
+            return self.saveat
+        return grid(Spacing(self.saveat, True), t0, t1, self.time_dtype)[0]
+
+    def with_parameters(self, flat: Any) -> Any:
+        """`prob.p` with its inexact leaves from a vector, which may be traced."""
+        leaves, structure = jtu.tree_flatten(self.prob.p)
+        start = 0
+        for i, x in enumerate(leaves):
+            if not is_parameter(x):
+                continue
+            size = math.prod(np.shape(x))
+            leaves[i] = flat[start : start + size].reshape(np.shape(x)).astype(self._dtype_of(x))
+            start += size
+        return jtu.tree_unflatten(structure, leaves)
+
+    def flat(self, p: Any) -> np.ndarray:
+        """The vector of the parameters."""
+        leaves = [x for x in jtu.tree_leaves(p) if is_parameter(x)]
+        parts = [np.asarray(x, self._dtype_of(x)).reshape(-1) for x in leaves]
+        return np.concatenate(parts) if parts else np.zeros(0, self.dtype)
+
+    def _dtype_of(self, x: Any) -> np.dtype:
+        # A Python number is one of the state's precision.
+        return np.dtype(x.dtype) if hasattr(x, "dtype") else self.dtype
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON, for clients."""
+        low, high = _nested(self.u0_limits)
+        p_low, p_high = _nested(self.p_limits)
+        limits = dataclasses.asdict(self.limits)
+        limits |= {"u0": None, "p": None}  # they are with the state and the parameters
+        limits["tspan"] = None if self.limits.tspan is None else list(map(float, self.limits.tspan))
+        del limits["u0"], limits["p"]
+        return {
+            "name": self.name,
+            "description": self.description,
+            "state": {
+                "shape": list(self.shape),
+                "dtype": self.dtype.name,
+                "labels": self.u0_labels,
+                "default": self.u0.tolist(),
+                "low": low,
+                "high": high,
+            },
+            "parameters": {
+                "size": self.p.size,
+                "dtype": self.p.dtype.name,
+                "labels": self.p_labels,
+                "default": self.p.tolist(),
+                "low": p_low,
+                "high": p_high,
+            },
+            "tspan": list(self.tspan),
+            "saveat": self.default_times.tolist(),
+            "limits": limits,
+            "alg": type(self.alg).__name__,
+        }
+
+
+def is_parameter(x: Any) -> bool:
+    """Whether a leaf of `p` is among the parameters: real, and not an integer."""
+    return eqx.is_inexact_array_like(x) and not jnp.issubdtype(
+        jnp.result_type(x), jnp.complexfloating
+    )
+
+
+def _nested(pair: tuple | None) -> tuple:
+    if pair is None:
+        return None, None
+    return tuple(
+        # No limit is null, as infinity is not JSON.
+        _replaced(x.tolist()) for x in pair
+    )
+
+
+def _replaced(x: Any) -> Any:
+    if isinstance(x, list):
+        return [_replaced(y) for y in x]
+    return x if math.isfinite(x) else None
+
+
+def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Entry:
+    if isinstance(alg, type):
+        raise TypeError(f"alg must be a solver, got the class; give {alg.__name__}().")
+    unwanted = {"save_everystep", "save_start", "maxiters"} & set(options)
+    if unwanted:
+        raise TypeError(
+            f"{min(unwanted)} can't be given to a registry: saveat says what is saved, and "
+            "limits=eo.serve.Limits(maxiters=...) limits the steps."
+        )
+    kept = prob.options
+    saveat = kept.get("saveat") if saveat is None else saveat
+    most = min(limits.maxiters, kept.get("maxiters", limits.maxiters))
+    engine = options.pop("engine", "auto")
+    check_option_names(options)
+    options = merge(
+        {k: v for k, v in kept.items() if k not in ("saveat", "save_start", "save_everystep")},
+        options,
+    )
+    prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)
+    options |= {"maxiters": most, "engine": engine}
+    u0 = np.asarray(prob.u0)
+    if np.issubdtype(u0.dtype, np.complexfloating):
+        raise TypeError(
+            "prob has a complex state, and requests are real numbers; write it as real and "
+            "imaginary parts."
+        )
+    t0, t1 = (float(t) for t in prob.tspan)
+    names = {"u0": labels} if not isinstance(labels, Mapping) else dict(labels)
+    if unknown := set(names) - {"u0", "p"}:
+        raise ValueError(f"labels has {min(unknown)!r}; it may have u0 and p.")
+    entry = Entry(
+        name, prob, alg, _as_saveat(saveat, t0, t1, time_dtype_of(u0)), limits, description,
+        options, u0, np.zeros(0), None, None, None, None, (t0, t1),
+    )  # fmt: skip
+    p = entry.flat(prob.p)
+    entry = dataclasses.replace(
+        entry,
+        p=p,
+        u0_limits=_as_limits("u0", limits.u0, u0),
+        p_limits=_as_limits("p", limits.p, p),
+        u0_labels=_as_labels("u0", names.get("u0"), u0.size),
+        p_labels=_as_labels("p", names.get("p"), p.size) or _names_of(prob.p, p.size),
+    )
+    if len(entry.default_times) > limits.saveat:
+        raise ValueError(
+            f"saveat has {len(entry.default_times)} times, and limits.saveat allows "
+            f"{limits.saveat}; raise that, or save less."
+        )
+    if limits.tspan is not None:
+        earliest, latest = limits.tspan
+        if min(t0, t1) < earliest or max(t0, t1) > latest:
+            raise ValueError(f"tspan ({t0}, {t1}) of prob is outside of limits.tspan.")
+    return entry
+
+
+def _as_saveat(saveat: Any, t0: float, t1: float, dtype: np.dtype) -> Any:
+    if saveat is None:
+        return None
+    if np.ndim(saveat) == 0:
+        step = float(saveat)
+        if not (math.isfinite(step) and step > 0):
+            raise ValueError(f"saveat must be a positive spacing or an array of times, got {step}.")
+        return step
+    times = np.asarray(saveat, dtype)
+    if times.ndim != 1 or not times.size:
+        raise ValueError(
+            f"saveat must be a number, or an array of times; its shape is {times.shape}."
+        )
+    low, high = min(t0, t1), max(t0, t1)
+    close = 8 * np.finfo(dtype).eps * max(abs(t0), abs(t1))
+    if not (np.all(times >= low - close) and np.all(times <= high + close)):
+        raise ValueError(f"saveat has times outside of tspan ({t0}, {t1}).")
+    if np.any(np.diff(times) * np.sign(t1 - t0) < 0):
+        raise ValueError("saveat is not sorted in the direction of time.")
+    return np.clip(times, low, high).astype(dtype)
+
+
+def _as_limits(name: str, pair: Any, default: np.ndarray) -> tuple | None:
+    if pair is None:
+        return None
+    try:
+        low, high = (np.broadcast_to(np.asarray(x, default.dtype), default.shape) for x in pair)
+    except (TypeError, ValueError) as e:
+        raise ValueError(
+            f"{name} of limits must be a pair (low, high) of numbers, or of arrays of the shape "
+            f"{default.shape}."
+        ) from e
+    if not np.all(low <= high):
+        raise ValueError(f"{name} of limits has a low above its high (or NaN).")
+    if np.any(default < low) or np.any(default > high):
+        raise ValueError(f"{name} of prob is outside of its limits.")
+    return low, high
+
+
+def _as_labels(name: str, labels: Any, size: int) -> list[str] | None:
+    if labels is None:
+        return None
+    labels = [str(x) for x in labels]
+    if len(labels) != size:
+        raise ValueError(f"labels has {len(labels)} names for the {size} components of {name}.")
+    return labels
+
+
+def _names_of(p: Any, size: int) -> list[str] | None:
+    """Those of a dict of numbers."""
+    if not (type(p) is dict and len(p) == size and all(isinstance(k, str) for k in p)):
+        return None
+    return sorted(p) if all(is_parameter(x) and np.shape(x) == () for x in p.values()) else None
+
+
+def state_of(entry: Entry) -> jax.ShapeDtypeStruct:
+    """The state, abstractly."""
+    return jax.ShapeDtypeStruct(entry.shape, entry.dtype)

@@ -1,0 +1,314 @@
+"""A problem as compiled functions of padded arrays.
+
+A request has a program by what it asks: solve or vjp, parameters of its own or those registered,
+few saved times or many. Requests with the same program share a batch, whatever their time spans and
+saved times are. A program is compiled for a few sizes of batches, the smallest of which is a chunk
+of the lanes engine; a trajectory has the same bits in any of them, and at any place.
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..engines import lanes
+from ..ensemble import (
+    EnsembleColumns,
+    EnsembleDistributed,
+    EnsembleSplitThreads,
+    EnsembleThreads,
+)
+from ..executors.job import compiler_options
+from ..problem import EnsembleProblem, remake
+from ..solve import solve
+from .registry import Entry, state_of
+
+
+# Bytes of an array of a batch: saved states, or gradients by parameters.
+_BATCH = 2**26
+# Saved times are padded to a multiple of this, or to as many as there may be.
+_ROWS = 8
+
+
+class Numbers(NamedTuple):
+    """Of some trajectories: `u0 [n, *state]`; `p [n, size]`, or None for those registered; `t0` and
+    `t1 [n]`; the saved `times [n, rows]`, NaN where there are fewer; for a vjp the
+    `cotangent [n, rows, *state]`."""
+
+    u0: Any
+    p: Any
+    t0: Any
+    t1: Any
+    times: Any
+    cotangent: Any = None
+
+
+class Answer(NamedTuple):
+    """Of some trajectories: `u [n, rows, *state]`, NaN where not reached; how many times each
+    reached, its return code, and counts (`nf` None where it isn't counted)."""
+
+    u: Any
+    lengths: Any
+    retcode: Any
+    naccept: Any
+    nreject: Any
+    nf: Any
+
+
+class Gradients(NamedTuple):
+    """By `u0 [n, *state]` and `p [n, size]`, and the return codes of the trajectories."""
+
+    u0: Any
+    p: Any
+    retcode: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """What is compiled, but for the size of the batch.
+
+    - `problem`: its name.
+    - `pulls`: whether it is a vjp.
+    - `own`: whether each trajectory has its own parameters.
+    - `rows`: how many times are saved, those that fill up included.
+    - `most`: trajectories of a batch at most.
+    """
+
+    problem: str
+    pulls: bool
+    own: bool
+    rows: int
+    most: int
+
+
+class Solver:
+    """Solves batches of a registered problem."""
+
+    def __init__(self, entry: Entry, ensemblealg: Any = None, max_batch: int = 4096):
+        """
+        **Raises:** `ValueError` for an ensemble algorithm whose trajectories aren't independent.
+        """
+        if isinstance(ensemblealg, EnsembleColumns):
+            raise ValueError(
+                "ensemblealg can't be EnsembleColumns(), whose trajectories share their steps: an "
+                "answer would depend on the requests of others. Use EnsembleThreads()."
+            )
+        self.entry = entry
+        self.ensemblealg = ensemblealg or EnsembleThreads()
+        self.width = lanes.width(state_of(entry), 2**30)
+        self.max_batch = -(-max(max_batch, self.width) // self.width) * self.width
+        few = max(2, len(entry.default_times))
+        limit = entry.limits.saveat
+        self.rows = sorted({min(limit, -(-few // _ROWS) * _ROWS), limit})
+        # On workers there is nothing to be compiled here.
+        remote = isinstance(self.ensemblealg, EnsembleDistributed | EnsembleSplitThreads)
+        engine, _ = _described(entry)
+        self._jit = not remote and engine != "julia"
+        self._lanes = engine == "lanes"
+        self._leaves = entry.p
+        self._programs: dict[tuple, Program] = {}
+        if self._jit:
+            options = compiler_options(jax.default_backend())
+            self._compiled = {
+                (pulls, own): jax.jit(functools.partial(run, own), compiler_options=options)
+                for pulls, run in ((False, self._solve), (True, self._vjp))
+                for own in (False, True)
+            }
+
+    def program(self, rows: int, *, own: bool, pulls: bool = False) -> Program:
+        """That of a request with so many saved times."""
+        asked = (rows, own, pulls)
+        program = self._programs.get(asked)
+        if program is None:
+            rows = next(r for r in self.rows if r >= rows)
+            own = (own or pulls) and self.entry.p.size > 0
+            most = self._sizes(rows, pulls)[-1]
+            program = self._programs[asked] = Program(self.entry.name, pulls, own, rows, most)
+        return program
+
+    def programs(self) -> list[Program]:
+        """All there are."""
+        every = {
+            self.program(rows, own=own, pulls=pulls)
+            for pulls in (False, True)
+            for own in (False, True)
+            for rows in self.rows
+        }
+        return sorted(every, key=lambda x: (x.pulls, x.rows, x.own))
+
+    def _sizes(self, rows: int, pulls: bool) -> list[int]:
+        """The sizes of batches, in order."""
+        entry = self.entry
+        each = rows * entry.u0.size * entry.dtype.itemsize
+        if pulls:
+            each = max(each, entry.p.size * entry.p.itemsize)
+        fitting = _BATCH // max(1, each) // self.width * self.width
+        most = max(self.width, min(self.max_batch, fitting))
+        if pulls:
+            return sorted({self.width, min(most, 8 * self.width)})
+        if rows > self.rows[0]:
+            return sorted({self.width, most})
+        return sorted({self.width, min(most, 8 * self.width), most})
+
+    def warm(self) -> None:
+        """Compile everything."""
+        for step in self.warming():
+            step()
+
+    def warming(self) -> Iterator[Callable[[], Any]]:
+        """What compiles everything, one after the other."""
+        for program in self.programs():
+            for size in self._sizes(program.rows, program.pulls):
+                yield functools.partial(self.run, program, [self._sample(program, size)])
+
+    def _sample(self, program: Program, n: int) -> Numbers:
+        entry = self.entry
+        ends = np.broadcast_to(np.array(entry.tspan, entry.time_dtype)[:, None], (2, n))
+        times = np.full((n, program.rows), ends[1, 0], entry.time_dtype)
+        u0 = np.broadcast_to(entry.u0, (n, *entry.shape))
+        p = np.broadcast_to(entry.p, (n, entry.p.size)) if program.own else None
+        cotangent = np.ones((*times.shape, *entry.shape), entry.dtype) if program.pulls else None
+        return Numbers(u0, p, *ends, times, cotangent)
+
+    def run(self, program: Program, parts: Sequence[Numbers]) -> list[Any]:
+        """Solve (or pull back) several requests' trajectories together.
+
+        **Returns:** an `Answer`, or `Gradients`, for each.
+        """
+        counts = [len(x.u0) for x in parts]
+        n = sum(counts)
+        size = next(s for s in self._sizes(program.rows, program.pulls) if s >= n)
+        u0, p, t0, t1, times, cotangent = zip(*parts, strict=True)
+        numbers = Numbers(
+            *(_stacked(column, size, n) for column in (u0, p, t0, t1)),
+            _in_rows(times, (size, program.rows), np.nan),
+            _in_rows(cotangent, (size, program.rows, *self.entry.shape), 0),
+        )
+        self._fill_up_times(numbers, n)
+        if self._lanes and size > n:
+            # What fills up takes no step.
+            numbers.t1[n:] = numbers.t0[n:]
+        result = jax.tree.map(np.asarray, self._run(program, numbers))
+        results, start = [], 0
+        for count in counts:
+            end = start + count
+            results.append(type(result)(*(x if x is None else x[start:end] for x in result)))
+            start = end
+        return results
+
+    def _fill_up_times(self, numbers: Numbers, n: int) -> None:
+        """Replace those that are NaN, and all past the first `n` trajectories."""
+        times, t0, t1 = numbers.times, numbers.t0[:, None], numbers.t1[:, None]
+        missing = np.isnan(times)
+        missing[n:] = True
+        # To the lanes engine what is infinitely far is not there; others save the end again.
+        end = np.copysign(np.inf, t1 - t0) if self._lanes else t1
+        np.copyto(times, end, where=missing)
+
+    def _run(self, program: Program, numbers: Numbers) -> Any:
+        given = (self._leaves, *numbers)
+        if self._jit:
+            return self._compiled[program.pulls, program.own](*given)
+        run = self._vjp if program.pulls else self._solve
+        return run(program.own, *given)
+
+    def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> Answer:
+        del cotangent
+        entry = self.entry
+        prob = remake(entry.prob, p=entry.with_parameters(jnp.asarray(leaves)))
+        u0, t0, t1 = (jnp.asarray(x) for x in (u0, t0, t1))
+        p = jnp.asarray(p) if own else None
+
+        def prob_func(prob, ctx):
+            i = ctx.index
+            changes = {"u0": u0[i], "tspan": (t0[i], t1[i])}
+            if p is not None:
+                changes["p"] = entry.with_parameters(p[i])
+            return remake(prob, **changes)
+
+        n = u0.shape[0]
+        sim = solve(
+            EnsembleProblem(prob, prob_func),
+            entry.alg,
+            self.ensemblealg,
+            trajectories=n,
+            batch_size=n,
+            saveat=jnp.asarray(times),
+            **entry.options,
+        )
+        return Answer(sim.u, sim.lengths, sim.retcode, *_counts(sim.stats))
+
+    def _vjp(self, own: bool, leaves, u0, p, t0, t1, times, cotangent) -> Gradients:
+        def states(u0, p):
+            answer = self._solve(own, leaves, u0, p, t0, t1, times)
+            return answer.u, answer.retcode
+
+        p = jnp.asarray(p) if own else None
+        _, pull, retcode = jax.vjp(states, jnp.asarray(u0), p, has_aux=True)
+        u0, p = pull(jnp.asarray(cotangent))
+        if p is None:
+            p = jnp.zeros((len(u0), 0), self.entry.p.dtype)
+        return Gradients(u0, p, retcode)
+
+
+def joined(results: Sequence[Any]) -> Any:
+    """The answers of the parts of a request, in order, as one."""
+    if len(results) == 1:
+        return results[0]
+    columns = zip(*results, strict=True)
+    return type(results[0])(*(None if c[0] is None else np.concatenate(c) for c in columns))
+
+
+def _stacked(column: Sequence[Any], size: int, n: int) -> Any:
+    """The rows of all, and copies of the last up to `size`."""
+    first = column[0]
+    if first is None:
+        return None
+    out = np.empty((size, *first.shape[1:]), first.dtype)
+    if len(column) == 1:
+        out[:n] = first
+    else:
+        np.concatenate(column, out=out[:n])
+    if n < size:
+        out[n:] = out[n - 1]
+    return out
+
+
+def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
+    """Arrays `[n, k, ...]` one after the other, in an array of this shape."""
+    first = column[0]
+    if first is None:
+        return None
+    out = np.full(shape, fill, first.dtype)
+    start = 0
+    for x in column:
+        end = start + len(x)
+        out[start:end, : x.shape[1]] = x
+        start = end
+    return out
+
+
+def _counts(stats: Any) -> tuple:
+    return stats.naccept, stats.nreject, stats.nf
+
+
+def _described(entry: Entry) -> tuple[str, str]:
+    """The engine that solves it, and why; a problem that can't be solved is found here.
+
+    **Raises:** as `solve`.
+    """
+    found = {}
+
+    def one(u0):
+        sol = solve(
+            remake(entry.prob, u0=u0), entry.alg, saveat=entry.default_times, **entry.options
+        )
+        found["engine"] = sol.engine
+        return sol.u
+
+    jax.eval_shape(one, state_of(entry))
+    return found["engine"].name, found["engine"].reason

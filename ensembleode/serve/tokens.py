@@ -1,0 +1,60 @@
+"""Bearer tokens: whose requests are answered."""
+
+import hashlib
+import hmac
+import os
+from collections.abc import Iterable
+
+
+VARIABLE = "ENSEMBLEODE_TOKENS"
+
+
+class TokensError(ValueError):
+    """There are no tokens where there should be."""
+
+
+class Tokens:
+    """Those that are let in.
+
+    Compared as digests, all of them every time: how long that takes tells nothing.
+    """
+
+    def __init__(self, tokens: Iterable[str]):
+        self._digests = [_digest(x) for x in tokens]
+        if not self._digests:
+            raise TokensError("tokens is empty: give one at least, or None to let everybody in.")
+
+    def admits(self, authorization: str | None) -> bool:
+        """Whether an `Authorization` header has one of them."""
+        kind, _, token = (authorization or "").partition(" ")
+        given = _digest(token.strip())
+        found = False
+        for digest in self._digests:
+            found |= hmac.compare_digest(given, digest)
+        return found and kind.lower() == "bearer"
+
+
+def read(path: str | os.PathLike | None) -> Tokens | None:
+    """Those of a file, one a line (`#` begins a comment); without one, those of the environment
+    variable `ENSEMBLEODE_TOKENS`, between white space or commas; None where that isn't set.
+
+    **Raises:** `TokensError` where there are none in it; `OSError`.
+    """
+    if path is not None:
+        with open(path, encoding="utf-8") as file:
+            lines = [line.partition("#")[0].strip() for line in file]
+        tokens = [x for x in lines if x]
+        where = f"the file {os.fspath(path)!r}"
+    else:
+        text = os.environ.get(VARIABLE)
+        if text is None:
+            return None
+        tokens = text.replace(",", " ").split()
+        where = f"the environment variable {VARIABLE}"
+    if not tokens:
+        raise TokensError(f"{where} has no tokens; put one in, or drop it to let everybody in.")
+    return Tokens(tokens)
+
+
+def _digest(token: str) -> bytes:
+    return hashlib.sha256(token.encode("utf-8", "surrogateescape")).digest()

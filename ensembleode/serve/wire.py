@@ -1,0 +1,545 @@
+"""Bodies to numbers and back: JSON and MessagePack, checked with the path of the field that is wrong.
+
+In MessagePack an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
+"""
+
+import dataclasses
+import json
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import msgpack
+import numpy as np
+import orjson
+
+from ..saving import grid, Spacing
+from ..solution import ReturnCode
+from .registry import Entry
+from .solving import Answer, Gradients, Numbers
+
+
+JSON, BINARY = "application/json", "application/x-msgpack"
+# What arrays of requests may be made of.
+DTYPES = {"<f4", "<f8", "<i4", "<i8"}
+_FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")
+_CODES = [code.name for code in ReturnCode]
+
+
+class Refused(Exception):
+    """A request that can't be answered: the status, a code, what is wrong, and where."""
+
+    def __init__(
+        self,
+        status: int,
+        code: str,
+        message: str,
+        path: str | None = None,
+        *,
+        id: str | None = None,
+        headers: dict[str, str] | None = None,
+    ):
+        super().__init__(message)
+        self.status = status
+        self.code = code
+        self.message = message
+        self.path = path
+        self.id = id
+        self.headers = headers
+
+    def body(self) -> dict[str, Any]:
+        error = {"code": self.code, "message": self.message, "path": self.path, "id": self.id}
+        return {"error": error}
+
+
+def invalid(path: str | None, message: str) -> Refused:
+    return Refused(422, "invalid", message, path)
+
+
+def over(limit: str, path: str | None, message: str, status: int = 422) -> Refused:
+    return Refused(status, f"limit_{limit}", message, path)
+
+
+#
+# Requests
+#
+
+
+@dataclasses.dataclass(slots=True)
+class Query:
+    """A request for some trajectories.
+
+    - `numbers`: those of `n` trajectories, without cotangent.
+    - `counts`: how many times each saves, a number or `[n]`; `rows`: the most of them.
+    - `times`: those of the answer, `[rows]` or `[n, rows]` (NaN past the count).
+    - `many`: whether the answer has a trajectory axis.
+    - `own`: which of `u0` and `p` each trajectory has its own of.
+    - `deadline`: seconds, or None.
+    - `rest`: the other fields of the body.
+    """
+
+    numbers: Numbers
+    n: int
+    counts: np.ndarray | int
+    rows: int
+    times: np.ndarray
+    many: bool
+    own: tuple[bool, bool]
+    deadline: float | None
+    rest: dict[str, Any]
+
+
+def parsed(body: bytes, binary: bool) -> dict[str, Any]:
+    """The object in a body.
+
+    **Raises:** `Refused`.
+    """
+    try:
+        if binary:
+            found = msgpack.unpackb(body, raw=False, strict_map_key=True)
+        else:
+            found = _of_json(body) if body else {}
+    except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
+        kind = "MessagePack" if binary else "JSON"
+        raise Refused(422, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
+    if not isinstance(found, dict):
+        raise Refused(422, "invalid_body", "the body must be an object.")
+    if binary or b"true" in body or b"false" in body:
+        # To NumPy they are numbers, beside others.
+        for name, value in found.items():
+            try:
+                _refuse_booleans(value, str(name))
+            except RecursionError:
+                raise invalid(str(name), "it is nested too deep.") from None
+    return found
+
+
+def _of_json(body: bytes) -> Any:
+    try:
+        return orjson.loads(body)
+    except ValueError:
+        # It takes neither NaN nor large integers, which are refused later, by their path.
+        return json.loads(body)
+
+
+def query(
+    entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, most: int | None = None
+) -> Query:
+    """What is asked for.
+
+    **Arguments:** `more`: further fields that there may be; `most`: trajectories of an ensemble,
+    which has another limit than a request.
+
+    **Raises:** `Refused`.
+    """
+    with np.errstate(over="ignore", invalid="ignore"):
+        return _query(entry, given, more, most)
+
+
+def _query(
+    entry: Entry, given: dict[str, Any], more: Sequence[str], ensemble: int | None
+) -> Query:
+    fields = _known(given, more)
+    limits = entry.limits
+    u0, many_u0 = _array(fields["u0"], "u0", entry.shape, entry.dtype, entry.u0)
+    p, many_p = _array(fields["p"], "p", entry.p.shape, entry.p.dtype, None)
+    tspan, many_spans = _array(
+        fields["tspan"], "tspan", (2,), entry.time_dtype, entry.default_span
+    )
+    many = many_u0 or many_p or many_spans
+    n = 1
+    if many:
+        axes = (("u0", u0, many_u0), ("p", p, many_p), ("tspan", tspan, many_spans))
+        n = _agreed([(name, len(x)) for name, x, has in axes if has])
+        limit = "trajectories" if ensemble is None else "ensemble"
+        most = limits.trajectories if ensemble is None else ensemble
+        if n > most:
+            message = f"{n} trajectories are more than the limit {limit}={most}."
+            raise over(limit, None, message, 413)
+    if fields["u0"] is not None:
+        _check_within(u0, entry.u0_limits, "u0", many_u0)
+    if p is not None:
+        _check_within(p, entry.p_limits, "p", many_p)
+    if fields["tspan"] is not None:
+        _check_spans(tspan, limits.tspan, many_spans)
+    times, counts, shared = _times(entry, fields["saveat"], tspan, many_spans, n)
+    rows = times.shape[1]
+    spans = _rows(tspan, many_spans, n)
+    numbers = Numbers(
+        _rows(u0, many_u0, n),
+        None if p is None else _rows(p, many_p, n),
+        spans[:, 0],
+        spans[:, 1],
+        times if len(times) == n else np.broadcast_to(times, (n, rows)),
+    )
+    return Query(
+        numbers, n, counts, rows, times[0] if shared else times, many, (many_u0, many_p),
+        _deadline(fields["deadline_ms"]), {name: given.get(name) for name in more},
+    )  # fmt: skip
+
+
+def bound(entry: Entry, name: str, given: Any, path: str) -> np.ndarray:
+    """A low or a high of the state or the parameters, within their limits.
+
+    **Raises:** `Refused`.
+    """
+    like, limits = {"u0": (entry.u0, entry.u0_limits), "p": (entry.p, entry.p_limits)}[name]
+    if given is None:
+        raise invalid(path, "it is missing.")
+    found, many = _array(given, path, like.shape, like.dtype, None)
+    if many:
+        raise invalid(path, f"it must have the shape {list(like.shape)}.")
+    _check_within(found, limits, path, False)
+    return found
+
+
+def _rows(x: np.ndarray, many: bool, n: int) -> np.ndarray:
+    if many:
+        return x
+    return x[None] if n == 1 else np.broadcast_to(x, (n, *x.shape))
+
+
+def cotangent(entry: Entry, asked: Query) -> np.ndarray:
+    """That of a vjp, `[n, rows, *state]`.
+
+    **Raises:** `Refused`.
+    """
+    given = asked.rest["cotangent"]
+    if given is None:
+        raise invalid("cotangent", "cotangent is missing: it has the shape of u.")
+    shape = (asked.rows, *entry.shape)
+    if asked.many:
+        shape = (asked.n, *shape)
+    found, extra = _array(given, "cotangent", shape, entry.dtype, None)
+    if extra:
+        raise invalid("cotangent", f"cotangent must have the shape of u, {list(shape)}.")
+    return found if asked.many else found[None]
+
+
+def _known(given: dict[str, Any], more: Sequence[str]) -> dict[str, Any]:
+    unknown = [name for name in given if name not in _FIELDS and name not in more]
+    if unknown:
+        names = ", ".join((*_FIELDS, *more))
+        raise invalid(str(unknown[0])[:100], f"there is no such field; there are {names}.")
+    return {name: given.get(name) for name in _FIELDS}
+
+
+def _agreed(counts: list[tuple[str, int]]) -> int:
+    first, n = counts[0]
+    for name, count in counts:
+        if count == 0:
+            raise invalid(name, f"{name} is empty.")
+        if count != n:
+            raise invalid(name, f"{name} has {count} trajectories, and {first} has {n}.")
+    return n
+
+
+def _deadline(given: Any) -> float | None:
+    if given is None:
+        return None
+    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < 1e12:
+        raise invalid("deadline_ms", "deadline_ms must be a positive number of milliseconds.")
+    return given / 1000
+
+
+def _times(
+    entry: Entry, saveat: Any, tspan: np.ndarray, many_spans: bool, n: int
+) -> tuple[np.ndarray, np.ndarray | int, bool]:
+    """The times `[1 or n, rows]`, how many are meant of each, and whether all share them."""
+    most = entry.limits.saveat
+    t0, t1 = tspan[..., 0], tspan[..., 1]
+    path: str | None = "saveat"
+    if saveat is None and tspan is entry.default_span:
+        times = entry.default_times[None]
+        return times, times.shape[1], True
+    if saveat is None:
+        saveat, path = entry.saveat, "tspan"
+        if saveat is None:
+            return (tspan if many_spans else tspan[None]), 2, not many_spans
+    if isinstance(saveat, np.ndarray):
+        times = saveat
+    elif isinstance(saveat, bool) or not isinstance(saveat, int | float):
+        ndim = 2 if _is_matrix(saveat) else 1
+        times = _times_given(saveat, ndim, n, entry.time_dtype)
+    else:
+        if not (0 < saveat < 1e308):
+            raise invalid(path, "saveat must be a positive spacing, or times.")
+        rows = float(np.max(np.abs(t1.astype(float) - t0))) / saveat + 2
+        if rows <= 2 * most + 4:
+            times, counts = grid(Spacing(float(saveat), True), t0, t1, entry.time_dtype)
+            rows = times.shape[-1]
+        if rows > most:
+            raise over(
+                "saveat", path, f"saveat={saveat} gives {rows:.6g} times, and the limit saveat is "
+                f"{most}.",
+            )  # fmt: skip
+        if many_spans:
+            blank = np.arange(times.shape[1]) >= counts[:, None]
+            if blank.any():
+                times = np.where(blank, np.nan, times).astype(entry.time_dtype)
+            return times, counts, False
+        return times[None], int(counts), True
+    rows = times.shape[-1]
+    if rows > most:
+        raise over("saveat", path, f"saveat has {rows} times, and the limit saveat is {most}.")
+    shared = times.ndim == 1
+    if shared:
+        times = times[None]
+    low, high = np.minimum(t0, t1)[..., None], np.maximum(t0, t1)[..., None]
+    close = 8 * np.finfo(entry.time_dtype).eps * np.maximum(abs(low), abs(high))
+    outside = (times < low - close) | (times > high + close)
+    if outside.any():
+        i, j = np.argwhere(outside)[0]
+        if path == "tspan":
+            raise invalid(
+                path, "the registered saveat has times outside of this tspan: give a saveat, too."
+            )
+        where = f"saveat[{j}]" if shared else f"saveat[{i}][{j}]"
+        raise invalid(where, "a time of saveat is outside of tspan.")
+    # Rounding in `arange` and friends may step over an end by an ulp or two.
+    times = np.minimum(np.maximum(times, low), high)
+    turned = np.diff(times, axis=-1) * np.sign(t1 - t0)[..., None] < 0
+    if turned.any():
+        i, j = np.argwhere(turned)[0]
+        where = f"saveat[{j + 1}]" if shared else f"saveat[{i}][{j + 1}]"
+        raise invalid(where, "saveat is not sorted in the direction of time.")
+    if shared and len(times) > 1 and (times == times[0]).all():
+        times = times[:1]  # only the comparison was with each span
+    return times, rows, shared and len(times) == 1
+
+
+def _times_given(saveat: Any, ndim: int, n: int, dtype: np.dtype) -> np.ndarray:
+    found = _converted(saveat, "saveat", dtype)
+    if found.ndim != ndim or not found.size:
+        raise invalid("saveat", "saveat must be a spacing, times, or times of each trajectory.")
+    if ndim == 2 and len(found) != n:
+        raise invalid("saveat", f"saveat has {len(found)} rows for {n} trajectories.")
+    return found
+
+
+def _check_spans(tspan: np.ndarray, limits: Any, many: bool) -> None:
+    t0, t1 = tspan[..., 0], tspan[..., 1]
+    if (bad := np.atleast_1d(t0 == t1)).any():
+        where = f"tspan[{int(np.argmax(bad))}]" if many else "tspan"
+        raise invalid(where, "tspan has no length: give two different times.")
+    if limits is not None and (bad := (tspan < limits[0]) | (tspan > limits[1])).any():
+        where = path_of("tspan", np.argwhere(bad)[0])
+        raise over("tspan", where, f"a time is outside of the limit tspan={tuple(limits)}.")
+
+
+def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
+    if limits is None:
+        return
+    low, high = limits
+    if many:
+        low, high = low[None], high[None]
+    bad = (x < low) | (x > high)
+    if bad.any():
+        at = np.argwhere(bad)[0]
+        inner = tuple(at[1:] if many else at)
+        limit = name.partition(".")[0]
+        raise over(
+            limit,
+            path_of(name, at),
+            f"{x[tuple(at)]:g} is outside of the limit {limit}: "
+            f"{limits[0][inner]:g} to {limits[1][inner]:g}.",
+        )
+
+
+#
+# Arrays
+#
+
+
+def _array(
+    given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any
+) -> tuple[Any, bool]:
+    """An array of this shape, or one with a leading axis, and whether it has that."""
+    if given is None:
+        return default, False
+    found = _converted(given, name, dtype)
+    if found.shape == shape:
+        return found, False
+    if found.ndim == len(shape) + 1 and found.shape[1:] == shape:
+        return found, True
+    many = ["n", *shape]
+    raise invalid(
+        name,
+        f"{name} has the shape {list(found.shape)}; it must be {list(shape)}, or "
+        f"[{', '.join(map(str, many))}].",
+    )
+
+
+def _converted(given: Any, name: str, dtype: np.dtype) -> np.ndarray:
+    if isinstance(given, dict):
+        found = _unpacked(given, name)
+    else:
+        if not isinstance(given, list | int | float) or isinstance(given, bool):
+            raise invalid(name, f"{name} must be numbers, got {_kind(given)}.")
+        try:
+            found = np.array(given)
+        except (ValueError, OverflowError):  # ragged, or too deep
+            found = None
+        if found is None or found.dtype.kind not in "fiu":
+            if isinstance(given, list) and not given:
+                return np.zeros(0, dtype)
+            found = _looked_through(given, name)
+    if found.dtype != dtype:
+        found = found.astype(dtype)
+    if not np.isfinite(found).all():
+        at = np.argwhere(~np.isfinite(found))[0]
+        raise invalid(
+            path_of(name, at), f"NaN, infinity, or a number too large for {np.dtype(dtype).name}."
+        )
+    return found
+
+
+def _unpacked(given: dict, name: str) -> np.ndarray:
+    """An array of a MessagePack body."""
+    if set(given) != {"dtype", "shape", "data"}:
+        raise invalid(name, f"{name} must be numbers, or an array with dtype, shape and data.")
+    dtype, shape, data = given["dtype"], given["shape"], given["data"]
+    if not isinstance(dtype, str) or dtype not in DTYPES:
+        raise invalid(f"{name}.dtype", f"dtype must be one of {', '.join(sorted(DTYPES))}.")
+    if not isinstance(shape, list) or len(shape) > 16 or not all(
+        type(x) is int and x >= 0 for x in shape
+    ):
+        raise invalid(f"{name}.shape", "shape must be a list of counts.")
+    if not isinstance(data, bytes) or len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
+        raise invalid(f"{name}.data", "data must be as many bytes as shape and dtype say.")
+    return np.frombuffer(data, dtype).reshape(shape)
+
+
+def _looked_through(given: Any, name: str) -> np.ndarray:
+    """Numbers that NumPy doesn't take as they are; or where they aren't numbers."""
+
+    def shape_of(x: Any, path: str) -> tuple[int, ...]:
+        if isinstance(x, list):
+            shapes = [shape_of(y, f"{path}[{i}]") for i, y in enumerate(x)]
+            for i, shape in enumerate(shapes):
+                if shape != shapes[0]:
+                    raise invalid(
+                        f"{path}[{i}]",
+                        f"its shape {list(shape)} is not that of those before it, "
+                        f"{list(shapes[0])}.",
+                    )
+            return (len(x), *(shapes[0] if shapes else ()))
+        if isinstance(x, bool) or not isinstance(x, int | float):
+            raise invalid(path, f"it must be a number, got {_kind(x)}.")
+        try:
+            float(x)
+        except OverflowError:
+            raise invalid(path, "a number too large.") from None
+        return ()
+
+    try:
+        shape_of(given, name)
+        return np.array(given, np.float64)
+    except (RecursionError, ValueError):
+        raise invalid(name, f"{name} is not an array of numbers.") from None
+
+
+def _refuse_booleans(value: Any, path: str) -> None:
+    if isinstance(value, bool):
+        raise invalid(path, "it must be a number, got a boolean.")
+    if isinstance(value, list):
+        for i, x in enumerate(value):
+            if isinstance(x, list | bool):
+                _refuse_booleans(x, f"{path}[{i}]")
+    elif isinstance(value, dict):
+        for name, x in value.items():
+            _refuse_booleans(x, f"{path}.{name}")
+
+
+def _is_matrix(x: Any) -> bool:
+    if isinstance(x, dict):
+        shape = x.get("shape")
+        return isinstance(shape, list) and len(shape) == 2
+    return isinstance(x, list) and len(x) > 0 and isinstance(x[0], list)
+
+
+def path_of(name: str, at: Any) -> str:
+    return name + "".join(f"[{i}]" for i in at)
+
+
+def _kind(x: Any) -> str:
+    names = {dict: "an object", str: "a string", bool: "a boolean", list: "a list"}
+    return "null" if x is None else names.get(type(x), type(x).__name__)
+
+
+def _short(e: Exception) -> str:
+    return str(e).partition("\n")[0][:200].rstrip(".") or type(e).__name__
+
+
+#
+# Responses
+#
+
+
+def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
+    """The object of a response; arrays are NumPy's."""
+    rows = asked.rows
+    u, lengths = answer.u[:, :rows], answer.lengths
+    # Filled-up times that the engine saved as well are not among those asked for.
+    lengths = np.minimum(lengths, asked.counts)
+    if lengths.min() < rows:
+        reached = np.arange(rows) < lengths[:, None]
+        u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
+    seconds = {"wait": wait, "solve": solve}
+    counts = {"naccept": answer.naccept, "nreject": answer.nreject, "nf": answer.nf}
+    if asked.many:
+        return {
+            "u": u,
+            "t": asked.times,
+            "retcode": [_CODES[i] for i in answer.retcode.tolist()],
+            "stats": counts,
+            "lengths": lengths,
+            "seconds": seconds,
+        }
+    return {
+        "u": u[0],
+        "t": asked.times if asked.times.ndim == 1 else asked.times[0],
+        "retcode": _CODES[int(answer.retcode[0])],
+        "stats": {k: None if x is None else int(x[0]) for k, x in counts.items()},
+        "lengths": int(lengths[0]),
+        "seconds": seconds,
+    }
+
+
+def pulled(
+    entry: Entry, asked: Query, gradients: Gradients, wait: float, solve: float
+) -> dict[str, Any]:
+    """The object of a response with gradients, shaped as the `u0` and `p` of the request."""
+    own_u0, own_p = asked.own
+    codes = [_CODES[i] for i in gradients.retcode.tolist()]
+    return {
+        "u0": gradients.u0 if own_u0 else gradients.u0.sum(axis=0),
+        "p": gradients.p if own_p else gradients.p.sum(axis=0),
+        "retcode": codes if asked.many else codes[0],
+        "seconds": {"wait": wait, "solve": solve},
+    }
+
+
+def encoded(content: Any, binary: bool) -> bytes:
+    """The body of a response."""
+    if binary:
+        packed = msgpack.packb(content, default=_packed)
+        assert packed is not None
+        return packed
+    # (NaN is null in it.)
+    return orjson.dumps(content, _listed, orjson.OPT_SERIALIZE_NUMPY)
+
+
+def _packed(x: Any) -> Any:
+    if isinstance(x, np.ndarray):
+        x = np.ascontiguousarray(x)
+        if x.dtype.byteorder == ">":
+            x = x.astype(x.dtype.newbyteorder("<"))
+        return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
+    raise TypeError(f"{type(x).__name__} can't be packed")
+
+
+def _listed(x: Any) -> Any:
+    if isinstance(x, np.ndarray):  # one that isn't contiguous
+        return np.ascontiguousarray(x) if x.ndim else x.item()
+    raise TypeError(f"{type(x).__name__} is not JSON")

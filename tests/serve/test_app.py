@@ -1,0 +1,459 @@
+"""The service over HTTP: its answers, and what it refuses."""
+
+import asyncio
+import json
+import logging
+
+import httpx
+import jax
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.serve import create_app, solving
+from ensembleode.serve.tokens import read, Tokens, TokensError
+
+from .running import registry, Running
+
+
+BINARY = "application/x-msgpack"
+RNG = np.random.default_rng(0)
+
+
+def packed(x):
+    x = np.ascontiguousarray(x)
+    return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
+
+
+def unpacked(x):
+    return np.frombuffer(x["data"], x["dtype"]).reshape(x["shape"])
+
+
+def some(problem, rng):
+    """The body of a request with numbers of its own."""
+    if problem == "back":
+        return {"u0": [rng.uniform(0.5, 2)], "saveat": [1.0, rng.uniform(0.1, 0.9)]}
+    t1 = rng.uniform(0.5, 3)
+    rows = rng.integers(1, 16)
+    body = {"u0": rng.uniform(0.5, 2, 2).tolist(), "tspan": [0.0, t1]}
+    body["saveat"] = np.sort(rng.uniform(0, t1, rows)).tolist()
+    if rng.integers(2):
+        body["saveat"] = t1 / 7
+    if problem == "lotka" and rng.integers(2):
+        body["p"] = rng.uniform(0.5, 3, 4).tolist()
+    return body
+
+
+def without_seconds(response):
+    assert response.status_code == 200, response.text
+    return {k: v for k, v in response.json().items() if k != "seconds"}
+
+
+#
+# Answers
+#
+
+
+def test_the_registered_problem(running):
+    answer = running.solve().json()
+    assert answer["t"] == (np.arange(9) / 4).tolist()
+    assert answer["retcode"] == "Success"
+    assert answer["lengths"] == 9
+    assert answer["seconds"]["solve"] > 0
+    entry = running.service.registry["lotka"]
+    sol = eo.solve(entry.prob, saveat=entry.default_times, maxiters=1000)
+    np.testing.assert_allclose(answer["u"], sol.u, rtol=1e-10)
+    assert answer["stats"] == {
+        "naccept": int(sol.stats.naccept),
+        "nreject": int(sol.stats.nreject),
+        "nf": int(sol.stats.nf),
+    }
+
+
+@pytest.mark.parametrize("problem", ["lotka", "node"])
+def test_the_bits_of_an_ensemble(running, problem):
+    """An answer has those of `solve` with the same chunk width."""
+    entry = running.service.registry[problem]
+    u0s = RNG.uniform(0.5, 2, (40, 2))
+    answer = running.solve(problem, u0=u0s.tolist()).json()
+    u0s = jnp.asarray(np.concatenate([u0s, np.ones((100, 2))]))
+    ens = eo.EnsembleProblem(entry.prob, lambda prob, ctx: eo.remake(prob, u0=u0s[ctx.index]))
+    sim = eo.solve(ens, trajectories=140, saveat=entry.default_times, maxiters=1000)
+    np.testing.assert_array_equal(answer["u"], sim.u[:40])
+    np.testing.assert_array_equal(answer["stats"]["nf"], sim.stats.nf[:40])
+
+
+def test_answers_under_load_are_those_alone(running, compiles):
+    """Whatever the others ask for: the same bits, and nothing is compiled."""
+    rng = np.random.default_rng(1)
+    problems = ["lotka", "node", "back"]
+    asked = [(x, some(x, rng)) for x in rng.choice(problems, 300).tolist()]
+    asked += [("lotka", {"u0": rng.uniform(0.5, 2, (60, 2)).tolist()}) for _ in range(5)]
+    order = rng.permutation(len(asked)).tolist()
+
+    async def all_at_once():
+        limits = httpx.Limits(max_connections=100)
+        async with httpx.AsyncClient(base_url=running.url, timeout=60, limits=limits) as client:
+            posts = [
+                client.post(f"/v1/problems/{asked[i][0]}/solve", json=asked[i][1]) for i in order
+            ]
+            return await asyncio.gather(*posts)
+
+    before = running.client.get("/metrics").text
+    compiles.count = 0
+    together = asyncio.run(all_at_once())
+    assert compiles.count == 0
+    alone = [running.solve(problem, **body) for problem, body in asked]
+    assert compiles.count == 0
+    for i, response in zip(order, together, strict=True):
+        assert without_seconds(response) == without_seconds(alone[i]), asked[i]
+    assert largest_batch(running.client.get("/metrics").text) > 4, before
+
+
+def largest_batch(metrics):
+    """A bound on it, by its bucket."""
+    counts = {}
+    for line in metrics.splitlines():
+        if line.startswith("ensembleode_batch_size_bucket") and "+Inf" not in line:
+            size = float(line.split('le="')[1].split('"')[0])
+            counts[size] = counts.get(size, 0) + float(line.split()[-1])
+    total = max(counts.values())
+    return min(size for size, count in counts.items() if count == total)
+
+
+def test_batches_of_several_sizes_have_the_same_bits():
+    """One of a chunk, and one of many."""
+    entry = registry()["node"]
+    solver = solving.Solver(entry, max_batch=1024)
+    program = solver.program(10, own=False)
+    assert len(solver._sizes(program.rows, False)) == 2
+    rng = np.random.default_rng(2)
+
+    def numbers(n):
+        ones = np.ones(n)
+        times = np.broadcast_to(np.linspace(0, 1, 5), (n, 5))
+        return solving.Numbers(rng.uniform(-2, 2, (n, 2)), None, 0 * ones, ones, times)
+
+    many = [numbers(int(n)) for n in rng.integers(1, 40, 20)]
+    together = solver.run(program, many)
+    for x, expected in zip(many[::5], together[::5], strict=True):
+        (alone,) = solver.run(program, [x])
+        jax.tree.map(np.testing.assert_array_equal, alone, expected)
+
+
+def test_without_batching_the_answers_are_the_same(running):
+    with Running(registry(), batching=False) as alone:
+        for problem in ("lotka", "node", "back"):
+            body = some(problem, np.random.default_rng(3))
+            expected = without_seconds(running.solve(problem, **body))
+            assert without_seconds(alone.solve(problem, **body)) == expected
+
+
+def test_binary(running):
+    u0 = RNG.uniform(0.5, 2, (5, 2))
+    url = "/v1/problems/lotka/solve"
+    body = msgpack.packb({"u0": packed(u0), "saveat": packed(np.array([0.5, 1.0]))})
+    headers = {"Content-Type": BINARY, "Accept": BINARY}
+    response = running.client.post(url, content=body, headers=headers)
+    assert response.headers["content-type"] == BINARY
+    answer = msgpack.unpackb(response.content)
+    same = running.solve(u0=u0.tolist(), saveat=[0.5, 1.0]).json()
+    np.testing.assert_array_equal(unpacked(answer["u"]), same["u"])
+    assert unpacked(answer["t"]).tolist() == same["t"] == [0.5, 1.0]
+    assert answer["retcode"] == same["retcode"]
+    assert unpacked(answer["lengths"]).tolist() == same["lengths"]
+
+
+def test_a_trajectory_that_fails(running):
+    """It is answered as far as it came, beside one that doesn't fail."""
+    answer = running.solve("back", u0=[[1.0], [1e305]], tspan=[[1.0, 0.0], [30.0, 0.0]], saveat=5.0)
+    answer = answer.json()
+    assert answer["retcode"][0] == "Success"
+    assert answer["retcode"][1] != "Success"
+    assert answer["u"][1][-1] == [None]
+    assert answer["lengths"][1] < 7
+
+
+def test_maxiters_is_a_limit():
+    limited = registry(maxiters=3)
+    with Running(limited) as running:
+        assert running.solve().json()["retcode"] == "MaxIters"
+
+
+def test_gradients(running):
+    """Those of `jax.vjp`; bit for bit the same, alone or among others."""
+    entry = running.service.registry["lotka"]
+    u0, p = jnp.array([[1.0, 2.0], [2.0, 1.0]]), jnp.array([1.4, 1.1, 2.9, 1.0])
+    times = jnp.array([0.3, 0.9])
+
+    def states(u0, p):
+        ens = eo.EnsembleProblem(
+            entry.prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index], p=p)
+        )
+        return eo.solve(ens, trajectories=2, saveat=times, maxiters=1000).u
+
+    u, pull = jax.vjp(states, u0, p)
+    cotangent = RNG.normal(size=u.shape)
+    expected = pull(jnp.asarray(cotangent))
+    body = {"u0": u0.tolist(), "saveat": times.tolist(), "cotangent": cotangent.tolist()}
+    answer = running.solve(what="vjp", p=p.tolist(), **body).json()
+    np.testing.assert_allclose(answer["u0"], expected[0], rtol=1e-10)
+    np.testing.assert_allclose(answer["p"], expected[1], rtol=1e-10)
+    assert answer["retcode"] == ["Success"] * 2
+    each = running.solve(what="vjp", p=[p.tolist()] * 2, **body).json()
+    np.testing.assert_allclose(np.sum(each["p"], 0), answer["p"], rtol=1e-10)
+
+    async def all_at_once():
+        async with httpx.AsyncClient(base_url=running.url, timeout=60) as client:
+            url = "/v1/problems/lotka/vjp"
+            bodies = [body | {"p": (p + i / 100).tolist()} for i in range(20)]
+            return await asyncio.gather(*(client.post(url, json=b) for b in bodies))
+
+    together = asyncio.run(all_at_once())
+    for i, response in enumerate(together):
+        alone = running.solve(what="vjp", p=(p + i / 100).tolist(), **body)
+        assert without_seconds(response) == without_seconds(alone)
+
+
+def test_gradients_by_the_registered_weights(running):
+    entry = running.service.registry["node"]
+    u0 = jnp.array([1.0, -1.0])
+
+    def end(flat):
+        prob = eo.remake(entry.prob, u0=u0, p=entry.with_parameters(flat))
+        return eo.solve(prob, saveat=jnp.array([1.5]), maxiters=1000).u[0, 0]
+
+    answer = running.solve(
+        "node", "vjp", u0=u0.tolist(), saveat=[1.5], cotangent=[[1.0, 0.0]]
+    ).json()
+    expected = jax.grad(end)(jnp.asarray(entry.p))
+    np.testing.assert_allclose(answer["p"], expected, rtol=1e-8, atol=1e-12)
+
+
+def test_spans_backwards_in_time(running):
+    answer = running.solve("back", tspan=[[1.0, 0.0], [0.0, 1.0]], saveat=0.5).json()
+    np.testing.assert_allclose(answer["t"], [[1, 0.5, 0], [0, 0.5, 1]])
+    np.testing.assert_allclose(np.squeeze(answer["u"])[0], np.exp([0, 0.5, 1]), rtol=1e-3)
+
+
+def test_ensemble_algorithms():
+    """Others have the same bits; trajectories that share steps are refused."""
+    with Running(registry(), ensemblealg=eo.EnsembleSerial()) as serial:
+        expected = without_seconds(serial.solve("node", u0=[[1.0, 2.0]] * 3))
+    with Running(registry(), ensemblealg=eo.EnsembleGPUArray()) as arrays:
+        assert without_seconds(arrays.solve("node", u0=[[1.0, 2.0]] * 3)) == expected
+    with pytest.raises(ValueError, match="EnsembleColumns"):
+        create_app(registry(), ensemblealg=eo.EnsembleColumns())
+
+
+@pytest.mark.slow
+def test_on_workers(running):
+    with (
+        eo.EnsembleDistributed(workers=2) as alg,
+        Running(registry(), ensemblealg=alg) as distributed,
+    ):
+        for problem in ("lotka", "node", "back"):
+            body = some(problem, np.random.default_rng(4))
+            answer = without_seconds(distributed.solve(problem, **body))
+            assert answer == without_seconds(running.solve(problem, **body))
+        body = {"saveat": [1.0], "cotangent": [[1.0, 0.0]]}
+        answer = without_seconds(distributed.solve("lotka", "vjp", **body))
+        expected = without_seconds(running.solve("lotka", "vjp", **body))
+        np.testing.assert_allclose(answer["p"], expected["p"], rtol=1e-10)
+
+
+def test_implicit_methods():
+    """Another engine, whose saved times are filled up otherwise."""
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), jnp.array(2.0))
+    limits = eo.serve.Limits(saveat=8)
+    few = eo.serve.Registry().add("stiff", prob, alg=eo.Kvaerno3(), limits=limits)
+    with Running(few) as running:
+        answer = running.solve("stiff", u0=[[1.0], [2.0]], saveat=[0.5, 1.0]).json()
+        np.testing.assert_allclose(np.squeeze(answer["u"])[1], 2 * np.exp([-1.0, -2.0]), rtol=1e-2)
+        assert answer["lengths"] == [2, 2]
+        assert answer["stats"]["nf"] is None
+
+
+#
+# What it refuses
+#
+
+
+def refused(response, status, code, path=None):
+    assert response.status_code == status, response.text
+    error = response.json()["error"]
+    assert set(error) == {"code", "message", "path", "id"}
+    assert (error["code"], error["path"]) == (code, path)
+    return error
+
+
+def test_refusals(running):
+    refused(running.solve(u0=[1, 9]), 422, "limit_u0", "u0[1]")
+    refused(running.solve(u0=[[1, 1]] * 65), 413, "limit_trajectories")
+    refused(running.solve("nothing"), 404, "not_found")
+    refused(running.client.get("/v1/problems/nothing"), 404, "not_found")
+    refused(running.client.get("/nowhere"), 404, "not_found")
+    refused(running.client.get("/v1/problems/lotka/solve"), 405, "method_not_allowed")
+    refused(running.solve(what="vjp"), 422, "invalid", "cotangent")
+    wrong = running.solve(what="vjp", saveat=[1.0], cotangent=[[1.0, 0.0], [1.0, 0.0]])
+    refused(wrong, 422, "invalid", "cotangent")
+    wrong = running.solve(what="vjp", saveat=[1.0], cotangent=[[1.0, "x"]])
+    refused(wrong, 422, "invalid", "cotangent[0][1]")
+    refused(running.solve(cotangent=[1.0]), 422, "invalid", "cotangent")
+
+
+def test_bodies_that_are_too_large(running):
+    url = "/v1/problems/lotka/solve"
+    headers = {"Content-Type": "application/json"}
+    error = refused(
+        running.client.post(url, content=b" " * 200_000, headers=headers), 413, "limit_body"
+    )
+    assert "body=131072" in error["message"]
+
+    def pieces():
+        for _ in range(200):
+            yield b" " * 1000
+
+    refused(running.client.post(url, content=pieces(), headers=headers), 413, "limit_body")
+    # One that is large, and allowed, is read in a thread.
+    u0 = [[1.0 + i / 1e9, 1.0] for i in range(64)]
+    padded = json.dumps({"u0": u0}).encode() + b" " * 100_000
+    assert running.client.post(url, content=padded, headers=headers).status_code == 200
+
+
+def test_other_kinds_of_bodies(running):
+    for kind in ("text/plain", "application/x-www-form-urlencoded", "application/pickle", None):
+        headers = {"Content-Type": kind} if kind else {}
+        response = running.client.post("/v1/problems/lotka/solve", content=b"{}", headers=headers)
+        refused(response, 415, "unsupported_media_type")
+
+
+def test_pages_of_others_are_not_let_in(running):
+    headers = {"Origin": "https://example.org", "Access-Control-Request-Method": "POST"}
+    response = running.client.options("/v1/problems/lotka/solve", headers=headers)
+    assert "access-control-allow-origin" not in response.headers
+    app = create_app(registry(), cors=["https://example.org"])
+
+    async def ask():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            return await client.options("/v1/problems/lotka/solve", headers=headers)
+
+    response = asyncio.run(ask())
+    assert response.headers["access-control-allow-origin"] == "https://example.org"
+
+
+def test_tokens():
+    with Running(registry(), tokens=["one", "two"]) as running:
+        for token in (None, "three", ""):
+            running.client.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+            for response in (
+                running.solve(),
+                running.client.get("/v1/problems"),
+                running.client.get("/v1/ensembles"),
+                running.client.get("/metrics"),
+            ):
+                refused(response, 401, "unauthorized")
+                assert response.headers["www-authenticate"] == "Bearer"
+            assert running.client.get("/healthz").status_code == 200
+            assert running.client.get("/readyz").status_code == 200
+        running.client.headers = {"Authorization": "Bearer two"}
+        assert running.solve().status_code == 200
+        assert running.client.get("/metrics").status_code == 200
+
+
+def test_where_tokens_come_from(tmp_path, monkeypatch):
+    monkeypatch.delenv("ENSEMBLEODE_TOKENS", raising=False)
+    assert read(None) is None
+    monkeypatch.setenv("ENSEMBLEODE_TOKENS", "a, b")
+    tokens = read(None)
+    assert tokens.admits("Bearer a")
+    assert tokens.admits("bearer b")
+    assert not tokens.admits("Basic a")
+    assert not tokens.admits("a")
+    assert not tokens.admits(None)
+    path = tmp_path / "tokens"
+    path.write_text("# of the group\nsecret # mine\n\n")
+    assert read(path).admits("Bearer secret")
+    path.write_text("# none\n")
+    with pytest.raises(TokensError, match="has no tokens"):
+        read(path)
+    monkeypatch.setenv("ENSEMBLEODE_TOKENS", "")
+    with pytest.raises(TokensError, match="ENSEMBLEODE_TOKENS"):
+        read(None)
+    with pytest.raises(TokensError, match="empty"):
+        Tokens([])
+
+
+#
+# Besides
+#
+
+
+def test_health_and_metrics(running):
+    assert running.client.get("/healthz").json() == {"status": "ok"}
+    assert running.client.get("/readyz").json() == {"status": "ready"}
+    running.solve()
+    running.solve(u0=[1, 9])
+    text = running.client.get("/metrics").text
+    for name in (
+        "ensembleode_queue_trajectories 0.0",
+        'ensembleode_batch_size_bucket{le="1.0",problem="lotka"}',
+        'ensembleode_wait_seconds_count{problem="lotka"}',
+        'ensembleode_solve_seconds_sum{problem="lotka"}',
+        'ensembleode_request_seconds_count{problem="lotka"}',
+        'ensembleode_retcodes_total{problem="lotka",retcode="Success"}',
+        'ensembleode_requests_total{problem="lotka",status="200"}',
+        'ensembleode_requests_total{problem="lotka",status="422"}',
+    ):
+        assert name in text
+
+
+def test_problems(running):
+    every = running.client.get("/v1/problems").json()["problems"]
+    assert [x["name"] for x in every] == ["lotka", "node", "back"]
+    assert running.client.get("/v1/problems/lotka").json() == every[0]
+
+
+def test_not_ready_yet():
+    app = create_app(registry())
+
+    async def ask():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            assert (await client.get("/healthz")).status_code == 200
+            assert (await client.get("/readyz")).json() == {"status": "warming"}
+            return await client.post("/v1/problems/lotka/solve", json={})
+
+    response = asyncio.run(ask())
+    refused(response, 503, "warming")
+    assert response.headers["retry-after"] == "1"
+
+
+def test_logs_have_no_payloads(running, caplog):
+    with caplog.at_level(logging.INFO, logger="ensembleode.serve"):
+        response = running.solve(u0=[1.234567, 2.0], p=[1, 1, 1, 7.654321])
+        running.solve(u0=[1.234567, 2.0])
+    lines = [x.getMessage() for x in caplog.records if x.name == "ensembleode.serve"]
+    assert any(response.headers["x-request-id"] in x and " lotka " in x for x in lines)
+    assert not any("1.2345" in x or "7.654" in x for x in lines)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"max_batch": 0}, "max_batch must be a positive integer"),
+        ({"queue": True}, "queue must be a positive integer"),
+        ({"max_wait_ms": -1}, "max_wait_ms must be zero or positive"),
+        ({"tokens": []}, "tokens is empty"),
+    ],
+)
+def test_refused_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        create_app(registry(), **options)
+    with pytest.raises(ValueError, match="registry is empty"):
+        create_app(eo.serve.Registry())
+    with pytest.raises(TypeError, match="registry must be"):
+        create_app({})

@@ -1,0 +1,242 @@
+"""From bodies to numbers, and what is wrong with those that are refused."""
+
+import json
+import math
+
+import hypothesis
+import hypothesis.strategies as st
+import msgpack
+import numpy as np
+import pytest
+
+from ensembleode.serve import wire
+from ensembleode.serve.solving import Answer, Gradients
+
+from .running import registry
+
+
+ENTRY = registry()["lotka"]
+NODE = registry()["node"]
+BACK = registry()["back"]
+
+
+def packed(x):
+    x = np.asarray(x)
+    return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
+
+
+def asked(entry=ENTRY, **body):
+    return wire.query(entry, wire.parsed(json.dumps(body).encode(), False))
+
+
+def test_nothing_is_the_registered():
+    query = asked()
+    assert (query.n, query.rows, query.many) == (1, 9, False)
+    assert query.numbers.p is None
+    np.testing.assert_array_equal(query.numbers.u0, [[1.0, 1.0]])
+    np.testing.assert_array_equal(query.times, np.arange(9) / 4)
+    np.testing.assert_array_equal(query.numbers.t1, [2.0])
+
+
+def test_what_lacks_the_axis_is_shared():
+    query = asked(u0=[[1, 2], [2, 1], [1, 1]], p=[1, 1, 1, 1], tspan=[0, 1], saveat=[0.5, 1])
+    assert (query.n, query.rows, query.many, query.own) == (3, 2, True, (True, False))
+    assert query.numbers.p.shape == (3, 4)
+    assert query.numbers.times.shape == (3, 2)
+    np.testing.assert_array_equal(query.times, [0.5, 1.0])
+
+
+def test_spacings_of_different_spans():
+    query = asked(tspan=[[0, 1], [0, 0.5]], saveat=0.4)
+    np.testing.assert_array_equal(query.counts, [4, 3])
+    np.testing.assert_allclose(query.times, [[0, 0.4, 0.8, 1.0], [0, 0.4, 0.5, math.nan]])
+
+
+def test_backwards_in_time():
+    np.testing.assert_array_equal(asked(BACK).times, [1.0, 0.0])
+    np.testing.assert_array_equal(asked(BACK, saveat=[1, 0.5, 0]).times, [1.0, 0.5, 0.0])
+
+
+def test_binary_is_as_json():
+    u0, times = np.array([[1.0, 2.0], [3.0, 4.0]]), np.array([[0.5, 1.0], [0.1, 0.2]])
+    body = {"u0": packed(u0), "saveat": packed(times), "p": [1, 1, 1, 1]}
+    query = wire.query(ENTRY, wire.parsed(msgpack.packb(body), True))
+    same = asked(u0=u0.tolist(), saveat=times.tolist(), p=[1, 1, 1, 1])
+    for a, b in zip(query.numbers, same.numbers, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+WRONG = [
+    # body, path, code
+    ('{"u0": [1, NaN]}', "u0[1]", "invalid"),
+    ('{"u0": [[1, 2], [Infinity, 2]]}', "u0[1][0]", "invalid"),
+    ('{"u0": [1, 1e999]}', "u0[1]", "invalid"),
+    ('{"u0": [1, true]}', "u0[1]", "invalid"),
+    ('{"u0": [[1, 2], [1, "2"]]}', "u0[1][1]", "invalid"),
+    ('{"u0": [[1, 2], [1, null]]}', "u0[1][1]", "invalid"),
+    ('{"u0": [[1, 2], [1]]}', "u0[1]", "invalid"),
+    ('{"u0": [1, 2, 3]}', "u0", "invalid"),
+    ('{"u0": []}', "u0", "invalid"),
+    ('{"u0": "1 2"}', "u0", "invalid"),
+    ('{"u0": {"a": 1}}', "u0", "invalid"),
+    ('{"u0": [[1, 2], [9, 1]]}', "u0[1][0]", "limit_u0"),
+    ('{"u0": [' + "1" * 500 + ", 1]}", "u0[0]", "invalid"),
+    ('{"p": [1, 1, 1, 7]}', "p[3]", "limit_p"),
+    ('{"p": [1, 1, 1]}', "p", "invalid"),
+    ('{"p": [[1, 1, 1, 1], [1, 1, 1, 1]], "u0": [[1, 1], [1, 1], [1, 1]]}', "p", "invalid"),
+    ('{"tspan": [0, 0]}', "tspan", "invalid"),
+    ('{"tspan": [[0, 1], [2, 2]]}', "tspan[1]", "invalid"),
+    ('{"tspan": [0, 11]}', "tspan[1]", "limit_tspan"),
+    ('{"tspan": 3}', "tspan", "invalid"),
+    ('{"saveat": 0}', "saveat", "invalid"),
+    ('{"saveat": -0.1}', "saveat", "invalid"),
+    ('{"saveat": 1e-300}', "saveat", "limit_saveat"),
+    ('{"saveat": ' + "9" * 400 + "}", "saveat", "invalid"),
+    ('{"saveat": 0.01}', "saveat", "limit_saveat"),
+    ('{"saveat": [0.5, 0.1]}', "saveat[1]", "invalid"),
+    ('{"saveat": [0.5, 3]}', "saveat[1]", "invalid"),
+    ('{"saveat": [[0.5, 1], [0.1, 0.2]]}', "saveat", "invalid"),
+    ('{"saveat": []}', "saveat", "invalid"),
+    ('{"saveat": "0.1"}', "saveat", "invalid"),
+    ('{"saveat": [0.1, null]}', "saveat[1]", "invalid"),
+    ('{"u0": [[1,1],[1,1]], "saveat": [[0.1, 0.2], [0.2, 0.1]]}', "saveat[1][1]", "invalid"),
+    ('{"deadline_ms": 0}', "deadline_ms", "invalid"),
+    ('{"deadline_ms": "1"}', "deadline_ms", "invalid"),
+    ('{"deadline_ms": true}', "deadline_ms", "invalid"),
+    ('{"maxiters": 5}', "maxiters", "invalid"),
+    ("[1]", None, "invalid_body"),
+    ("{", None, "invalid_body"),
+    ("\xff", None, "invalid_body"),
+    ("[" * 100_000, None, "invalid_body"),
+    ('{"u0": ' + "[" * 900 + "]" * 900 + "}", "u0", "invalid"),
+    ('{"u0": ' + "[" * 900 + "true" + "]" * 900 + "}", None, "invalid"),
+]
+
+
+@pytest.mark.parametrize(("body", "path", "code"), WRONG, ids=[x[0][:30] for x in WRONG])
+def test_the_path_of_what_is_wrong(body, path, code):
+    with pytest.raises(wire.Refused) as raised:
+        wire.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
+    assert raised.value.status == 422
+    assert raised.value.code == code
+    if "true" not in body or path is not None:
+        assert raised.value.path == path
+
+
+@pytest.mark.parametrize(
+    ("array", "path"),
+    [
+        (packed(np.array([1.0, np.nan])), "u0[1]"),
+        (packed(np.array([1 + 1j, 1])), "u0.dtype"),
+        (packed(np.array([True, False])), "u0.dtype"),
+        (packed(np.array(["a", "b"])), "u0.dtype"),
+        (packed(np.array([1.0, 2.0], ">f8")), "u0.dtype"),
+        (packed(np.array([1.0, 2.0])) | {"dtype": "O"}, "u0.dtype"),
+        (packed(np.array([1.0, 2.0])) | {"shape": [3]}, "u0.data"),
+        (packed(np.array([1.0, 2.0])) | {"shape": [-2]}, "u0.shape"),
+        (packed(np.array([1.0, 2.0])) | {"shape": [2**62, 2**62]}, "u0.data"),
+        (packed(np.array([1.0, 2.0])) | {"data": "12"}, "u0.data"),
+        (packed(np.array([1.0, 2.0])) | {"more": 1}, "u0"),
+        ([1.0, True], "u0[1]"),
+        (b"1234", "u0"),
+    ],
+)
+def test_binary_arrays_that_are_wrong(array, path):
+    body = msgpack.packb({"u0": array})
+    with pytest.raises(wire.Refused) as raised:
+        wire.query(ENTRY, wire.parsed(body, True))
+    assert (raised.value.status, raised.value.path) == (422, path)
+
+
+def test_binary_bodies_that_are_wrong():
+    for body in (b"", b"\xc1", b"\x91" * 5000, msgpack.packb({1: 2}), msgpack.packb([1])):
+        with pytest.raises(wire.Refused):
+            wire.parsed(body, True)
+
+
+def test_too_many_trajectories():
+    with pytest.raises(wire.Refused) as raised:
+        asked(u0=[[1, 1]] * 65)
+    assert (raised.value.status, raised.value.code) == (413, "limit_trajectories")
+    assert "trajectories=64" in str(raised.value)
+
+
+scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
+values = st.recursive(
+    scalars | st.lists(st.floats(0.2, 3.0), min_size=2, max_size=4),
+    lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=5), x, max_size=3),
+    max_leaves=12,
+)
+bodies = st.fixed_dictionaries(
+    {}, optional={name: values for name in ("u0", "p", "tspan", "saveat", "deadline_ms", "x")}
+)
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(bodies, st.sampled_from([ENTRY, NODE, BACK]))
+def test_whatever_comes_is_refused_or_numbers(body, entry):
+    for binary in (False, True):
+        try:
+            text = msgpack.packb(body) if binary else json.dumps(body).encode()
+        except (OverflowError, UnicodeEncodeError):
+            continue
+        try:
+            query = wire.query(entry, wire.parsed(text, binary))
+        except wire.Refused as refused:
+            assert refused.status in (413, 422)
+            json.dumps(refused.body())
+            continue
+        numbers = query.numbers
+        assert numbers.u0.shape == (query.n, *entry.shape)
+        assert numbers.times.shape == (query.n, query.rows)
+        assert all(np.isfinite(x).all() for x in (numbers.u0, numbers.t0, numbers.t1))
+
+
+@hypothesis.settings(max_examples=300, deadline=None)
+@hypothesis.given(st.binary(max_size=60), st.booleans())
+def test_whatever_bytes_come(body, binary):
+    try:
+        wire.query(ENTRY, wire.parsed(body, binary))
+    except wire.Refused as refused:
+        assert refused.status in (413, 422)
+
+
+def answer(n, rows, lengths):
+    u = np.full((n, rows, 2), np.nan)
+    for i, length in enumerate(lengths):
+        u[i, :length] = 0.1 + i
+    count = np.full(n, 3, np.int32)
+    codes = np.array([1 if x == rows else 4 for x in lengths], np.int8)
+    return Answer(u, np.array(lengths, np.int32), codes, count, count, count)
+
+
+def test_answers():
+    one = wire.solved(asked(saveat=1.0), answer(1, 16, [16]), 0.1, 0.2)
+    assert json.loads(wire.encoded(one, False)) == {
+        "u": [[0.1, 0.1]] * 3,
+        "t": [0.0, 1.0, 2.0],
+        "retcode": "Success",
+        "stats": {"naccept": 3, "nreject": 3, "nf": 3},
+        "lengths": 3,
+        "seconds": {"wait": 0.1, "solve": 0.2},
+    }
+    query = asked(u0=[[1, 1], [1, 1]], saveat=1.0)
+    two = json.loads(wire.encoded(wire.solved(query, answer(2, 16, [16, 1]), 0, 0), False))
+    assert two["u"][1] == [[1.1, 1.1], [None, None], [None, None]]
+    assert two["retcode"] == ["Success", "Unstable"]
+    assert two["lengths"] == [3, 1]
+    assert two["stats"]["nf"] == [3, 3]
+    binary = msgpack.unpackb(wire.encoded(wire.solved(query, answer(2, 16, [16, 1]), 0, 0), True))
+    assert binary["u"]["dtype"] == "<f8"
+    u = np.frombuffer(binary["u"]["data"], "<f8").reshape(binary["u"]["shape"])
+    assert np.isnan(u[1, 1:]).all()
+
+
+def test_gradients_have_the_shapes_of_what_was_sent():
+    gradients = Gradients(np.ones((2, 2)), np.ones((2, 4)), np.ones(2, np.int8))
+    both = wire.pulled(ENTRY, asked(u0=[[1, 1], [1, 1]]), gradients, 0, 0)
+    assert both["u0"].shape == (2, 2)
+    np.testing.assert_array_equal(both["p"], [2.0] * 4)
+    both = wire.pulled(ENTRY, asked(p=[[1, 1, 1, 1]] * 2), gradients, 0, 0)
+    assert both["p"].shape == (2, 4)
+    np.testing.assert_array_equal(both["u0"], [2.0, 2.0])
