@@ -1,15 +1,16 @@
 """The batching service over loopback: requests a second and latencies, with and without batching.
 
     python benchmarks/service.py [--quick] [--clients 1,16,64,256] [--seconds S] [--requests N]
-        [--ensemblealg ALG] [--max-wait-ms W] [--json FILE]
+        [--ensemblealg ALG] [--max-wait-ms W] [--reltol R] [--abstol A] [--json FILE]
     python benchmarks/service.py --soak 1000000 [--json FILE]
     python benchmarks/service.py --bad 0.01 [--requests 100000] [--json FILE]
 
 The service is `ensembleode serve` in a process of its own, on a free port of loopback. It serves a
-neural ODE 2 -> 50 -> 2 (tanh, float32, rtol 1e-3, atol 1e-6) with 31 saved times on [0, 3]. A
-request is one trajectory from its own initial state, and so is its answer (MessagePack). It is
-driven from another process, a bare HTTP/1.1 client over kept connections, so that the client is not
-what is measured; on a machine with few cores it still takes its share of them.
+neural ODE 2 -> 50 -> 2 (tanh, float32) with 31 saved times on [0, 3], by default at rtol 1e-3 and
+atol 1e-6: the one of `cpu_ensembles.py`, table d. A request is one trajectory from its own initial
+state, and so is its answer (MessagePack). It is driven from another process, a bare HTTP/1.1 client
+over kept connections, so that the client is not what is measured; on a machine with few cores it
+still takes its share of them.
 
 - Closed loop: each client sends its next request once the last is answered, for `--seconds` or
   until `--requests`. `batch` is the mean number of trajectories of a batch, `wait` and `solve` are
@@ -59,7 +60,7 @@ prob = eo.ODEProblem(
     lambda u, p, t: eqx.combine(p, rest)(u), jnp.zeros(2, jnp.float32), (0.0, 3.0), weights
 )
 registry = eo.serve.Registry()
-registry.add("neural", prob, saveat=0.1, reltol=1e-3, abstol=1e-6)
+registry.add("neural", prob, saveat=0.1, reltol=RELTOL, abstol=ABSTOL)
 """
 PATH = "/v1/problems/neural/solve"
 BINARY = "application/x-msgpack"
@@ -76,9 +77,10 @@ SOAKING = 64  # clients, of --soak and --bad
 class Service:
     """`ensembleode serve` in a process of its own, once it is ready."""
 
-    def __init__(self, folder, *options):
+    def __init__(self, folder, tolerances, *options):
         app = pathlib.Path(folder) / "app.py"
-        app.write_text(APP)
+        reltol, abstol = tolerances
+        app.write_text(APP.replace("RELTOL", repr(reltol)).replace("ABSTOL", repr(abstol)))
         self.port = free_port()
         self.log = pathlib.Path(folder) / "log.txt"
         command = [sys.executable, "-c", "from ensembleode.cli import main; main()", "serve"]
@@ -151,9 +153,9 @@ class Service:
 
 
 @contextlib.contextmanager
-def service(*options):
+def service(tolerances, *options):
     with tempfile.TemporaryDirectory() as folder:
-        running = Service(folder, *options)
+        running = Service(folder, tolerances, *options)
         try:
             yield running
         finally:
@@ -524,7 +526,9 @@ def throughput(options):
     rows, half = [], None
     serving = options.serving
     for batching in (True, False):
-        with service(*serving, *(() if batching else ("--no-batching",))) as running:
+        with service(
+            options.tolerances, *serving, *(() if batching else ("--no-batching",))
+        ) as running:
             driven(running, kind="closed", clients=16, seconds=1.0, most=10_000)
             for clients in options.clients:
                 row = driven(
@@ -570,7 +574,7 @@ def throughput_verdicts(options, rows, half):
 
 def soak(options):
     """The memory of the service, as requests are counted."""
-    with service(*options.serving) as running:
+    with service(options.tolerances, *options.serving) as running:
         driven(running, kind="closed", clients=SOAKING, seconds=5.0, most=20_000)
         samples, ended = [], threading.Event()
         started = time.perf_counter()
@@ -604,7 +608,7 @@ def soak(options):
 
 
 def checked(options):
-    with service(*options.serving) as running:
+    with service(options.tolerances, *options.serving) as running:
         found = driven(
             running,
             kind="checked",
@@ -680,6 +684,8 @@ def parse():
     parser.add_argument("--ensemblealg", help="as of `ensembleode serve`")
     parser.add_argument("--max-batch", type=int, help="as of `ensembleode serve`")
     parser.add_argument("--max-wait-ms", type=float, default=5.0, help="as of `ensembleode serve`")
+    parser.add_argument("--reltol", type=float, default=1e-3, help="of the neural ODE")
+    parser.add_argument("--abstol", type=float, default=1e-6, help="of the neural ODE")
     parser.add_argument("--soak", type=int, metavar="N", help="send N requests, watch the memory")
     parser.add_argument("--every", type=float, default=5.0, help="seconds between looks (--soak)")
     parser.add_argument("--bad", type=float, metavar="SHARE", help="of requests that are wrong")
@@ -688,6 +694,7 @@ def parse():
     options = parser.parse_args()
     options.seconds = options.seconds or (2.0 if options.quick else 10.0)
     options.clients = [int(n) for n in options.clients.split(",")]
+    options.tolerances = options.reltol, options.abstol
     options.serving = ["--max-wait-ms", str(options.max_wait_ms)]
     for name in ("ensemblealg", "max_batch"):
         value = getattr(options, name)
@@ -708,7 +715,7 @@ def main():
         measure = soak
     elif options.bad is not None:
         measure = checked
-    found = measure(options)
+    found = {"options": vars(options), **measure(options)}
     show_verdicts(found["verdicts"])
     if options.json:
         pathlib.Path(options.json).write_text(json.dumps({"machine": about, **found}, indent=1))

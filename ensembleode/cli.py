@@ -261,7 +261,7 @@ def serve(
         port: The port to listen at.
         ensemblealg: Where batches are solved, such as EnsembleThreads or "EnsembleThreads(4)".
         max_batch: Trajectories of a batch at most.
-        max_wait_ms: Milliseconds that the first request of a batch waits for others.
+        max_wait_ms: Milliseconds that the first request of a batch waits for others at most.
         queue: How many trajectories may wait.
         tokens: A file of bearer tokens, one a line; by default the variable ENSEMBLEODE_TOKENS.
         cors: An origin whose pages may use the service; several as [A,B].

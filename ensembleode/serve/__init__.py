@@ -7,8 +7,7 @@
 - `jobs.py`: long ensembles, kept in a folder; `metrics.py`, `tokens.py`.
 - `page/`: what is at `/`.
 
-What needs the extra `serve` is imported where it is used, so that a registry can be made, and looked
-at, without.
+What needs the extra `serve` is imported where it is used, so that a registry can be made without.
 """
 
 from typing import Any

@@ -3,10 +3,12 @@
 import asyncio
 import contextlib
 import functools
+import gc
 import inspect
 import itertools
 import logging
 import secrets
+import signal
 import sys
 import threading
 import time
@@ -31,7 +33,7 @@ except ImportError as e:
 
 from .. import __version__, cpu_devices
 from . import documented, tokens as tokens_of, wire
-from .batcher import BatchFailed, Batcher, DeadlineExceeded, Done, Draining, QueueFull, Slice
+from .batcher import Batcher, BatchFailed, DeadlineExceeded, Done, Draining, QueueFull, Slice
 from .jobs import Jobs
 from .metrics import CONTENT_TYPE, Metrics
 from .registry import Entry, Registry
@@ -74,7 +76,9 @@ class Service:
         self.tokens = tokens
         self.drain_seconds = drain_seconds
         self.status = "warming"
-        self.started = 0.0
+        self.failure: Exception | None = None
+        self.on_ready: Callable[[], Any] = lambda: None
+        self.on_failure: Callable[[], Any] = lambda: None
         self._make_batcher = lambda: Batcher(
             self._run,
             most=lambda program: program.most,
@@ -113,9 +117,10 @@ class Service:
                 # (The largest take longest.)
                 for _ in threads.map(self._warm_up, reversed(every)):
                     pass
-        except Exception:
-            logger.exception("the service can't start: a problem can't be solved")
-            self.status = "failed"
+        except Exception as e:
+            logger.error("a problem can't be solved", exc_info=e)
+            self.failure, self.status = e, "failed"
+            self.on_failure()
             return
         logger.info("ready after %.1f s", time.perf_counter() - began)
         assert self._loop is not None
@@ -128,6 +133,7 @@ class Service:
 
     def _ready(self) -> None:
         if self.status == "warming":
+            self.on_ready()
             self.status = "ready"
             if self.jobs is not None:
                 self.jobs.start()
@@ -423,7 +429,8 @@ def create_app(
     - `registry`: the problems.
     - `ensemblealg`: where batches are solved, by default `EnsembleThreads()`.
     - `max_batch`: trajectories of a batch at most.
-    - `max_wait_ms`: how long the first request of a batch waits for others.
+    - `max_wait_ms`: how long the first request of a batch waits for others at most; no longer, when
+        none comes for a fifth of that.
     - `queue`: how many trajectories may wait; with more, requests are refused (429).
     - `tokens`: one of these is wanted with every request; by default none is.
     - `cors`: origins whose pages may use the service, by default only its own.
@@ -458,7 +465,7 @@ def create_app(
         finally:
             await service.stop()
 
-    app = FastAPI(
+    app = _App(
         title="ensembleode",
         version=__version__,
         description=documented.ABOUT,
@@ -468,6 +475,7 @@ def create_app(
         redoc_url=None,
     )
     app.state.service = service
+    app.shortcut = not cors
     if cors:
         app.add_middleware(
             CORSMiddleware,
@@ -488,6 +496,27 @@ def create_app(
     for kind in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, refused)
     return app
+
+
+class _App(FastAPI):
+    """Takes requests to solve to their endpoint at once: what is between takes as long as all
+    else that is done for one."""
+
+    shortcut = False
+    endpoints: dict[str, Callable]
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if self.shortcut and scope["type"] == "http" and scope["method"] == "POST":
+            path, root = scope["path"], scope.get("root_path", "")
+            parts = path.removeprefix(root).split("/")
+            if len(parts) == 5 and parts[:3] == ["", "v1", "problems"]:
+                answer = self.endpoints.get(parts[4])
+                if answer is not None:
+                    scope["app"], scope["path_params"] = self, {"name": parts[3]}
+                    response = await answer(Request(scope, receive))
+                    await response(scope, receive, send)
+                    return
+        await super().__call__(scope, receive, send)
 
 
 def _route_class(service: Service) -> type[APIRoute]:
@@ -523,7 +552,7 @@ def _plain(endpoint: Callable) -> Callable:
     return called
 
 
-def _add_problems(app: FastAPI, service: Service) -> None:
+def _add_problems(app: _App, service: Service) -> None:
     @app.post("/v1/problems/{name}/solve", **documented.solve())
     @_plain
     async def solve(request: Request, name: str) -> Response:
@@ -564,6 +593,11 @@ def _add_problems(app: FastAPI, service: Service) -> None:
         size = asked.n * (entry.u0.size + entry.p.size)
         body = await _apart(size > _LARGE // 8, content)
         return Response(body, media_type=wire.BINARY if binary else wire.JSON)
+
+    app.endpoints = {
+        name: functools.partial(service.answered, endpoint, guarded=True)
+        for name, endpoint in (("solve", solve), ("vjp", vjp))
+    }
 
     @app.get("/v1/problems", **documented.problems())
     async def problems() -> Response:
@@ -695,7 +729,8 @@ def run(
     **Arguments:** `host`: the address that it listens at, by default this computer's alone;
     `options`: those of [`create_app`][ensembleode.serve.create_app].
 
-    **Raises:** as `create_app`; `SystemExit` where the address can't be had.
+    **Raises:** as `create_app`, and what solving a problem raises when it is compiled; `SystemExit`
+    where the address can't be had.
     """
     import uvicorn
 
@@ -704,8 +739,10 @@ def run(
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
+            # (uvicorn's own would end the process by the signal, when all is done.)
             service.begin_draining()
-            super().handle_exit(sig, frame)
+            self.force_exit = self.should_exit and sig == signal.SIGINT
+            self.should_exit = True
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     # The thread of the batches should not wait long for the interpreter.
@@ -722,4 +759,16 @@ def run(
         lifespan="on",
         ws="none",
     )
-    Server(config).run()
+    server = Server(config)
+    service.on_failure = functools.partial(setattr, server, "should_exit", True)
+    service.on_ready = _leave_alone
+    server.run()
+    if service.failure is not None:
+        raise service.failure
+
+
+def _leave_alone() -> None:
+    """Have the garbage collector not look through what stays: compiled programs are a million
+    objects, and it took a fifth of a second, time and again."""
+    gc.collect()
+    gc.freeze()

@@ -1,9 +1,9 @@
 """From requests to batches and back: pure asyncio, which knows neither HTTP nor JAX.
 
-Items of one line can be run together. A batch is due when a line has as many as it takes, or when
-the first of them has waited long enough; lines take turns, problem by problem. Within a batch every
-item has a share, and only what is left over goes to those that want more: so a large item is
-split, and others are not stuck behind it.
+Items of one line can be run together. A batch is due when a line has as many as it takes, when the
+first of them has waited long enough, or when there is a lull. Lines take turns, problem by problem.
+Within a batch every item has a share, and only what is left over goes to those that want more: so a
+large item is split, and others are not stuck behind it.
 """
 
 import asyncio
@@ -19,6 +19,10 @@ from typing import Any
 
 
 logger = logging.getLogger("ensembleode.serve")
+
+
+# The part of the longest wait after which nobody else is expected, where nobody came in it.
+_LULL = 0.2
 
 
 class QueueFull(Exception):
@@ -92,9 +96,8 @@ class _Line:
         self.most = most
         self.items: dict[_Item, None] = {}  # an ordered set
         self.waiting = 0
-
-    def oldest(self) -> float:
-        return min((x.submitted for x in self.items), default=math.inf)
+        # When the first and the last of those that wait came.
+        self.first, self.last = math.inf, -math.inf
 
 
 class Batcher:
@@ -104,7 +107,8 @@ class Batcher:
 
     - `run(line, slices)`: gives a result for each slice; it blocks.
     - `most(line)`: how many a batch of that line has at most; by default `max_batch`.
-    - `max_wait`: seconds that the first of a batch waits for others.
+    - `max_wait`: seconds that the first of a batch waits for others at most (a fifth of them, where
+        none comes in that time).
     - `queue`: how many may wait, over all items.
     - `share`: how many of an item are in a batch for sure.
     - `coalesce`: whether items share batches at all.
@@ -126,6 +130,7 @@ class Batcher:
         self._run = run
         self._most = most or (lambda line: max_batch)
         self._max_wait = max_wait if coalesce else 0.0
+        self._lull = _LULL * self._max_wait
         self._queue = queue
         self._share = share or max(1, max_batch // 8)
         self._coalesce = coalesce
@@ -245,6 +250,8 @@ class Batcher:
         item.where = (problem, key)
         line.items[item] = None
         line.waiting += item.n
+        line.first = min(line.first, item.submitted)
+        line.last = item.submitted
         if not item.background:
             self._waiting += item.n
         self._idle.clear()
@@ -310,7 +317,7 @@ class Batcher:
         first_due = math.inf
         for problem, lines in self._problems.items():
             for key, line in lines.items():
-                due = line.oldest() + self._max_wait
+                due = min(line.first + self._max_wait, line.last + self._lull)
                 if line.waiting >= line.most or due <= now or self._draining:
                     return (problem, key), now
                 first_due = min(first_due, due)
@@ -350,6 +357,7 @@ class Batcher:
             del line.items[item]
             if item.waiting:
                 line.items[item] = None
+        line.first = min((x.submitted for x in line.items), default=math.inf)
         # The turns of others come first.
         lines = self._problems[problem]
         lines.move_to_end(key)

@@ -103,8 +103,14 @@ def _submission(
     for argument, x in arguments.items():
         if x is None:
             continue
-        if isinstance(x, Mapping) and x.keys() == {"low", "high"}:
-            body[argument] = {end: _on_host(argument, x[end]) for end in ("low", "high")}
+        if trajectories is not None and argument in ("u0", "p"):
+            if not (isinstance(x, list | tuple | np.ndarray) and len(x) == 2):
+                raise ValueError(
+                    f"with trajectories, {argument} must be a pair (low, high), between which "
+                    f"each trajectory's is drawn, got {x!r:.200}."
+                )
+            ends = zip(("low", "high"), x, strict=True)
+            body[argument] = {end: _on_host(argument, numbers) for end, numbers in ends}
         else:
             body[argument] = _on_host(argument, x)
     body |= {} if trajectories is None else {"trajectories": int(trajectories)}
@@ -308,7 +314,7 @@ class Client:
         """
         arguments, engine = _arguments(u0, p, tspan, saveat), self._connection.engine(name)
         if not any(map(is_tracer, arguments.values())):
-            return self.ask_solution(name, arguments, deadline)
+            return self._ask_solution(name, arguments, deadline)
         known = self._connection._known.get(name) or self.problem(name)
         return remote.solve(self, known, arguments, deadline, engine)
 
@@ -334,7 +340,7 @@ class Client:
         """
         arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat, "cotangent": cotangent}
         body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
-        return self.ask_gradients(name, body, deadline)
+        return self._ask_gradients(name, body, deadline)
 
     def submit(
         self,
@@ -352,8 +358,8 @@ class Client:
         **Arguments:**
 
         - `name`, `tspan`, `saveat`: as of [`solve`][ensembleode.Client.solve].
-        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, `{"low": ..., "high": ...}`,
-            between which the service draws those of each trajectory.
+        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, pairs `(low, high)`, between
+            which the service draws those of each trajectory.
         - `trajectories`: how many are drawn.
         - `seed`: what they are drawn by: the same are drawn again.
 
@@ -392,14 +398,14 @@ class Client:
 
     # (What `remote` asks.)
 
-    def ask_solution(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
+    def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
         """The solution of a request of NumPy arrays."""
         started = time.perf_counter()
         answer = self._ask(_solving(name, "solve", body, deadline))
         elapsed = time.perf_counter() - started
         return exchange.solution(answer, self._connection.engine(name), elapsed)
 
-    def ask_gradients(
+    def _ask_gradients(
         self, name: str, body: Mapping[str, Any], deadline: float | None
     ) -> Gradients:
         """Those of a request of NumPy arrays."""

@@ -123,7 +123,7 @@ def _extra(body: dict | None, answer: dict, status: int, errors: tuple[int, ...]
             "required": True,
             "content": {
                 "application/json": {"schema": schema},
-                "application/x-msgpack": {"schema": {"type": "string", "format": "binary"}},
+                "application/x-msgpack": {"schema": schema},
             },
         }
     return found | {"openapi_extra": extra}

@@ -128,7 +128,7 @@ def _msgpack() -> Any:
     return msgpack
 
 
-NEEDED = "the client of a service needs HTTPX and msgpack: pip install httpx msgpack."
+NEEDED = "the client of a service needs HTTPX and msgpack: pip install 'ensembleode[serve]'."
 
 
 #

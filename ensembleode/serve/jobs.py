@@ -184,23 +184,23 @@ class Jobs:
         """
         with self._lock:
             n = self._found(id)["trajectories"]
-        stop = n if stop is None else stop
-        for name, value in (("start", start), ("stop", stop)):
+        end = n if stop is None else stop
+        for name, value in (("start", start), ("stop", end)):
             if not 0 <= value <= n:
                 raise wire.invalid(name, f"{name} must be between 0 and {n}.")
-        if start >= stop:
+        if start >= end:
             raise wire.invalid("stop", "stop must be larger than start.")
         try:
             sim = open_ensemble(self._folder / id / "ensemble.zarr")
         except StoreError:
             raise Refused(409, "conflict", "there is nothing to download yet.") from None
         each = int(np.prod(sim.u.shape[1:])) * sim.u.dtype.itemsize
-        if (stop - start) * each > _DOWNLOAD:
+        if (end - start) * each > _DOWNLOAD:
             raise wire.over(
                 "download", "stop",
                 f"download at most {max(1, _DOWNLOAD // each)} trajectories at a time.", 413,
             )  # fmt: skip
-        at = slice(start, stop)
+        at = slice(start, end)
         arrays = {
             "u": sim.u[at],
             "t": sim.t if isinstance(sim.t, np.ndarray) else sim.t[at],
@@ -248,8 +248,10 @@ class Jobs:
             except Exception as e:
                 incident = secrets.token_hex(8)
                 logger.error("ensemble %s failed (%s)", id, incident, exc_info=e)
-                said = str(e) if isinstance(e, StoreError) else "solving it failed; see the log"
-                status, error = "failed", f"{said} ({incident})"
+                said = "solving it failed"
+                if isinstance(e, StoreError):
+                    said = "its store can't be written to, or is that of another problem"
+                status, error = "failed", f"{said}; see the log ({incident})"
             with self._lock:
                 self._current = None
                 if status is not None and job["status"] == "running":

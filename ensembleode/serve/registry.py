@@ -103,9 +103,7 @@ class Registry:
         **Raises:** `ValueError` and `TypeError` for bad arguments.
         """
         if not (isinstance(name, str) and re.fullmatch(r"[a-z0-9_-]+", name)):
-            raise ValueError(
-                f"name must be made of small letters, digits, - and _, got {name!r}."
-            )
+            raise ValueError(f"name must be made of small letters, digits, - and _, got {name!r}.")
         if name in self._entries:
             raise ValueError(f"name {name!r} is in the registry already; choose another.")
         if not isinstance(prob, ODEProblem):
@@ -115,8 +113,14 @@ class Registry:
         if params is not None:
             prob = remake(prob, p=eqx.tree_deserialise_leaves(os.fspath(params), prob.p))
         self._entries[name] = _entry(
-            name, prob, Tsit5() if alg is None else alg, saveat, limits or Limits(),
-            description, labels, options,
+            name,
+            prob,
+            Tsit5() if alg is None else alg,
+            saveat,
+            limits or Limits(),
+            description,
+            labels,
+            options,
         )
         return self
 
@@ -220,9 +224,9 @@ class Entry:
         low, high = _nested(self.u0_limits)
         p_low, p_high = _nested(self.p_limits)
         limits = dataclasses.asdict(self.limits)
-        limits |= {"u0": None, "p": None}  # they are with the state and the parameters
-        limits["tspan"] = None if self.limits.tspan is None else list(map(float, self.limits.tspan))
-        del limits["u0"], limits["p"]
+        del limits["u0"], limits["p"]  # they are with the state and the parameters
+        if self.limits.tspan is not None:
+            limits["tspan"] = list(map(float, self.limits.tspan))
         return {
             "name": self.name,
             "description": self.description,
@@ -261,7 +265,8 @@ def _nested(pair: tuple | None) -> tuple:
         return None, None
     return tuple(
         # No limit is null, as infinity is not JSON.
-        _replaced(x.tolist()) for x in pair
+        _replaced(x.tolist())
+        for x in pair
     )
 
 

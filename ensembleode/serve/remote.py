@@ -139,7 +139,7 @@ class Call:
         return [np.asarray(x).astype(r.dtype) for x, r in zip(found, results, strict=True)]
 
     def _solution(self, body: dict, results: Sequence[jax.ShapeDtypeStruct]) -> list[np.ndarray]:
-        sol: Any = self.service.ask_solution(self.problem, body, self.deadline)
+        sol: Any = self.service._ask_solution(self.problem, body, self.deadline)
         many = isinstance(sol, EnsembleSolution)
         lengths = sol.lengths if many else sol.length
         if np.shape(sol.u) != results[0].shape:
@@ -162,7 +162,7 @@ class Call:
         # A service takes numbers only. A loss that is NaN has a gradient that is.
         lost = ~np.isfinite(each).all(axis=1)
         each[lost] = 0
-        found = self.service.ask_gradients(
+        found = self.service._ask_gradients(
             self.problem, {**body, "cotangent": each.reshape(cotangent.shape)}, self.deadline
         )
         gradients = []
@@ -326,7 +326,7 @@ def solve(
 
     **Arguments:**
 
-    - `service`: has `ask_solution(problem, body, deadline)` and `ask_gradients`, the same.
+    - `service`: has `_ask_solution(problem, body, deadline)` and `_ask_gradients`, the same.
     - `description`: the service's, of the problem.
     - `arguments`: those given of `u0`, `p`, `tspan` and `saveat`; arrays.
 

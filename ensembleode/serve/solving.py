@@ -24,6 +24,7 @@ from ..ensemble import (
 )
 from ..executors.job import compiler_options
 from ..problem import EnsembleProblem, remake
+from ..solution import EnsembleSolution
 from ..solve import solve
 from .registry import Entry, state_of
 
@@ -240,6 +241,7 @@ class Solver:
             saveat=jnp.asarray(times),
             **entry.options,
         )
+        assert isinstance(sim, EnsembleSolution)
         return Answer(sim.u, sim.lengths, sim.retcode, *_counts(sim.stats))
 
     def _vjp(self, own: bool, leaves, u0, p, t0, t1, times, cotangent) -> Gradients:

@@ -1,4 +1,4 @@
-"""Bodies to numbers and back: JSON and MessagePack, checked with the path of the field that is wrong.
+"""Bodies to numbers and back: JSON and MessagePack, refused with the path of the field at fault.
 
 In MessagePack an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
 """
@@ -136,16 +136,12 @@ def query(
         return _query(entry, given, more, most)
 
 
-def _query(
-    entry: Entry, given: dict[str, Any], more: Sequence[str], ensemble: int | None
-) -> Query:
+def _query(entry: Entry, given: dict[str, Any], more: Sequence[str], ensemble: int | None) -> Query:
     fields = _known(given, more)
     limits = entry.limits
     u0, many_u0 = _array(fields["u0"], "u0", entry.shape, entry.dtype, entry.u0)
     p, many_p = _array(fields["p"], "p", entry.p.shape, entry.p.dtype, None)
-    tspan, many_spans = _array(
-        fields["tspan"], "tspan", (2,), entry.time_dtype, entry.default_span
-    )
+    tspan, many_spans = _array(fields["tspan"], "tspan", (2,), entry.time_dtype, entry.default_span)
     many = many_u0 or many_p or many_spans
     n = 1
     if many:
@@ -248,7 +244,7 @@ def _times(
     """The times `[1 or n, rows]`, how many are meant of each, and whether all share them."""
     most = entry.limits.saveat
     t0, t1 = tspan[..., 0], tspan[..., 1]
-    path: str | None = "saveat"
+    path = "saveat"
     if saveat is None and tspan is entry.default_span:
         times = entry.default_times[None]
         return times, times.shape[1], True
@@ -262,23 +258,7 @@ def _times(
         ndim = 2 if _is_matrix(saveat) else 1
         times = _times_given(saveat, ndim, n, entry.time_dtype)
     else:
-        if not (0 < saveat < 1e308):
-            raise invalid(path, "saveat must be a positive spacing, or times.")
-        rows = float(np.max(np.abs(t1.astype(float) - t0))) / saveat + 2
-        if rows <= 2 * most + 4:
-            times, counts = grid(Spacing(float(saveat), True), t0, t1, entry.time_dtype)
-            rows = times.shape[-1]
-        if rows > most:
-            raise over(
-                "saveat", path, f"saveat={saveat} gives {rows:.6g} times, and the limit saveat is "
-                f"{most}.",
-            )  # fmt: skip
-        if many_spans:
-            blank = np.arange(times.shape[1]) >= counts[:, None]
-            if blank.any():
-                times = np.where(blank, np.nan, times).astype(entry.time_dtype)
-            return times, counts, False
-        return times[None], int(counts), True
+        return _spaced(entry, float(saveat) if saveat < 1e308 else 0.0, path, tspan, many_spans)
     rows = times.shape[-1]
     if rows > most:
         raise over("saveat", path, f"saveat has {rows} times, and the limit saveat is {most}.")
@@ -306,6 +286,27 @@ def _times(
     if shared and len(times) > 1 and (times == times[0]).all():
         times = times[:1]  # only the comparison was with each span
     return times, rows, shared and len(times) == 1
+
+
+def _spaced(
+    entry: Entry, step: float, path: str, tspan: np.ndarray, many: bool
+) -> tuple[np.ndarray, np.ndarray | int, bool]:
+    """As `_times`, on a grid."""
+    if not step > 0:
+        raise invalid(path, "saveat must be a positive spacing, or times.")
+    most = entry.limits.saveat
+    t0, t1 = tspan[..., 0], tspan[..., 1]
+    rows = float(np.max(np.abs(t1.astype(float) - t0))) / step
+    if rows <= 2 * most:
+        times, counts = grid(Spacing(step, True), t0, t1, entry.time_dtype)
+        rows = times.shape[-1]
+        if rows <= most and not many:
+            return times[None], int(counts), True
+        if rows <= most:
+            blank = np.arange(rows) >= counts[:, None]
+            times = np.where(blank, np.nan, times) if blank.any() else times
+            return times.astype(entry.time_dtype), counts, False
+    raise over("saveat", path, f"saveat={step} gives {rows:.6g} times, and the limit is {most}.")
 
 
 def _times_given(saveat: Any, ndim: int, n: int, dtype: np.dtype) -> np.ndarray:
@@ -351,9 +352,7 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
 #
 
 
-def _array(
-    given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any
-) -> tuple[Any, bool]:
+def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:
     """An array of this shape, or one with a leading axis, and whether it has that."""
     if given is None:
         return default, False
@@ -401,8 +400,10 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
     dtype, shape, data = given["dtype"], given["shape"], given["data"]
     if not isinstance(dtype, str) or dtype not in DTYPES:
         raise invalid(f"{name}.dtype", f"dtype must be one of {', '.join(sorted(DTYPES))}.")
-    if not isinstance(shape, list) or len(shape) > 16 or not all(
-        type(x) is int and x >= 0 for x in shape
+    if (
+        not isinstance(shape, list)
+        or len(shape) > 16
+        or not all(type(x) is int and x >= 0 for x in shape)
     ):
         raise invalid(f"{name}.shape", "shape must be a list of counts.")
     if not isinstance(data, bytes) or len(data) != math.prod(shape) * np.dtype(dtype).itemsize:

@@ -3,7 +3,7 @@ import pytest
 
 pytest.importorskip("fastapi")
 
-from .running import registry, Running  # noqa: E402
+from .running import registry, Running
 
 
 @pytest.fixture(scope="session")

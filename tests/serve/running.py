@@ -37,11 +37,20 @@ def registry(**limits):
 
 
 class Running:
-    """An app that is served from a thread, once it is ready."""
+    """An app that is served from a thread, once it is ready.
 
-    def __init__(self, registry, **options):
+    **Arguments:** `like`: another, whose compiled programs are used; `warm`: False compiles nothing
+    before it is asked for.
+    """
+
+    def __init__(self, registry, *, like=None, warm=True, **options):
         self.app = create_app(registry, **{"max_batch": 128} | options)
         self.service = self.app.state.service
+        if like is not None:
+            for name, solver in like.service.solvers.items():
+                self.service.solvers[name] = solver
+        if like is not None or not warm:
+            self.service._warm_up = lambda step: None
         config = uvicorn.Config(
             self.app, port=0, ws="none", log_level="error", timeout_graceful_shutdown=20
         )

@@ -12,7 +12,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.serve import create_app, solving
+from ensembleode import cli
+from ensembleode.serve import commands, create_app, solving
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
 from .running import registry, Running
@@ -144,7 +145,7 @@ def test_batches_of_several_sizes_have_the_same_bits():
 
 
 def test_without_batching_the_answers_are_the_same(running):
-    with Running(registry(), batching=False) as alone:
+    with Running(registry(), like=running, batching=False) as alone:
         for problem in ("lotka", "node", "back"):
             body = some(problem, np.random.default_rng(3))
             expected = without_seconds(running.solve(problem, **body))
@@ -178,7 +179,7 @@ def test_a_trajectory_that_fails(running):
 
 def test_maxiters_is_a_limit():
     limited = registry(maxiters=3)
-    with Running(limited) as running:
+    with Running(limited, warm=False) as running:
         assert running.solve().json()["retcode"] == "MaxIters"
 
 
@@ -240,9 +241,9 @@ def test_spans_backwards_in_time(running):
 
 def test_ensemble_algorithms():
     """Others have the same bits; trajectories that share steps are refused."""
-    with Running(registry(), ensemblealg=eo.EnsembleSerial()) as serial:
+    with Running(registry(), warm=False, ensemblealg=eo.EnsembleSerial()) as serial:
         expected = without_seconds(serial.solve("node", u0=[[1.0, 2.0]] * 3))
-    with Running(registry(), ensemblealg=eo.EnsembleGPUArray()) as arrays:
+    with Running(registry(), warm=False, ensemblealg=eo.EnsembleGPUArray()) as arrays:
         assert without_seconds(arrays.solve("node", u0=[[1.0, 2.0]] * 3)) == expected
     with pytest.raises(ValueError, match="EnsembleColumns"):
         create_app(registry(), ensemblealg=eo.EnsembleColumns())
@@ -269,7 +270,7 @@ def test_implicit_methods():
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), jnp.array(2.0))
     limits = eo.serve.Limits(saveat=8)
     few = eo.serve.Registry().add("stiff", prob, alg=eo.Kvaerno3(), limits=limits)
-    with Running(few) as running:
+    with Running(few, warm=False) as running:
         answer = running.solve("stiff", u0=[[1.0], [2.0]], saveat=[0.5, 1.0]).json()
         np.testing.assert_allclose(np.squeeze(answer["u"])[1], 2 * np.exp([-1.0, -2.0]), rtol=1e-2)
         assert answer["lengths"] == [2, 2]
@@ -345,10 +346,10 @@ def test_pages_of_others_are_not_let_in(running):
     assert response.headers["access-control-allow-origin"] == "https://example.org"
 
 
-def test_tokens():
-    with Running(registry(), tokens=["one", "two"]) as running:
-        for token in (None, "three", ""):
-            running.client.headers = {} if token is None else {"Authorization": f"Bearer {token}"}
+def test_tokens(running):
+    with Running(registry(), like=running, tokens=["one", "two"]) as running:
+        for header in (None, "Bearer three", "Bearer", "Basic one"):
+            running.client.headers = {} if header is None else {"Authorization": header}
             for response in (
                 running.solve(),
                 running.client.get("/v1/problems"),
@@ -457,3 +458,47 @@ def test_refused_options(options, message):
         create_app(eo.serve.Registry())
     with pytest.raises(TypeError, match="registry must be"):
         create_app({})
+
+
+#
+# The command line
+#
+
+
+def test_names_on_the_command_line(tmp_path, monkeypatch, capsys):
+    (tmp_path / "app.py").write_text(
+        "import ensembleode as eo\n"
+        "prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))\n"
+        "registry = eo.serve.Registry().add('x', prob)\n"
+        "def made():\n"
+        "    return registry\n"
+        "wrong = 3\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert commands._registry("app.py:registry").names == ["x"]
+    assert commands._registry("app.py:made").names == ["x"]
+    assert commands._ensemblealg("EnsembleThreads") == eo.EnsembleThreads()
+    assert commands._ensemblealg("EnsembleThreads(n=1)") == eo.EnsembleThreads(1)
+
+    def said(*arguments):
+        with pytest.raises(SystemExit) as raised:
+            cli.main(["serve", *arguments])
+        assert raised.value.code == 1
+        return capsys.readouterr().err
+
+    assert "it is missing" in said("app.py:nothing")
+    assert "it is int" in said("app.py:wrong")
+    assert "there is no file" in said("other.py:registry")
+    assert "ensemblealg must be" in said("app.py:registry", "--ensemblealg", "open('x')")
+    assert "EnsembleColumns" in said("app.py:registry", "--ensemblealg", "EnsembleColumns")
+    assert "max_batch must be" in said("app.py:registry", "--max-batch", "0")
+    (tmp_path / "none").write_text("")
+    assert "has no tokens" in said("app.py:registry", "--tokens", "none")
+
+
+def test_a_problem_that_can_not_be_solved(tmp_path):
+    """The process ends, and says why."""
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), jnp.array(1.0))
+    registry = eo.serve.Registry().add("x", prob, alg=eo.Euler())
+    with pytest.raises(ValueError, match="dt"):
+        create_app(registry)

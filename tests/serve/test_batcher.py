@@ -10,8 +10,8 @@ import hypothesis.strategies as st
 import pytest
 
 from ensembleode.serve.batcher import (
-    BatchFailed,
     Batcher,
+    BatchFailed,
     DeadlineExceeded,
     Draining,
     QueueFull,

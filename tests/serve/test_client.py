@@ -669,7 +669,7 @@ def test_job(client):
 
 
 def test_job_of_samples(client, monkeypatch):
-    ranges = {"u0": {"low": [0.5, 0.5], "high": [1.5, 1.5]}, "trajectories": 30, "seed": 3}
+    ranges = {"u0": ([0.5, 0.5], [1.5, 1.5]), "trajectories": 30, "seed": 3}
     first = client.submit("lotka", **ranges).result(timeout=60)
     again = client.submit("lotka", **ranges)
     again.wait(60)
@@ -678,6 +678,11 @@ def test_job_of_samples(client, monkeypatch):
     np.testing.assert_array_equal(first.u, second.u)
     assert second.t.tolist() == first.t.tolist()
     assert len(np.unique(first.u[:, 0, 0])) == 30
+
+
+def test_job_of_samples_wants_ranges(client):
+    with pytest.raises(ValueError, match=r"u0 must be a pair \(low, high\)"):
+        client.submit("lotka", u0=STARTS, trajectories=10)
 
 
 def test_job_is_submitted_once(client, flaky):
@@ -689,9 +694,7 @@ def test_job_is_submitted_once(client, flaky):
 
 
 def test_cancelled_job(client):
-    job = client.submit(
-        "lotka", u0={"low": [0.5, 0.5], "high": [1.5, 1.5]}, trajectories=2_000_000, seed=0
-    )
+    job = client.submit("lotka", u0=([0.5, 0.5], [1.5, 1.5]), trajectories=2_000_000, seed=0)
     with pytest.raises(TimeoutError, match="has not ended after 0 s"):
         job.wait(0)
     job.cancel()

@@ -1,0 +1,382 @@
+"""Durable ensembles: drawn or sent, stopped and gone on with, and what is refused."""
+
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import httpx
+import jax.numpy as jnp
+import msgpack
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from .running import registry, Running, until
+from .test_app import refused, unpacked
+
+
+DRAWN = {
+    "trajectories": 1000,
+    "u0": {"low": [0.5, 0.5], "high": [2.0, 2.0]},
+    "p": {"low": [1.0, 1.0, 1.0, 1.0], "high": [2.0, 2.0, 2.0, 2.0]},
+    "seed": 7,
+    "saveat": [0.5, 1.0],
+}
+
+
+def created(client, problem="lotka", headers=None, **body):
+    response = client.post(f"/v1/problems/{problem}/ensembles", json=body, headers=headers)
+    assert response.status_code == 202, response.text
+    return response.json()
+
+
+def ended(client, id, status="done"):
+    """Wait until it is."""
+
+    def has_ended():
+        found = client.get(f"/v1/ensembles/{id}").json()
+        assert found["status"] in ("queued", "running", status), found
+        return found["status"] == status
+
+    until(has_ended)
+    return client.get(f"/v1/ensembles/{id}").json()
+
+
+def download(client, id, **params):
+    response = client.get(f"/v1/ensembles/{id}/download", params=params)
+    assert response.status_code == 200, response.text
+    found = msgpack.unpackb(response.content)
+    return {k: unpacked(v) if isinstance(v, dict) and "data" in v else v for k, v in found.items()}
+
+
+def test_a_drawn_ensemble(running):
+    job = created(running.client, **DRAWN)
+    assert job["status"] in ("queued", "running")
+    job = ended(running.client, job["id"])
+    assert (job["done"], job["trajectories"], job["error"]) == (1000, 1000, None)
+    assert job["retcodes"] == {"Success": 1000}
+    found = download(running.client, job["id"])
+    assert found["u"].shape == (1000, 2, 2)
+    assert found["t"].tolist() == [0.5, 1.0]
+    assert set(found["retcode"]) == {"Success"}
+    assert len(np.unique(found["u"][:, 0, 0])) == 1000
+    again = ended(running.client, created(running.client, **DRAWN)["id"])
+    np.testing.assert_array_equal(download(running.client, again["id"])["u"], found["u"])
+    other = ended(running.client, created(running.client, **DRAWN | {"seed": 8})["id"])
+    assert not np.array_equal(download(running.client, other["id"])["u"], found["u"])
+    part = download(running.client, job["id"], start=10, stop=20)
+    np.testing.assert_array_equal(part["u"], found["u"][10:20])
+    response = running.client.get(f"/v1/ensembles/{job['id']}/download", params={"format": "npz"})
+    with np.load(io.BytesIO(response.content), allow_pickle=False) as arrays:
+        np.testing.assert_array_equal(arrays["u"], found["u"])
+        assert arrays["retcode"].tolist() == [1] * 1000
+    every = running.client.get("/v1/ensembles").json()["ensembles"]
+    assert job["id"] in [x["id"] for x in every]
+
+
+def test_an_ensemble_that_is_sent(running):
+    """It has the bits of a request."""
+    rng = np.random.default_rng(0)
+    body = {
+        "u0": rng.uniform(0.5, 2, (30, 2)).tolist(),
+        "tspan": [[0.0, 1.0 + i / 30] for i in range(30)],
+        "saveat": [[0.3, 0.5 + i / 60] for i in range(30)],
+    }
+    job = ended(running.client, created(running.client, **body)["id"])
+    found = download(running.client, job["id"])
+    answer = running.solve(**body).json()
+    np.testing.assert_array_equal(found["u"], answer["u"])
+    np.testing.assert_array_equal(found["t"], answer["t"])
+    np.testing.assert_array_equal(found["stats"]["nf"]["shape"], [30])
+    # Spans of different lengths, on a grid: the shorter ones end several times.
+    del body["saveat"]
+    job = ended(running.client, created(running.client, **body | {"saveat": 0.5})["id"])
+    assert download(running.client, job["id"])["t"].shape == (30, 5)
+
+
+def test_the_network_of_the_registry(running):
+    """Shared weights stay shared: the bits of a request without p."""
+    u0 = np.random.default_rng(1).uniform(-1, 1, (20, 2)).tolist()
+    job = ended(running.client, created(running.client, "node", u0=u0)["id"])
+    answer = running.solve("node", u0=u0).json()
+    np.testing.assert_array_equal(download(running.client, job["id"])["u"], answer["u"])
+
+
+def test_sent_twice(running):
+    """With one key it is one ensemble."""
+    headers = {"Idempotency-Key": "mine"}
+    first = created(running.client, headers=headers, **DRAWN)
+    assert created(running.client, headers=headers, **DRAWN)["id"] == first["id"]
+    body = DRAWN | {"seed": 1}
+    response = running.client.post("/v1/problems/lotka/ensembles", json=body, headers=headers)
+    refused(response, 409, "conflict")
+    ended(running.client, first["id"])
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "path"),
+    [
+        ({"trajectories": 0}, 422, "trajectories"),
+        ({"trajectories": "5"}, 422, "trajectories"),
+        ({"trajectories": 10**8}, 413, "trajectories"),
+        ({"trajectories": 5, "seed": -1}, 422, "seed"),
+        ({"trajectories": 5, "u0": {"low": [1, 1]}}, 422, "u0"),
+        ({"trajectories": 5, "u0": {"low": [1], "high": [2, 2]}}, 422, "u0.low"),
+        ({"trajectories": 5, "u0": {"low": [1, 1], "high": [2, "x"]}}, 422, "u0.high[1]"),
+        ({"trajectories": 5, "u0": {"low": [1, 2], "high": [2, 1]}}, 422, "u0.low[1]"),
+        ({"trajectories": 5, "u0": {"low": [1, 2], "high": [2, 9]}}, 422, "u0.high[1]"),
+        ({"trajectories": 5, "u0": [[1, 1], [2, 2]]}, 422, "trajectories"),
+        ({"trajectories": 5, "x": 1}, 422, "x"),
+        ({"trajectories": 5, "deadline_ms": 1}, 422, "deadline_ms"),
+        ({"u0": [[1, 1]], "deadline_ms": 1}, 422, "deadline_ms"),
+        ({"u0": [[1, 1], [1, 9]]}, 422, "u0[1][1]"),
+    ],
+)
+def test_refusals(running, body, status, path):
+    response = running.client.post("/v1/problems/lotka/ensembles", json=body)
+    assert response.status_code == status, response.text
+    assert response.json()["error"]["path"] == path
+
+
+def test_what_is_not_there(running):
+    for id in ("0" * 16, "x", "..%2f.."):
+        url = f"/v1/ensembles/{id}"
+        refused(running.client.get(url), 404, "not_found")
+        refused(running.client.delete(url), 404, "not_found")
+        refused(running.client.post(url + "/resume"), 404, "not_found")
+        refused(running.client.get(url + "/download"), 404, "not_found")
+    job = ended(running.client, created(running.client, **DRAWN)["id"])
+    url = f"/v1/ensembles/{job['id']}/download"
+    for params, path in (
+        ({"start": -1}, "start"),
+        ({"start": 1001}, "start"),
+        ({"stop": 0}, "stop"),
+        ({"start": "x"}, "start"),
+        ({"format": "pickle"}, "format"),
+    ):
+        refused(running.client.get(url, params=params), 422, "invalid", path)
+
+
+def test_without_a_store(running):
+    with Running(registry(), like=running) as other:
+        response = other.client.post("/v1/problems/lotka/ensembles", json=DRAWN)
+        refused(response, 404, "no_store")
+        refused(other.client.get("/v1/ensembles"), 404, "no_store")
+
+
+def slowed(monkeypatch, service, seconds=0.02):
+    """Batches of jobs take that long."""
+    run = service._in_background
+
+    def slow(program, numbers):
+        time.sleep(seconds)
+        return run(program, numbers)
+
+    monkeypatch.setattr(service.jobs, "_submit", slow)
+
+
+def test_cancelled_and_resumed(running, tmp_path, monkeypatch):
+    whole = ended(running.client, created(running.client, **DRAWN)["id"])
+    expected = download(running.client, whole["id"])["u"]
+    with Running(registry(), like=running, store=tmp_path) as other:
+        slowed(monkeypatch, other.service)
+        client = other.client
+        id = created(client, **DRAWN)["id"]
+        waits = created(client, **DRAWN)["id"]
+        until(lambda: client.get(f"/v1/ensembles/{id}").json()["done"] > 0)
+        refused(client.get(f"/v1/ensembles/{waits}/download"), 409, "conflict")
+        assert client.delete(f"/v1/ensembles/{waits}").json()["status"] == "cancelled"
+        assert client.delete(f"/v1/ensembles/{id}").json()["status"] == "cancelled"
+        until(lambda: other.service.jobs._current is None)
+        job = client.get(f"/v1/ensembles/{id}").json()
+        assert 0 < job["done"] < 1000
+        assert (np.array(download(client, id)["retcode"]) == "Success").sum() == job["done"]
+        assert client.post(f"/v1/ensembles/{id}/resume").json()["status"] == "queued"
+        assert ended(client, id)["done"] == 1000
+        np.testing.assert_array_equal(download(client, id)["u"], expected)
+        assert client.post(f"/v1/ensembles/{id}/resume").json()["status"] == "done"
+        assert client.get(f"/v1/ensembles/{waits}").json()["status"] == "cancelled"
+
+
+def test_a_job_goes_on_after_a_restart(running, tmp_path, monkeypatch):
+    whole = ended(running.client, created(running.client, **DRAWN)["id"])
+    expected = download(running.client, whole["id"])["u"]
+    with Running(registry(), like=running, store=tmp_path) as first:
+        slowed(monkeypatch, first.service)
+        id = created(first.client, **DRAWN)["id"]
+        waits = created(first.client, **DRAWN | {"trajectories": 10})["id"]
+        until(lambda: first.client.get(f"/v1/ensembles/{id}").json()["done"] > 0)
+    kept = json.loads((tmp_path / id / "job.json").read_text())
+    assert kept["status"] == "running"
+    with Running(registry(), like=running, store=tmp_path) as second:
+        job = ended(second.client, id)
+        assert job["done"] == 1000
+        assert job["retcodes"] == {"Success": 1000}
+        np.testing.assert_array_equal(download(second.client, id)["u"], expected)
+        assert ended(second.client, waits)["done"] == 10
+
+
+def test_a_job_that_fails(running, tmp_path, monkeypatch):
+    with Running(registry(), like=running, store=tmp_path) as other:
+
+        def crash(program, numbers):
+            raise ArithmeticError("secret")
+
+        with monkeypatch.context() as context:
+            context.setattr(other.service.jobs, "_submit", crash)
+            id = created(other.client, **DRAWN)["id"]
+            job = ended(other.client, id, "failed")
+        assert "see the log" in job["error"]
+        assert "secret" not in job["error"]
+        other.client.post(f"/v1/ensembles/{id}/resume")
+        assert ended(other.client, id)["error"] is None
+
+
+def test_requests_beside_a_job(running, tmp_path):
+    """They are answered while it runs."""
+    with Running(registry(), like=running, store=tmp_path) as other:
+        id = created(other.client, **DRAWN | {"trajectories": 200_000})["id"]
+        until(lambda: other.client.get(f"/v1/ensembles/{id}").json()["status"] == "running")
+        expected = [running.solve(u0=[1 + i / 20, 1]).json()["u"] for i in range(20)]
+        got = [other.solve(u0=[1 + i / 20, 1]).json()["u"] for i in range(20)]
+        assert got == expected
+        assert other.client.get(f"/v1/ensembles/{id}").json()["status"] == "running"
+        other.client.delete(f"/v1/ensembles/{id}")
+
+
+#
+# In a process of its own
+#
+
+
+APP = """
+import jax, jax.numpy as jnp, ensembleode as eo
+
+jax.config.update("jax_enable_x64", True)
+jax.config.update("jax_disable_most_optimizations", True)
+
+def heavy(u, p, t):
+    # (Slow, so that there is something to interrupt.)
+    return jnp.array([p[0] * u[1], -p[0] * u[0]])
+
+def registry():
+    prob = eo.ODEProblem(heavy, jnp.array([1.0, 0.0]), (0.0, 1.0), jnp.array([3.0]))
+    limits = eo.serve.Limits(saveat=8, maxiters=10**7)
+    return eo.serve.Registry().add("heavy", prob, dt=DT, adaptive=False, limits=limits)
+"""
+
+
+class Process:
+    """`ensembleode serve`, once it is ready."""
+
+    def __init__(self, folder, *options, dt=1e-4):
+        (folder / "app.py").write_text(textwrap.dedent(APP).replace("DT", repr(dt)))
+        command = "from ensembleode.cli import main; main()"
+        self.log = open(folder / "log", "a")  # noqa: SIM115
+        self.process = subprocess.Popen(
+            [
+                sys.executable, "-c", command, "serve", "app.py:registry", "--port", "0",
+                "--store", str(folder / "ensembles"), "--max-batch", "128", *options,
+            ],
+            cwd=folder,
+            stdout=self.log,
+            stderr=self.log,
+            env=os.environ | {"ENSEMBLEODE_TOKENS": "sesame"},
+        )  # fmt: skip
+        self.folder = folder
+
+    def __enter__(self):
+        began = (self.folder / "log").read_text().count("Uvicorn running")
+
+        def url():
+            assert self.process.poll() is None, (self.folder / "log").read_text()
+            lines = (self.folder / "log").read_text().splitlines()
+            found = [x for x in lines if "Uvicorn running on" in x]
+            return len(found) > began and found[-1].split("running on ")[1].split()[0]
+
+        until(url)
+        headers = {"Authorization": "Bearer sesame"}
+        self.url = url()
+        self.client = httpx.Client(base_url=self.url, timeout=60, headers=headers)
+        until(lambda: self.client.get("/readyz").status_code == 200)
+        return self
+
+    def __exit__(self, *exception):
+        self.client.close()
+        if self.process.poll() is None:
+            self.process.kill()
+        self.process.wait(30)
+        self.log.close()
+
+
+JOB = {
+    "trajectories": 3000,
+    "u0": {"low": [0.5, 0.5], "high": [2.0, 2.0]},
+    "seed": 3,
+    "saveat": [0.5, 1.0],
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sig", [signal.SIGTERM, signal.SIGKILL])
+def test_jobs_go_on_after_signals(tmp_path, sig):
+    """A job that the process was told, or not even told, to end in: the same numbers, as those of
+    one that ran on."""
+    with Process(tmp_path) as first:
+        id = created(first.client, "heavy", **JOB)["id"]
+        until(lambda: first.client.get(f"/v1/ensembles/{id}").json()["done"] > 100)
+        first.process.send_signal(sig)
+        assert first.process.wait(60) == (0 if sig == signal.SIGTERM else -sig)
+    status = json.loads((tmp_path / "ensembles" / id / "job.json").read_text())["status"]
+    assert status == "running"
+    with Process(tmp_path) as second:
+        job = second.client.get(f"/v1/ensembles/{id}").json()
+        assert job["status"] in ("queued", "running")
+        until(lambda: second.client.get(f"/v1/ensembles/{id}").json()["done"] > 100)
+        assert ended(second.client, id)["retcodes"] == {"Success": 3000}
+        found = download(second.client, id)
+        other = created(second.client, "heavy", **JOB)["id"]
+        ended(second.client, other)
+        np.testing.assert_array_equal(download(second.client, other)["u"], found["u"])
+
+
+@pytest.mark.slow
+def test_sigterm_finishes_what_was_taken(tmp_path):
+    """Requests that wait are answered; the process ends, with 0, within the bound."""
+    import concurrent.futures
+
+    with (
+        Process(tmp_path, "--no-batching", dt=1e-5) as served,
+        concurrent.futures.ThreadPoolExecutor(8) as threads,
+    ):
+        ask = {"u0": [[1.0, 0.0]] * 2}
+        posts = [
+            threads.submit(served.client.post, "/v1/problems/heavy/solve", json=ask)
+            for _ in range(8)
+        ]
+
+        def taken():
+            text = served.client.get("/metrics").text
+            return "ensembleode_queue_trajectories 0.0" not in text
+
+        until(taken)
+        began = time.monotonic()
+        served.process.send_signal(signal.SIGTERM)
+        assert served.process.wait(60) == 0
+        assert time.monotonic() - began < 40
+        assert [x.result().status_code for x in posts] == [200] * 8
+        assert all(x.result().json()["retcode"] == ["Success"] * 2 for x in posts)
+
+
+def test_of_the_store_itself(running):
+    """What is kept is an ensemble's store, as any other."""
+    job = ended(running.client, created(running.client, **DRAWN)["id"])
+    sim = eo.open_ensemble(running.service.jobs._folder / job["id"] / "ensemble.zarr")
+    assert sim.converged
+    assert jnp.isfinite(jnp.asarray(sim.u)).all()

@@ -1,0 +1,226 @@
+"""Too much, too late, crashes, and those who leave: nobody else is the worse for it."""
+
+import asyncio
+import collections
+import gc
+import json
+import os
+import random
+import socket
+import threading
+import time
+
+import httpx
+import numpy as np
+import psutil
+import pytest
+
+from .running import registry, Running, until
+from .test_app import refused, without_seconds
+
+
+@pytest.fixture
+def held(running, monkeypatch):
+    """A service with a small queue, whose batches wait to be let go, and may crash."""
+    with Running(registry(), like=running, queue=20, max_wait_ms=0.0) as held:
+        let_go = threading.Event()
+        run = held.service._run
+
+        def wait(program, slices):
+            assert let_go.wait(60)
+            if any((s.payload.u0 == 3.25).any() for s in slices):
+                raise ArithmeticError("u0=3.25")
+            return run(program, slices)
+
+        held.service.batcher._run = wait
+        held.let_go = let_go
+        held.posts = []
+        yield held
+        let_go.set()
+        for thread in held.posts:
+            thread.join(30)
+
+
+def post(held, n=1, x=1.0, **body):
+    """Ask from a thread; the list that the response will be in."""
+    got = []
+    thread = threading.Thread(target=lambda: got.append(held.solve(u0=[[x, 1.0]] * n, **body)))
+    thread.start()
+    held.posts.append(thread)
+    return got
+
+
+def occupied(held):
+    """Have a batch run, so that what comes waits."""
+    got = post(held)
+    until(lambda: held.service.batcher._running)
+    return got
+
+
+def test_a_full_queue(held):
+    first = occupied(held)
+    waits = [post(held, 10), post(held, 10)]
+    until(lambda: held.service.batcher.waiting == 20)
+    assert "ensembleode_queue_trajectories 20.0" in held.client.get("/metrics").text
+    response = held.solve(u0=[[1, 1]])
+    refused(response, 429, "queue_full")
+    assert int(response.headers["retry-after"]) >= 1
+    held.let_go.set()
+    until(lambda: all([first, *waits]))
+    assert {x[0].status_code for x in [first, *waits]} == {200}
+    assert held.solve(u0=[[1, 1]]).status_code == 200
+
+
+def test_a_deadline(held):
+    first = occupied(held)
+    began = time.monotonic()
+    refused(held.solve(deadline_ms=50), 504, "deadline")
+    assert time.monotonic() - began < 5
+    until(lambda: held.service.batcher.waiting == 0)
+    held.let_go.set()
+    until(lambda: first)
+    assert first[0].status_code == 200
+    assert held.solve(deadline_ms=60_000).status_code == 200
+
+
+def test_a_crash(held, caplog):
+    """Those of the batch are told an id, which the log has; others are answered."""
+    first = occupied(held)
+    others = [post(held, x=3.25), post(held, x=1.5)]
+    until(lambda: held.service.batcher.waiting == 2)
+    held.let_go.set()
+    until(lambda: all([first, *others]))
+    assert first[0].status_code == 200
+    ids = {refused(x[0], 500, "batch_failed")["id"] for x in others}
+    assert len(ids) == 1
+    assert ids.pop() in caplog.text
+    assert held.solve().status_code == 200
+    assert held.client.get("/readyz").status_code == 200
+
+
+def test_something_unforeseen(running, monkeypatch, caplog):
+    def crash(*_):
+        raise ArithmeticError("secret")
+
+    monkeypatch.setattr(running.service, "entry", crash)
+    error = refused(running.solve(), 500, "internal")
+    assert "secret" not in error["message"]
+    assert error["id"] in caplog.text
+
+
+def test_those_who_leave(held):
+    """Their trajectories are dropped."""
+    first = occupied(held)
+    host, port = held.url.removeprefix("http://").split(":")
+    body = json.dumps({"u0": [[1, 1]] * 15}).encode()
+    with socket.create_connection((host, int(port))) as connection:
+        connection.sendall(
+            b"POST /v1/problems/lotka/solve HTTP/1.1\r\nHost: x\r\n"
+            b"Content-Type: application/json\r\n"
+            + f"Content-Length: {len(body)}\r\n\r\n".encode()
+            + body
+        )
+        until(lambda: held.service.batcher.waiting == 15)
+    until(lambda: held.service.batcher.waiting == 0)
+    held.let_go.set()
+    until(lambda: first)
+    assert first[0].status_code == 200
+
+
+def test_draining(running):
+    """What waits is answered, what comes then is refused."""
+    with Running(registry(), like=running, max_wait_ms=0.0) as held:
+        let_go = threading.Event()
+        run = held.service._run
+
+        def wait(program, slices):
+            assert let_go.wait(60)
+            return run(program, slices)
+
+        held.service.batcher._run = wait
+        held.posts = []
+        got = [occupied(held), post(held), post(held)]
+        until(lambda: held.service.batcher.waiting == 2)
+        held.service.begin_draining()
+        assert held.client.get("/readyz").json() == {"status": "draining"}
+        refused(held.solve(), 503, "draining")
+        stopping = threading.Thread(target=held.stop)
+        stopping.start()
+        time.sleep(0.2)
+        let_go.set()
+        stopping.join(30)
+        until(lambda: all(got))
+        assert {x[0].status_code for x in got} == {200}
+
+
+BAD = [
+    (422, {"u0": [1, 9]}),
+    (422, {"u0": [1, "x"]}),
+    (422, {"u0": [1, 2, 3]}),
+    (422, {"saveat": [0.5, 0.1]}),
+    (422, {"nonsense": 1}),
+    (413, {"u0": [[1, 1]] * 65}),
+]
+
+
+def load(running, requests, clients, bad, seed=0):
+    """Drive it: distinct requests again and again, among them bad ones.
+
+    **Returns:** how many of each status; every answer was the one of that request alone.
+    """
+    rng = np.random.default_rng(seed)
+    pool = [("lotka", {"u0": rng.uniform(0.5, 2, 2).tolist(), "saveat": 0.5}) for _ in range(50)]
+    pool += [("node", {"u0": rng.uniform(-2, 2, 2).tolist()}) for _ in range(50)]
+    alone = [without_seconds(running.solve(problem, **body)) for problem, body in pool]
+    statuses = collections.Counter()
+    choose = random.Random(seed)
+
+    async def client(http, count):
+        for _ in range(count):
+            if choose.random() < bad:
+                status, body = choose.choice(BAD)
+                response = await http.post("/v1/problems/lotka/solve", json=body)
+                assert response.status_code == status
+            else:
+                i = choose.randrange(len(pool))
+                problem, body = pool[i]
+                response = await http.post(f"/v1/problems/{problem}/solve", json=body)
+                assert without_seconds(response) == alone[i]
+            statuses[response.status_code] += 1
+
+    async def drive():
+        limits = httpx.Limits(max_connections=clients)
+        async with httpx.AsyncClient(base_url=running.url, timeout=60, limits=limits) as http:
+            await asyncio.gather(*(client(http, requests // clients) for _ in range(clients)))
+
+    asyncio.run(drive())
+    return statuses
+
+
+def test_some_bad_requests(running):
+    statuses = load(running, 600, 20, 0.1)
+    assert statuses.total() == 600
+    assert statuses[200] > 450
+    assert statuses[422] + statuses[413] == 600 - statuses[200]
+
+
+@pytest.mark.slow
+def test_many_requests(running):
+    """1% of them bad: no wrong answer, none lost, the bad ones refused. (10^5 of them, as
+    `ENSEMBLEODE_REQUESTS` says; `benchmarks/service.py` has more.)"""
+    n = int(os.environ.get("ENSEMBLEODE_REQUESTS", "10000"))
+    statuses = load(running, n, 50, 0.01)
+    assert statuses.total() == n
+    assert 0.005 < (statuses[422] + statuses[413]) / n < 0.02
+
+
+@pytest.mark.slow
+def test_memory_is_level(running):
+    process = psutil.Process()
+    load(running, 3000, 50, 0.01)
+    gc.collect()
+    before = process.memory_info().rss
+    for seed in range(3):
+        load(running, 3000, 50, 0.01, seed)
+    gc.collect()
+    assert process.memory_info().rss - before < 40 * 2**20
