@@ -49,8 +49,9 @@ _LARGE = 2**16
 # Seconds until it is looked whether who asked is still there; and for a body to arrive.
 _PATIENCE, _BODY_SECONDS = 0.25, 60.0
 _HEADERS = {
-    "Content-Security-Policy": "default-src 'self'; style-src 'self' 'unsafe-inline'; "
-    "img-src 'self' data:; frame-ancestors 'none'",
+    "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
+    # (Asked for again, as the modules of two versions don't go together.)
+    "Cache-Control": "no-cache",
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
 }
@@ -700,6 +701,13 @@ def _add_health(app: FastAPI, service: Service) -> None:
         return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
 
 
+class _PageFiles(StaticFiles):
+    def file_response(self, *args: Any, **kwargs: Any) -> Response:
+        response = super().file_response(*args, **kwargs)
+        response.headers.update(_HEADERS)
+        return response
+
+
 def _add_page(app: FastAPI) -> None:
     if not (_PAGE / "index.html").exists():
         return
@@ -708,7 +716,7 @@ def _add_page(app: FastAPI) -> None:
     async def index() -> Response:
         return FileResponse(_PAGE / "index.html", headers=_HEADERS)
 
-    app.mount("/page", StaticFiles(directory=_PAGE), name="page")
+    app.mount("/page", _PageFiles(directory=_PAGE), name="page")
 
 
 #

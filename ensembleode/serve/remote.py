@@ -365,7 +365,8 @@ def solve(
     name = description["name"]
     t0, t1 = description["tspan"]
     call = Call(service, name, deadline, tuple(fields), n, state, dtype, rows, own_times, (t0, t1))
-    u, t, retcode, lengths, naccept, nreject = _answered(call, tuple(operands))
+    answered: Any = _answered(call, tuple(operands))
+    u, t, retcode, lengths, naccept, nreject = answered
     stats = Stats(naccept, nreject, None)
     if n is None:
         return ODESolution(u, t, retcode, stats, lengths, None, engine)
