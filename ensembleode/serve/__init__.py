@@ -10,9 +10,13 @@
 What needs the extra `serve` is imported where it is used, so that a registry can be made without.
 """
 
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 from .registry import Limits as Limits, Registry as Registry
+
+
+if TYPE_CHECKING:
+    from .app import create_app as create_app, run as run
 
 
 def __getattr__(name: str) -> Any:
