@@ -12,7 +12,7 @@ import importlib.util
 import os
 import re
 from collections.abc import Iterator
-from typing import NamedTuple, Protocol
+from typing import NamedTuple, Protocol, runtime_checkable
 
 
 # What `supported` may be without: compiled for where no device is known. All releases have it.
@@ -58,6 +58,7 @@ class Usage(NamedTuple):
     stack: int
 
 
+@runtime_checkable
 class Device(Protocol):
     """A CUDA device of JAX."""
 
