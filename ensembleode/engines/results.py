@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..plan import Plan, Result
+from ..plan import Plan, Result, shared_times
 from ..solution import ReturnCode
 from ..solvers.tableau import Tableau
 from ..trajectories import Lane
@@ -102,7 +102,13 @@ def _asked_for(numbers: Numbers) -> tuple:
     return jnp.isfinite(times), forwards < before
 
 
-def own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
+def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
+    """The result with its times, which it has not got where the trajectories share them."""
+    t = shared_times(plan, lanes) if result.t is None else _own_times(plan, lanes, result)
+    return result._replace(t=t)
+
+
+def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
     """The times saved as the functions that they are of the numbers: [trajectory, row].
 
     (Within a solve that saves every step they are constants, but for the first and the last.)

@@ -15,11 +15,11 @@ import orjson
 
 from ..saving import grid, Spacing
 from ..solution import ReturnCode
+from .exchange import BINARY as BINARY, JSON as JSON
 from .registry import Entry
 from .solving import Answer, Gradients, Numbers
 
 
-JSON, BINARY = "application/json", "application/x-msgpack"
 # What arrays of requests may be made of.
 DTYPES = {"<f4", "<f8", "<i4", "<i8"}
 _FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")

@@ -16,11 +16,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ...plan import Plan, Result, shared_times
+from ...plan import Plan, Result
 from ...trajectories import Lane
 from .. import lanes as _lanes
 from ..rates import with_rates
-from ..results import own_times
+from ..results import with_times
 from .calls import Setup
 from .derivatives import solved
 from .generate import pulling_back, solving
@@ -60,5 +60,4 @@ def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Res
     """Solve `n` trajectories in one launch."""
     mask = np.ones(n, bool) if mask is None else mask
     result = solved(plan, lanes, n, jnp.asarray(mask))
-    t = shared_times(plan, lanes) if result.t is None else own_times(plan, lanes, result)
-    return with_rates(plan, lanes, result._replace(t=t))
+    return with_rates(plan, lanes, with_times(plan, lanes, result))

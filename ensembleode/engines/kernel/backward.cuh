@@ -1,7 +1,7 @@
 // The kernel that pulls cotangents back: records the steps of a trajectory, and replays them
 // backwards (as `lanes/adjoint.py`, where the method's source is).
 //
-// The record holds a segment of `RECORD` steps; of the segments before the last a checkpoint is
+// The record holds a segment of `lane.record` steps; of the segments before the last a checkpoint is
 // kept, from which they are recorded anew. A thread has its place in both for one trajectory after
 // the other. The threads of a group share their parameters, whose gradients are summed up later.
 

@@ -16,7 +16,7 @@ from ...trajectories import Lane
 from ..codegen import parameters_of
 from ..results import Counts, Saved
 from . import launch
-from .generate import BLOCK, Description, pulling_back, solving, with_gradients
+from .generate import BLOCK, Description, pulling_back, size_of, solving, with_gradients
 from .numbers import arrays_of, layout_of
 
 
@@ -91,7 +91,7 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
     outputs.append(jax.ShapeDtypeStruct((3 + (plan.saving.mode != "ends"), n), jnp.int32))
     sizes = jnp.array([n, rows, plan.maxiters, n, n, n, 0], jnp.int32)
     kernel = launch.Kernel(solving(d), "solve", BLOCK)
-    u, *t, counts = launch.launch(kernel, n, [*_operands(d, setup, lanes, mask, sizes)], outputs)
+    u, *t, counts = launch.launch(kernel, n, _operands(d, setup, lanes, mask, sizes), outputs)
     u = jnp.moveaxis(u, -1, 0).reshape(n, -1, *plan.state.shape)
     codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
     if plan.saving.mode == "ends":
@@ -166,7 +166,7 @@ def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, saved: Any)
     d = setup.description(lanes)
     which = with_gradients(d)
     avals = parameters_of(plan.field)
-    own, shared = (sum(math.prod(avals[i].shape) for i in part) for part in which)
+    own, shared = (size_of(d, part) for part in which)
     record = min(plan.maxiters, max(_RECORD, math.isqrt(plan.maxiters - 1) + 1))
     segments = -(-plan.maxiters // record)
     each = max(1, shared)

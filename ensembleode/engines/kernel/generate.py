@@ -107,7 +107,7 @@ def pulling_back(d: Description) -> str:
     parameters += [("T*", "out_u0"), ("T*", "out_own"), ("T*", "out_shared")]
     if d.saving.mode != "steps":
         parameters += [("T*", "record"), ("T*", "kept")]
-    own, shared = (_sizes(d, which) for which in with_gradients(d))
+    own, shared = (size_of(d, which) for which in with_gradients(d))
     macros = {"PULL_BACK_PARAMETERS": _declared(parameters), "PULL_BACK_ARGUMENTS": _named(inputs)}
     for name, size in (("OWN", own), ("SHARED", shared)):
         fits = size <= _LARGEST_GRADIENT
@@ -209,10 +209,11 @@ def _transposed(d: Description) -> str:
     jaxpr = staged(d.field, transposed, state=struct, extra=[struct])
     places = (*d.layout.inputs.places, ("forward", 0))
     inputs = d.layout.inputs._replace(places=places)
-    return _function("transposed", "forward", jaxpr, inputs, d.size + _sizes(d, which))
+    return _function("transposed", "forward", jaxpr, inputs, d.size + size_of(d, which))
 
 
-def _sizes(d: Description, which: Sequence[int]) -> int:
+def size_of(d: Description, which: Sequence[int]) -> int:
+    """How many numbers these constants and parameters of the field are."""
     avals = parameters_of(d.field)
     return sum(math.prod(avals[i].shape) for i in which)
 

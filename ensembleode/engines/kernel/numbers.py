@@ -6,7 +6,7 @@ places.
 """
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
@@ -93,12 +93,3 @@ def _leaves(
         if x is not None:
             wanted = np.int32 if name == "count" else dtype
             yield of(name, x, getattr(plan.batched, name), wanted)
-
-
-def flat_first(x: Any) -> Any:
-    """`[trajectory, ...]` as a kernel has it: `[..., trajectory]`, its other axes as one."""
-    return x.reshape(x.shape[0], -1).T
-
-
-def differentiable(avals: Sequence) -> list[bool]:
-    return [bool(jnp.issubdtype(a.dtype, jnp.floating)) for a in avals]

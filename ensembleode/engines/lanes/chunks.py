@@ -11,11 +11,11 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
-from ...plan import Plan, Result, shared_times
+from ...plan import Plan, Result
 from ...program import Program
 from ...solution import ReturnCode
 from ...trajectories import Lane
-from ..results import Counts, Numbers, own_times, result_of, Saved
+from ..results import Counts, Numbers, result_of, Saved, with_times
 from .adjoint import buffers, Cotangent, pull_back
 from .continuous import backsolve, gauss
 from .controller import Tolerances
@@ -84,8 +84,7 @@ def solve_trajectories(
         wanted = wanted & _in_chunks(mask, chunks, setup.width)
     result = _solved(setup, every, shared, jnp.asarray(wanted))
     result = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:])[:n], result)
-    t = shared_times(plan, lanes) if result.t is None else own_times(plan, lanes, result)
-    return result._replace(t=t)
+    return with_times(plan, lanes, result)
 
 
 def _setup(plan: Plan, lanes: Lane, alone: bool) -> Setup:
