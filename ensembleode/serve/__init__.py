@@ -3,7 +3,8 @@
 - `registry.py`: the problems that are served, and their limits.
 - `solving.py`: a problem as compiled functions of padded arrays.
 - `batcher.py`: from requests to batches and back.
-- `wire.py`: bodies to numbers and back; `app.py`: the endpoints.
+- `wire.py`: bodies to numbers and back; `calls.py`: requests and answers.
+- `service.py`: what the endpoints share; `app.py`: the endpoints; `process.py`: the process.
 - `jobs.py`: long ensembles, kept in a folder; `metrics.py`, `tokens.py`.
 - `page/`: what is at `/`.
 
@@ -16,12 +17,17 @@ from .registry import Limits as Limits, Registry as Registry
 
 
 if TYPE_CHECKING:
-    from .app import create_app as create_app, run as run
+    from .app import create_app as create_app
+    from .process import run as run
 
 
 def __getattr__(name: str) -> Any:
-    if name in ("create_app", "run"):
-        from . import app
+    if name == "create_app":
+        from .app import create_app
 
-        return getattr(app, name)
+        return create_app
+    if name == "run":
+        from .process import run
+
+        return run
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

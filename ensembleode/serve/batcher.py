@@ -8,21 +8,22 @@ large item is split, and others are not stuck behind it.
 
 import asyncio
 import collections
-import dataclasses
 import logging
 import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, NamedTuple
 
 
 logger = logging.getLogger("ensembleode.serve")
 
 
 # The part of the longest wait after which nobody else is expected, where nobody came in it.
-_LULL = 0.2
+_LULL = 0.05
+# Timers of event loops are no finer than this.
+_TICK = 0.002
 
 
 class QueueFull(Exception):
@@ -49,8 +50,7 @@ class BatchFailed(Exception):
         self.id = id
 
 
-@dataclasses.dataclass(frozen=True)
-class Slice:
+class Slice(NamedTuple):
     """Some of an item: `payload` from `start` to `stop`."""
 
     payload: Any
@@ -58,8 +58,7 @@ class Slice:
     stop: int
 
 
-@dataclasses.dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """An item's results, part by part in order; the seconds it waited for the first batch, and
     those that its batches took."""
 
@@ -70,7 +69,7 @@ class Done:
 
 class _Item:
     __slots__ = (
-        "background", "future", "given", "n", "payload", "results", "seconds", "started",
+        "background", "future", "given", "n", "payload", "results", "seconds", "settled", "started",
         "submitted", "timer", "waiting", "where",
     )  # fmt: skip
 
@@ -86,6 +85,7 @@ class _Item:
         self.results: list[Any] = []
         self.background = background
         self.timer: Any = None
+        self.settled: Any = None  # called when the future is done
         self.where: Any = None  # its problem and line
 
 
@@ -203,10 +203,12 @@ class Batcher:
                 raise DeadlineExceeded
             item.timer = loop.call_later(deadline - now, self._expire, item)
         self._add(problem, line, item)
-        item.future.add_done_callback(lambda _: self._settled(item))
+        item.settled = lambda _: self._settled(item)
+        item.future.add_done_callback(item.settled)
         return item.future
 
     def _settled(self, item: _Item) -> None:
+        item.settled = None
         if item.timer is not None:
             item.timer.cancel()
         self._forget(item)
@@ -302,15 +304,22 @@ class Batcher:
             now = time.monotonic()
             found, due = self._next(now)
             if found is None:
-                self._wake.clear()
-                try:
-                    async with asyncio.timeout(None if due == math.inf else max(0.0, due - now)):
-                        await self._wake.wait()
-                except TimeoutError:
-                    pass
+                await self._wait(due - now)
                 continue
             problem, key = found
             await self._batch(key, self._take(problem, key, now))
+
+    async def _wait(self, seconds: float) -> None:
+        """For so long, or until something is due before that."""
+        if seconds < _TICK:
+            await asyncio.sleep(0)
+            return
+        self._wake.clear()
+        try:
+            async with asyncio.timeout(None if seconds == math.inf else seconds - _TICK):
+                await self._wake.wait()
+        except TimeoutError:
+            pass
 
     def _next(self, now: float) -> tuple[Any, float]:
         """The line whose turn it is; or when one is due."""
@@ -394,6 +403,9 @@ class Batcher:
             item.results.append(results[i])
             if stop == item.n:
                 wait = item.started - item.submitted
+                if item.timer is None:  # there is nothing left to be done
+                    item.future.remove_done_callback(item.settled)
+                    item.settled = None  # (or the two of them would be for the garbage collector)
                 item.future.set_result(Done(item.results, wait, item.seconds))
         self._rest()
 

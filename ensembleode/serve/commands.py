@@ -13,7 +13,7 @@ def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options:
     from . import tokens as tokens_of
 
     try:
-        from .app import run
+        from .process import run
 
         run(
             _registry(registry),

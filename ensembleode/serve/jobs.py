@@ -409,7 +409,7 @@ def _specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict
         return _drawn(entry, body)
     if "deadline_ms" in body:
         raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
-    asked = wire.query(entry, body, most=entry.limits.ensemble)
+    asked = wire.query(entry, body, ensemble=entry.limits.ensemble)
     numbers = asked.numbers
     own_u0, own_p = asked.own
     arrays = {"u0": numbers.u0 if own_u0 else numbers.u0[0], "times": _filled(asked)}

@@ -8,6 +8,7 @@ of the lanes engine; a trajectory has the same bits in any of them, and at any p
 
 import dataclasses
 import functools
+import itertools
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -194,12 +195,10 @@ class Solver:
             # What fills up takes no step.
             numbers.t1[n:] = numbers.t0[n:]
         result = jax.tree.map(np.asarray, self._run(program, numbers))
-        results, start = [], 0
-        for count in counts:
-            end = start + count
-            results.append(type(result)(*(x if x is None else x[start:end] for x in result)))
-            start = end
-        return results
+        ends = [*itertools.accumulate(counts)]
+        of_parts = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
+        columns = ([x if x is None else x[part] for part in of_parts] for x in result)
+        return [*map(type(result)._make, zip(*columns, strict=True))]
 
     def _fill_up_times(self, numbers: Numbers, n: int) -> None:
         """Replace those that are NaN, and all past the first `n` trajectories."""
@@ -287,9 +286,11 @@ def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
         return None
     out = np.full(shape, fill, first.dtype)
     start = 0
-    for x in column:
-        end = start + len(x)
-        out[start:end, : x.shape[1]] = x
+    # (Most have as many rows as the one before.)
+    for rows, some in itertools.groupby(column, lambda x: x.shape[1]):
+        some = np.concatenate([*some])
+        end = start + len(some)
+        out[start:end, :rows] = some
         start = end
     return out
 

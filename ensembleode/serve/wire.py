@@ -21,8 +21,11 @@ from .solving import Answer, Gradients, Numbers
 
 
 # What arrays of requests may be made of.
-DTYPES = {"<f4", "<f8", "<i4", "<i8"}
+DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
+_KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")
+_KNOWN = frozenset(_FIELDS)
+_OF_AN_ARRAY = {"dtype", "shape", "data"}
 _CODES = [code.name for code in ReturnCode]
 
 
@@ -107,6 +110,8 @@ def parsed(body: bytes, binary: bool) -> dict[str, Any]:
     if binary or b"true" in body or b"false" in body:
         # To NumPy they are numbers, beside others.
         for name, value in found.items():
+            if type(value) is dict and value.keys() == _OF_AN_ARRAY:
+                continue  # which has its own checks
             try:
                 _refuse_booleans(value, str(name))
             except RecursionError:
@@ -123,25 +128,23 @@ def _of_json(body: bytes) -> Any:
 
 
 def query(
-    entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, most: int | None = None
+    entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, ensemble: int | None = None
 ) -> Query:
     """What is asked for.
 
-    **Arguments:** `more`: further fields that there may be; `most`: trajectories of an ensemble,
-    which has another limit than a request.
+    **Arguments:** `more`: further fields that there may be; `ensemble`: the trajectories that an
+    ensemble may have, which has another limit than a request.
 
     **Raises:** `Refused`.
     """
-    with np.errstate(over="ignore", invalid="ignore"):
-        return _query(entry, given, more, most)
-
-
-def _query(entry: Entry, given: dict[str, Any], more: Sequence[str], ensemble: int | None) -> Query:
-    fields = _known(given, more)
+    if not given.keys() <= _KNOWN:
+        _check_known(given, more)
     limits = entry.limits
-    u0, many_u0 = _array(fields["u0"], "u0", entry.shape, entry.dtype, entry.u0)
-    p, many_p = _array(fields["p"], "p", entry.p.shape, entry.p.dtype, None)
-    tspan, many_spans = _array(fields["tspan"], "tspan", (2,), entry.time_dtype, entry.default_span)
+    u0, many_u0 = _array(given.get("u0"), "u0", entry.shape, entry.dtype, entry.u0)
+    p, many_p = _array(given.get("p"), "p", entry.p.shape, entry.p.dtype, None)
+    tspan, many_spans = _array(
+        given.get("tspan"), "tspan", (2,), entry.time_dtype, entry.default_span
+    )
     many = many_u0 or many_p or many_spans
     n = 1
     if many:
@@ -152,13 +155,13 @@ def _query(entry: Entry, given: dict[str, Any], more: Sequence[str], ensemble: i
         if n > most:
             message = f"{n} trajectories are more than the limit {limit}={most}."
             raise over(limit, None, message, 413)
-    if fields["u0"] is not None:
+    if u0 is not entry.u0:
         _check_within(u0, entry.u0_limits, "u0", many_u0)
     if p is not None:
         _check_within(p, entry.p_limits, "p", many_p)
-    if fields["tspan"] is not None:
+    if tspan is not entry.default_span:
         _check_spans(tspan, limits.tspan, many_spans)
-    times, counts, shared = _times(entry, fields["saveat"], tspan, many_spans, n)
+    times, counts, shared = _times(entry, given.get("saveat"), tspan, many_spans, n)
     rows = times.shape[1]
     spans = _rows(tspan, many_spans, n)
     numbers = Numbers(
@@ -170,7 +173,7 @@ def _query(entry: Entry, given: dict[str, Any], more: Sequence[str], ensemble: i
     )
     return Query(
         numbers, n, counts, rows, times[0] if shared else times, many, (many_u0, many_p),
-        _deadline(fields["deadline_ms"]), {name: given.get(name) for name in more},
+        _deadline(given.get("deadline_ms")), {name: given.get(name) for name in more},
     )  # fmt: skip
 
 
@@ -212,12 +215,11 @@ def cotangent(entry: Entry, asked: Query) -> np.ndarray:
     return found if asked.many else found[None]
 
 
-def _known(given: dict[str, Any], more: Sequence[str]) -> dict[str, Any]:
+def _check_known(given: dict[str, Any], more: Sequence[str]) -> None:
     unknown = [name for name in given if name not in _FIELDS and name not in more]
     if unknown:
         names = ", ".join((*_FIELDS, *more))
         raise invalid(str(unknown[0])[:100], f"there is no such field; there are {names}.")
-    return {name: given.get(name) for name in _FIELDS}
 
 
 def _agreed(counts: list[tuple[str, int]]) -> int:
@@ -288,6 +290,7 @@ def _times(
     return times, rows, shared and len(times) == 1
 
 
+@np.errstate(over="ignore", invalid="ignore")
 def _spaced(
     entry: Entry, step: float, path: str, tspan: np.ndarray, many: bool
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
@@ -384,7 +387,8 @@ def _converted(given: Any, name: str, dtype: np.dtype) -> np.ndarray:
                 return np.zeros(0, dtype)
             found = _looked_through(given, name)
     if found.dtype != dtype:
-        found = found.astype(dtype)
+        with np.errstate(over="ignore", invalid="ignore"):
+            found = found.astype(dtype)
     if not np.isfinite(found).all():
         at = np.argwhere(~np.isfinite(found))[0]
         raise invalid(
@@ -395,18 +399,18 @@ def _converted(given: Any, name: str, dtype: np.dtype) -> np.ndarray:
 
 def _unpacked(given: dict, name: str) -> np.ndarray:
     """An array of a MessagePack body."""
-    if set(given) != {"dtype", "shape", "data"}:
+    if given.keys() != _OF_AN_ARRAY:
         raise invalid(name, f"{name} must be numbers, or an array with dtype, shape and data.")
-    dtype, shape, data = given["dtype"], given["shape"], given["data"]
-    if not isinstance(dtype, str) or dtype not in DTYPES:
+    shape, data = given["shape"], given["data"]
+    dtype = DTYPES.get(given["dtype"]) if isinstance(given["dtype"], str) else None
+    if dtype is None:
         raise invalid(f"{name}.dtype", f"dtype must be one of {', '.join(sorted(DTYPES))}.")
-    if (
-        not isinstance(shape, list)
-        or len(shape) > 16
-        or not all(type(x) is int and x >= 0 for x in shape)
-    ):
+    if not isinstance(shape, list) or len(shape) > 16:
         raise invalid(f"{name}.shape", "shape must be a list of counts.")
-    if not isinstance(data, bytes) or len(data) != math.prod(shape) * np.dtype(dtype).itemsize:
+    for x in shape:
+        if type(x) is not int or x < 0:
+            raise invalid(f"{name}.shape", "shape must be a list of counts.")
+    if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
         raise invalid(f"{name}.data", "data must be as many bytes as shape and dtype say.")
     return np.frombuffer(data, dtype).reshape(shape)
 
@@ -480,15 +484,15 @@ def _short(e: Exception) -> str:
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; arrays are NumPy's."""
     rows = asked.rows
-    u, lengths = answer.u[:, :rows], answer.lengths
-    # Filled-up times that the engine saved as well are not among those asked for.
-    lengths = np.minimum(lengths, asked.counts)
-    if lengths.min() < rows:
-        reached = np.arange(rows) < lengths[:, None]
-        u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
     seconds = {"wait": wait, "solve": solve}
     counts = {"naccept": answer.naccept, "nreject": answer.nreject, "nf": answer.nf}
     if asked.many:
+        # Filled-up times that the engine saved as well are not among those asked for.
+        lengths = np.minimum(answer.lengths, asked.counts)
+        u = answer.u[:, :rows]
+        if lengths.min() < rows:
+            reached = np.arange(rows) < lengths[:, None]
+            u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
         return {
             "u": u,
             "t": asked.times,
@@ -497,12 +501,16 @@ def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str,
             "lengths": lengths,
             "seconds": seconds,
         }
+    u, length = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
+    if length < rows:
+        u = u.copy()
+        u[length:] = np.nan
     return {
-        "u": u[0],
+        "u": u,
         "t": asked.times if asked.times.ndim == 1 else asked.times[0],
         "retcode": _CODES[int(answer.retcode[0])],
         "stats": {k: None if x is None else int(x[0]) for k, x in counts.items()},
-        "lengths": int(lengths[0]),
+        "lengths": length,
         "seconds": seconds,
     }
 
@@ -533,10 +541,11 @@ def encoded(content: Any, binary: bool) -> bytes:
 
 def _packed(x: Any) -> Any:
     if isinstance(x, np.ndarray):
-        x = np.ascontiguousarray(x)
-        if x.dtype.byteorder == ">":
+        kind = _KINDS.get(x.dtype)
+        if kind is None:
             x = x.astype(x.dtype.newbyteorder("<"))
-        return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
+            kind = x.dtype.str
+        return {"dtype": kind, "shape": x.shape, "data": x.tobytes()}
     raise TypeError(f"{type(x).__name__} can't be packed")
 
 

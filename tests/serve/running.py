@@ -9,6 +9,7 @@ import uvicorn
 
 import ensembleode as eo
 from ensembleode.serve import create_app
+from ensembleode.serve.process import configured
 
 from ..problems import linear, lotka_volterra, mlp, network
 
@@ -51,10 +52,7 @@ class Running:
                 self.service.solvers[name] = solver
         if like is not None or not warm:
             self.service._warm_up = lambda step: None
-        config = uvicorn.Config(
-            self.app, port=0, ws="none", log_level="error", timeout_graceful_shutdown=20
-        )
-        self.server = uvicorn.Server(config)
+        self.server = uvicorn.Server(configured(self.app, port=0, log_level="error"))
         self.thread = threading.Thread(target=self.server.run, daemon=True)
 
     def __enter__(self):

@@ -1,0 +1,190 @@
+"""A request and its answer, and what is answered to errors.
+
+A small request is solved in ten microseconds; Starlette's objects for one take longer than that.
+"""
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from http import HTTPStatus
+from typing import Any, NamedTuple
+
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import Response
+from starlette.exceptions import HTTPException
+
+from . import wire
+from .batcher import BatchFailed, DeadlineExceeded, Draining, QueueFull
+from .tokens import Tokens
+from .wire import Refused
+
+
+logger = logging.getLogger("ensembleode.serve")
+
+_BINARY = {wire.BINARY.encode(): True, b"application/msgpack": True, wire.JSON.encode(): False}
+_STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in HTTPStatus}
+_STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
+# Seconds for a body to arrive.
+_BODY_SECONDS = 60.0
+
+
+class Call:
+    """A request.
+
+    - `headers`: by name, in lower case.
+    - `receive`: as of ASGI, or None where it isn't needed to learn that who asked has gone.
+    - `name`: that of the problem, if any.
+    - `count`: how many trajectories it is for, once that is known.
+    - `future`: what it waits for; `gone`: whether who asked has gone.
+    """
+
+    __slots__ = ("count", "future", "gone", "headers", "name", "receive")
+
+    def __init__(self, headers: Mapping[bytes, bytes], receive: Any, name: str = ""):
+        self.headers = headers
+        self.receive = receive
+        self.name = name
+        self.count: int | None = None
+        self.future: asyncio.Future | None = None
+        self.gone = False
+
+    def leave(self) -> None:
+        """Who asked has gone."""
+        self.gone = True
+        if self.future is not None:
+            self.future.cancel()
+
+    def header(self, name: bytes) -> str:
+        """That of a name (in lower case), or nothing."""
+        return self.headers.get(name, b"").decode("latin-1")
+
+    async def body(self, limit: int) -> bytes:
+        """
+        **Raises:** `Refused` for one over the limit, or that doesn't arrive.
+        """
+        length = self.headers.get(b"content-length", b"")
+        if length.isdigit() and int(length) > limit:
+            raise too_large(limit)
+        message = await self.receive()
+        body = message.get("body", b"")
+        if message.get("more_body"):
+            parts, size = [body], len(body)
+            try:
+                async with asyncio.timeout(_BODY_SECONDS):
+                    while message.get("more_body"):
+                        message = await self.receive()
+                        parts.append(message.get("body", b""))
+                        size += len(parts[-1])
+                        if size > limit:
+                            raise too_large(limit)
+            except TimeoutError:
+                raise Refused(408, "timeout", "the body did not arrive.") from None
+            body = b"".join(parts)
+        if message["type"] == "http.disconnect":
+            raise Refused(499, "gone", "the client has gone.")
+        if len(body) > limit:
+            raise too_large(limit)
+        return body
+
+    def sends_binary(self) -> bool:
+        """Whether the body is MessagePack.
+
+        **Raises:** `Refused` for another type than that and JSON: the page of another site can't
+        send one of these two without having asked first.
+        """
+        binary = _BINARY.get(self.headers.get(b"content-type", b""))
+        if binary is None:
+            kind = self.header(b"content-type").partition(";")[0].strip().lower()
+            binary = _BINARY.get(kind.encode())
+        if binary is not None:
+            return binary
+        message = f"the Content-Type must be {wire.JSON} or {wire.BINARY}."
+        raise Refused(415, "unsupported_media_type", message)
+
+    def wants_binary(self) -> bool:
+        accepted = self.headers.get(b"accept", b"")
+        return b"application/x-msgpack" in accepted or b"application/msgpack" in accepted
+
+    def check(self, tokens: Tokens) -> None:
+        """
+        **Raises:** `Refused` without one of these.
+        """
+        if not tokens.admits(self.header(b"authorization")):
+            raise Refused(
+                401,
+                "unauthorized",
+                "a token is needed: send the header Authorization: Bearer TOKEN.",
+                headers={"WWW-Authenticate": "Bearer"},
+            )
+
+
+def too_large(limit: int) -> Refused:
+    message = f"the body is larger than the limit body={limit} bytes."
+    return wire.over("body", None, message, 413)
+
+
+class Reply(NamedTuple):
+    """What is answered."""
+
+    body: bytes
+    kind: str = wire.JSON
+    status_code: int = 200
+    headers: Mapping[str, str] | None = None
+
+    def response(self) -> Response:
+        """As Starlette has it."""
+        headers = dict(self.headers) if self.headers else None
+        return Response(self.body, self.status_code, headers, self.kind)
+
+    def head(self, more: Iterable[tuple[bytes, bytes]], close: bool) -> bytes:
+        """The lines before the body, in HTTP/1.1."""
+        headers = [
+            *more,
+            (b"content-type", self.kind.encode()),
+            (b"content-length", b"%d" % len(self.body)),
+            *((k.lower().encode(), v.encode()) for k, v in (self.headers or {}).items()),
+        ]
+        if close:
+            headers.append((b"connection", b"close"))
+        lines = [b"%b: %b\r\n" % header for header in headers]
+        return b"".join([_STATUS_LINES[self.status_code], *lines, b"\r\n"])
+
+
+def in_json(content: Any, status: int = 200, headers: Mapping[str, str] | None = None) -> Reply:
+    return Reply(wire.encoded(content, False), wire.JSON, status, headers)
+
+
+def reply_to(e: Exception, id: str) -> Reply:
+    """What is answered to an exception; those that nobody foresaw are logged."""
+    refused = _refusal(e, id)
+    return in_json(refused.body(), refused.status, refused.headers)
+
+
+def _refusal(e: Exception, id: str) -> Refused:
+    match e:
+        case Refused():
+            return e
+        case QueueFull():
+            return Refused(
+                429, "queue_full", "the queue is full; try again later.",
+                headers={"Retry-After": str(int(e.seconds))},
+            )  # fmt: skip
+        case DeadlineExceeded():
+            return Refused(504, "deadline", "the answer is not there within deadline_ms.")
+        case Draining():
+            return Refused(
+                503, "draining", "the service is draining.", headers={"Retry-After": "1"}
+            )
+        case BatchFailed():
+            return Refused(500, "batch_failed", "solving it failed; the log has why.", id=e.id)
+        case RequestValidationError():
+            first = e.errors()[0]
+            path = ".".join(map(str, first.get("loc", ())[1:]))
+            return Refused(422, "invalid", str(first.get("msg", "it is not valid")), path or None)
+        case HTTPException():
+            codes = {404: "not_found", 405: "method_not_allowed"}
+            headers = dict(e.headers) if e.headers else None
+            code = codes.get(e.status_code, "refused")
+            return Refused(e.status_code, code, str(e.detail), headers=headers)
+    logger.error("request %s failed", id, exc_info=e)
+    return Refused(500, "internal", "something went wrong; the log has what.", id=id)

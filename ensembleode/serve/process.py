@@ -1,0 +1,78 @@
+"""The service as a process, from its start to the signal that ends it."""
+
+import functools
+import gc
+import logging
+import signal
+import sys
+from typing import Any
+
+import uvicorn
+
+from .app import App, create_app
+from .protocol import protocol
+from .registry import Registry
+
+
+def run(
+    registry: Registry,
+    *,
+    host: str = "127.0.0.1",
+    port: int = 8000,
+    log_level: str = "info",
+    **options: Any,
+) -> None:
+    """Serve until the process is told to end (SIGTERM, or Ctrl-C).
+
+    **Arguments:** `host`: the address that it listens at, by default this computer's alone;
+    `options`: those of [`create_app`][ensembleode.serve.create_app].
+
+    **Raises:** as `create_app`, and what solving a problem raises when it is compiled; `SystemExit`
+    where the address can't be had.
+    """
+    app = create_app(registry, **options)
+    service = app.service
+
+    class Server(uvicorn.Server):
+        def handle_exit(self, sig: int, frame: Any) -> None:
+            # (uvicorn's own would end the process by the signal, when all is done.)
+            service.begin_draining()
+            self.force_exit = self.should_exit and sig == signal.SIGINT
+            self.should_exit = True
+
+    logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(message)s")
+    # The thread of the batches should not wait long for the interpreter.
+    sys.setswitchinterval(0.0005)
+    server = Server(configured(app, host=host, port=port, log_level=log_level))
+    service.on_failure = functools.partial(setattr, server, "should_exit", True)
+    service.on_ready = _leave_alone
+    server.run()
+    if service.failure is not None:
+        raise service.failure
+
+
+def configured(app: App, **options: Any) -> uvicorn.Config:
+    """How uvicorn serves an app."""
+    service = app.service
+    return uvicorn.Config(
+        app,
+        http=protocol(service, app.of_calls),
+        access_log=False,
+        server_header=False,
+        # (Nobody asks who is behind a proxy.)
+        proxy_headers=False,
+        timeout_keep_alive=30,
+        timeout_graceful_shutdown=max(1, round(service.drain_seconds)),
+        lifespan="on",
+        ws="none",
+        **options,
+    )
+
+
+def _leave_alone() -> None:
+    """Have the garbage collector not look through what stays: compiled programs are a million
+    objects, and it took a fifth of a second, time and again. What a request makes is gone by itself
+    when it is answered."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(50_000, 20, 100)

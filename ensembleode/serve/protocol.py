@@ -1,0 +1,125 @@
+"""HTTP/1.1 as uvicorn speaks it, with a shorter way for small requests.
+
+Between the bytes of a request and its endpoint ASGI has a task, an event, some twenty objects, and
+two writes: half of the time that a small request takes, all told. Here one that takes a `Call` goes
+to its endpoint as soon as its body is there, and its answer is one write. All else goes uvicorn's
+way: other endpoints, large bodies, bodies in chunks, requests that are sent before the one before
+is answered. What is answered is the same.
+"""
+
+import asyncio
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from .calls import Call, too_large
+from .service import Service
+
+
+# Bytes of a body that is collected here.
+_LARGE = 2**16
+
+
+class _Exchange(Call):
+    """A request whose body is collected, in the place of uvicorn's cycle."""
+
+    __slots__ = ("_body", "disconnected", "endpoint", "keep_alive", "response_complete")
+
+    def __init__(self, headers: Any, name: str, endpoint: Callable):
+        super().__init__(headers, None, name)
+        self.endpoint = endpoint
+        self._body: list[bytes] = []
+        self.keep_alive = True
+        self.disconnected = self.response_complete = False
+
+    async def body(self, limit: int) -> bytes:
+        body = b"".join(self._body)
+        if len(body) > limit:
+            raise too_large(limit)
+        return body
+
+    @property
+    def message_event(self) -> "_Exchange":
+        return self
+
+    def set(self) -> None:
+        """Called when the connection is lost."""
+        if self.disconnected:
+            self.leave()
+
+
+def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.Protocol]:
+    """What uvicorn's `http` takes, for the endpoints of `POST /v1/problems/{name}/...`."""
+    of_bytes = {what.encode(): endpoint for what, endpoint in endpoints.items()}
+
+    class Protocol(HttpToolsProtocol):
+        _exchange: _Exchange | None = None  # whose body comes in
+
+        def on_headers_complete(self) -> None:
+            # (It may have been set for the request before, by the same bytes.)
+            self._unset_keepalive_if_required()
+            parts = self.url.split(b"/")
+            if len(parts) == 5 and parts[4] in of_bytes and self.url.startswith(b"/v1/problems/"):
+                headers = dict(self.headers)
+                if b"%" not in self.url and self._is_plain(headers.get(b"content-length", b"")):
+                    endpoint = of_bytes[parts[4]]
+                    self._exchange = _Exchange(headers, parts[3].decode("latin-1"), endpoint)
+                    self.cycle = self._exchange  # pyright: ignore
+                    return
+            super().on_headers_complete()
+
+        def _is_plain(self, length: bytes) -> bool:
+            parser = self.parser
+            return (
+                length.isdigit()
+                and int(length) <= _LARGE
+                and parser.get_method() == b"POST"
+                and parser.get_http_version() == "1.1"
+                and parser.should_keep_alive()
+                and not parser.should_upgrade()
+                and not self.expect_100_continue
+                and not self.root_path
+                and (self.cycle is None or self.cycle.response_complete)
+            )
+
+        def on_body(self, body: bytes) -> None:
+            if self._exchange is None:
+                super().on_body(body)
+            else:
+                self._exchange._body.append(body)
+
+        def on_message_complete(self) -> None:
+            exchange, self._exchange = self._exchange, None
+            if exchange is None:
+                super().on_message_complete()
+                return
+            if sys.version_info >= (3, 12):
+                task = asyncio.Task(self._answer(exchange), loop=self.loop, eager_start=True)
+            else:
+                task = self.loop.create_task(self._answer(exchange))
+            if not task.done():
+                self.tasks.add(task)
+                task.add_done_callback(self.tasks.discard)
+
+        async def _answer(self, exchange: _Exchange) -> None:
+            try:
+                endpoint = exchange.endpoint
+                reply, id = await service.answered(endpoint, exchange, guarded=True)
+                if self.flow.write_paused and not exchange.disconnected:
+                    await self.flow.drain()
+            except BaseException:
+                self.transport.close()
+                raise
+            exchange.response_complete = True
+            if exchange.disconnected:
+                return
+            headers = [*self.server_state.default_headers, (b"x-request-id", id.encode())]
+            head = reply.head(headers, close=not exchange.keep_alive)
+            self.transport.write(head + reply.body)
+            if not exchange.keep_alive:
+                self.transport.close()
+            self.on_response_complete()
+
+    return Protocol

@@ -1,0 +1,262 @@
+"""What the endpoints share: solvers, the batcher, jobs and metrics."""
+
+import asyncio
+import contextlib
+import itertools
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import cpu_devices
+from . import tokens as tokens_of
+from .batcher import Batcher, Done, Slice
+from .calls import Call, reply_to
+from .jobs import Jobs
+from .metrics import Metrics
+from .registry import Entry, Registry
+from .solving import Numbers, Program, Solver
+from .wire import Refused
+
+
+logger = logging.getLogger("ensembleode.serve")
+
+# Seconds between looks whether those who wait are still there.
+_PATIENCE = 0.25
+
+
+class Service:
+    """Solves what is asked for."""
+
+    def __init__(
+        self,
+        registry: Registry,
+        ensemblealg: Any,
+        max_batch: int,
+        max_wait_ms: float,
+        queue: int,
+        tokens: tokens_of.Tokens | None,
+        store: str | Path | None,
+        drain_seconds: float,
+        batching: bool,
+    ):
+        self.registry = registry
+        self.solvers = {e.name: Solver(e, ensemblealg, max_batch) for e in registry}
+        self.tokens = tokens
+        self.drain_seconds = drain_seconds
+        self.status = "warming"
+        self.failure: Exception | None = None
+        self.on_ready: Callable[[], Any] = lambda: None
+        self.on_failure: Callable[[], Any] = lambda: None
+        self._make_batcher = lambda: Batcher(
+            self._run,
+            most=lambda program: program.most,
+            max_wait=max_wait_ms / 1000,
+            queue=queue,
+            share=max(128, max_batch // 8),
+            coalesce=batching,
+            observe=self._observe,
+        )
+        self.batcher: Batcher | None = None
+        self.metrics = Metrics(registry.names, lambda: self.batcher.waiting if self.batcher else 0)
+        self.jobs = None if store is None else Jobs(Path(store), self.solvers, self._in_background)
+        # Those who may go without a word, and the tasks that look after them.
+        self._waiting: set[Call] = set()
+        self._looks: dict[Call, asyncio.Task] = {}
+        self._looking: asyncio.Task | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._warming: threading.Thread | None = None
+        self._ids = itertools.count(1)
+        self._id_prefix = secrets.token_hex(4)
+
+    #
+    # Beginning and end
+    #
+
+    async def start(self) -> None:
+        """Begin to warm up; requests are refused until that is done."""
+        self._loop = asyncio.get_running_loop()
+        self.status = "warming"
+        self.batcher = self._make_batcher()
+        self.batcher.start()
+        self._looking = self._loop.create_task(self._look_after_all())
+        self._warming = threading.Thread(target=self._warm, name="ensembleode-warming", daemon=True)
+        self._warming.start()
+
+    def _warm(self) -> None:
+        began = time.perf_counter()
+        try:
+            with ThreadPoolExecutor(cpu_devices.cores()) as threads:
+                every = [x for solver in self.solvers.values() for x in solver.warming()]
+                # (The largest take longest.)
+                for _ in threads.map(self._warm_up, reversed(every)):
+                    pass
+        except Exception as e:
+            logger.error("a problem can't be solved", exc_info=e)
+            self.failure, self.status = e, "failed"
+            self.on_failure()
+            return
+        logger.info("ready after %.1f s", time.perf_counter() - began)
+        assert self._loop is not None
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(self._ready)
+
+    def _warm_up(self, step: Callable[[], Any]) -> None:
+        if self.status == "warming":
+            step()
+
+    def _ready(self) -> None:
+        if self.status == "warming":
+            self.on_ready()
+            self.status = "ready"
+            if self.jobs is not None:
+                self.jobs.start()
+
+    def begin_draining(self) -> None:
+        """Refuse what comes from now on."""
+        self.status = "draining"
+
+    async def stop(self) -> None:
+        """Finish what was taken, within `drain_seconds`, and end."""
+        self.begin_draining()
+        began = time.monotonic()
+        if self.jobs is not None:
+            await asyncio.to_thread(self.jobs.stop, self.drain_seconds)
+        assert self.batcher is not None
+        left = max(0.0, self.drain_seconds - (time.monotonic() - began))
+        if not await self.batcher.drain(left):
+            logger.warning("some requests were not answered within %s s", self.drain_seconds)
+        if self._looking is not None:
+            self._looking.cancel()
+        if self._warming is not None and self._warming.is_alive():
+            await asyncio.to_thread(self._warming.join, self.drain_seconds)
+
+    #
+    # Batches
+    #
+
+    def _run(self, program: Program, slices: Sequence[Slice]) -> list[Any]:
+        solver = self.solvers[program.problem]
+        results = solver.run(program, [_part(s) for s in slices])
+        codes = [x.retcode for x in results]
+        self.metrics.codes(program.problem, np.concatenate(codes))
+        return results
+
+    def _observe(self, program: Program, count: int, items: int, seconds: float) -> None:
+        self.metrics.batch(program.problem, count, seconds)
+
+    def _in_background(self, program: Program, numbers: Numbers) -> Any:
+        """From another thread: a function that waits for the answer, and one that gives it up."""
+        loop, batcher = self._loop, self.batcher
+        assert loop is not None
+        assert batcher is not None
+
+        async def done() -> Done:
+            n = len(numbers.u0)
+            return await batcher.submit(program.problem, program, numbers, n, background=True)
+
+        return asyncio.run_coroutine_threadsafe(done(), loop)
+
+    async def done(
+        self, call: Call, program: Program, numbers: Numbers, deadline: float | None
+    ) -> Done:
+        """The results of a request's numbers.
+
+        **Raises:** `Refused` where who asked has gone; and as `Batcher.submit`.
+        """
+        assert self.batcher is not None
+        at = None if deadline is None else time.monotonic() + deadline
+        n = len(numbers.u0)
+        future = self.batcher.submit(program.problem, program, numbers, n, deadline=at)
+        call.future = future
+        if call.receive is not None:
+            self._waiting.add(call)
+        try:
+            done = await future
+        except asyncio.CancelledError:
+            if call.gone:
+                raise Refused(499, "gone", "the client has gone.") from None
+            raise
+        finally:
+            if call.receive is not None:
+                self._waiting.discard(call)
+                if call in self._looks:
+                    self._looks.pop(call).cancel()
+        self.metrics.waits[program.problem].observe(done.wait)
+        return done
+
+    async def _look_after_all(self) -> None:
+        """Find those who have gone. Most are answered before it is looked."""
+        before: set[Call] = set()
+        while True:
+            await asyncio.sleep(_PATIENCE)
+            now = set(self._waiting)
+            for call in now & before - self._looks.keys():
+                self._looks[call] = asyncio.create_task(_look_after(call))
+            before = now
+
+    #
+    # Requests
+    #
+
+    def entry(self, name: str) -> Entry:
+        """
+        **Raises:** `Refused`.
+        """
+        solver = self.solvers.get(name)
+        if solver is None:
+            raise Refused(404, "not_found", f"there is no problem {name[:100]!r}.")
+        return solver.entry
+
+    def ready(self) -> None:
+        """
+        **Raises:** `Refused` before and after the service answers.
+        """
+        if self.status != "ready":
+            raise Refused(
+                503, self.status, f"the service is {self.status}.", headers={"Retry-After": "1"}
+            )
+
+    async def answered(self, handle: Callable, call: Call, *, guarded: bool) -> tuple[Any, str]:
+        """What an endpoint makes of a call (a `Reply`, or Starlette's), or the reply to what it
+        raises; and the id of the request."""
+        began = time.perf_counter()
+        id = f"{self._id_prefix}-{next(self._ids)}"
+        try:
+            if guarded and self.tokens is not None:
+                call.check(self.tokens)
+            reply = await handle(call)
+        except Exception as e:
+            reply = reply_to(e, id)
+        if guarded:
+            status = reply.status_code
+            seconds = time.perf_counter() - began
+            known = call.name if call.name in self.solvers else ""
+            self.metrics.request(known, status, seconds)
+            level = logging.DEBUG if status < 400 else logging.INFO
+            if logger.isEnabledFor(level):
+                count = "-" if call.count is None else call.count
+                logger.log(level, "%s %s %s %d %.4f s", id, known or "-", count, status, seconds)
+        return reply, id
+
+
+async def _look_after(call: Call) -> None:
+    while True:
+        message = await call.receive()
+        if message["type"] == "http.disconnect":
+            call.leave()
+            return
+
+
+def _part(part: Slice) -> Numbers:
+    numbers = part.payload
+    if part.stop - part.start == len(numbers.u0):
+        return numbers
+    at = slice(part.start, part.stop)
+    return Numbers(*(None if x is None else x[at] for x in numbers))
