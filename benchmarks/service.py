@@ -1,7 +1,7 @@
 """The batching service over loopback: requests a second and latencies, with and without batching.
 
-    python benchmarks/service.py [--quick] [--clients 1,16,64,256] [--seconds S] [--requests N]
-        [--ensemblealg ALG] [--max-wait-ms W] [--reltol R] [--abstol A] [--json FILE]
+    python benchmarks/service.py [--quick] [--clients 1,16,64,256] [--seconds S] [--rounds N]
+        [--requests N] [--ensemblealg ALG] [--max-wait-ms W] [--reltol R] [--abstol A] [--json FILE]
     python benchmarks/service.py --soak 1000000 [--json FILE]
     python benchmarks/service.py --bad 0.01 [--requests 100000] [--json FILE]
 
@@ -13,9 +13,10 @@ over kept connections, so that the client is not what is measured; on a machine 
 still takes its share of them.
 
 - Closed loop: each client sends its next request once the last is answered, for `--seconds` or
-  until `--requests`. `batch` is the mean number of trajectories of a batch, `wait` and `solve` are
-  the service's own means (a request waits for its batch; a batch is solved). `CPU` is the processor
-  time of the service for a request, `driver` the share of one core that the driver takes.
+  until `--requests`, in several rounds, with batching and without in turns; rows are medians.
+  `batch` is the mean number of trajectories of a batch, `wait` and `solve` are the service's own
+  means (a request waits for its batch; a batch is solved). `CPU` is the processor time of the
+  service for a request, `driver` the share of one core that the driver takes.
 - Open loop: requests at random times (a Poisson process), at half of the most that was reached in a
   closed loop. Latencies count from when a request was due, with or without a connection to spare.
 - `--no-batching`: the same service, which solves every request by itself.
@@ -36,6 +37,7 @@ import pathlib
 import platform
 import signal
 import socket
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -522,47 +524,54 @@ def driven(running, **task):
 
 
 def throughput(options):
-    """Rows with and without batching, and at half of the load."""
-    rows, half = [], None
-    serving = options.serving
-    for batching in (True, False):
-        with service(
-            options.tolerances, *serving, *(() if batching else ("--no-batching",))
-        ) as running:
+    """Rows with and without batching, and at half of the load. The two services take turns, as the
+    speed of a machine that is shared with others changes from one second to the next."""
+    rows = []
+    with (
+        service(options.tolerances, *options.serving) as batching,
+        service(options.tolerances, *options.serving, "--no-batching") as alone,
+    ):
+        services = {True: batching, False: alone}
+        for running in services.values():
             driven(running, kind="closed", clients=16, seconds=1.0, most=10_000)
-            for clients in options.clients:
-                row = driven(
-                    running,
-                    kind="closed",
-                    clients=clients,
-                    seconds=options.seconds,
-                    most=options.requests,
-                )
-                rows.append({"batching": batching, "clients": clients, **row})
+        task = {"seconds": options.seconds / options.rounds, "most": options.requests}
+        for clients in options.clients:
+            rounds = {True: [], False: []}
+            for _ in range(options.rounds):
+                for on, running in services.items():
+                    rounds[on].append(driven(running, kind="closed", clients=clients, **task))
+            for on, found in rounds.items():
+                rows.append({"batching": on, "clients": clients, **medians(found)})
                 show_row(rows[-1], first=len(rows) == 1)
-            if batching:
-                rate = max(row["per_second"] for row in rows) / 2
-                half = driven(
-                    running,
-                    kind="open",
-                    clients=max(options.clients),
-                    seconds=options.seconds,
-                    rate=rate,
-                )
-                half |= {"batching": True, "clients": "open"}
-                show_row(half)
-            memory = running.memory()
-            starting = running.seconds_to_start
-        print(f"(started in {starting:.1f} s; {memory / 2**20:.0f} MiB at the end)", flush=True)
+        rate = max(row["per_second"] for row in rows) / 2
+        task = {"clients": max(options.clients), "seconds": options.seconds / options.rounds}
+        rounds = [driven(batching, kind="open", rate=rate, **task) for _ in range(options.rounds)]
+        half = {"batching": True, "clients": "open", **medians(rounds)}
+        show_row(half)
+        memory, starting = batching.memory(), batching.seconds_to_start
+    print(f"(started in {starting:.1f} s; {memory / 2**20:.0f} MiB at the end)", flush=True)
     return {"rows": rows, "half": half, "verdicts": throughput_verdicts(options, rows, half)}
+
+
+def medians(rounds):
+    """Of what was measured; sums of what was counted. `rates` are those of all rounds."""
+    counted = ("requests", "sent", "lost")
+    found = {key: sum(x[key] for x in rounds) for key in counted}
+    found["statuses"] = dict(
+        sum((collections.Counter(x["statuses"]) for x in rounds), collections.Counter())
+    )
+    for key in ("per_second", "p50", "p99", "slowest", "driver", "cpu", "batch", "wait", "solve"):
+        found[key] = statistics.median(x[key] for x in rounds)
+    return {**found, "rates": [x["per_second"] for x in rounds]}
 
 
 def throughput_verdicts(options, rows, half):
     lines = []
-    at = {(row["batching"], row["clients"]): row["per_second"] for row in rows}
+    rates = {(row["batching"], row["clients"]): row["rates"] for row in rows}
     for clients in (n for n in options.clients if n == 64):
-        ratio = at[True, clients] / at[False, clients]
-        what = f"{clients} clients: requests a second, over those without batching"
+        pairs = zip(rates[True, clients], rates[False, clients], strict=True)
+        ratio = statistics.median(on / off for on, off in pairs)
+        what = f"{clients} clients: requests a second, over those without batching (median)"
         lines.append([what, ratio, "at least 10x", ratio >= 10])
     bound = options.max_wait_ms / 1e3 + 3 * half["solve"]
     what = f"p99 at half of the most, ms (max-wait {options.max_wait_ms:g} + 3 x solve)"
@@ -677,9 +686,10 @@ def machine():
 
 def parse():
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--quick", action="store_true", help="two seconds each")
+    parser.add_argument("--quick", action="store_true", help="five seconds each")
     parser.add_argument("--clients", default="1,16,64,256", help="such as 1,64")
     parser.add_argument("--seconds", type=float, help="of each row; by default 10")
+    parser.add_argument("--rounds", type=int, default=5, help="that a row is measured in")
     parser.add_argument("--requests", type=int, default=100_000, help="at most, of each row")
     parser.add_argument("--ensemblealg", help="as of `ensembleode serve`")
     parser.add_argument("--max-batch", type=int, help="as of `ensembleode serve`")
@@ -692,7 +702,7 @@ def parse():
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    options.seconds = options.seconds or (2.0 if options.quick else 10.0)
+    options.seconds = options.seconds or (5.0 if options.quick else 10.0)
     options.clients = [int(n) for n in options.clients.split(",")]
     options.tolerances = options.reltol, options.abstol
     options.serving = ["--max-wait-ms", str(options.max_wait_ms)]

@@ -42,7 +42,7 @@ def run(
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     # The thread of the batches should not wait long for the interpreter.
-    sys.setswitchinterval(0.0005)
+    sys.setswitchinterval(0.0001)
     server = Server(configured(app, host=host, port=port, log_level=log_level))
     service.on_failure = functools.partial(setattr, server, "should_exit", True)
     service.on_ready = _leave_alone

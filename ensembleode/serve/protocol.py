@@ -71,7 +71,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             super().on_headers_complete()
 
         def _is_plain(self, length: bytes) -> bool:
-            parser = self.parser
+            parser: Any = self.parser
             return (
                 length.isdigit()
                 and int(length) <= _LARGE

@@ -111,13 +111,15 @@ class Solver:
         engine, _ = _described(entry)
         self._jit = not remote and engine != "julia"
         self._lanes = engine == "lanes"
-        self._leaves = entry.p
+        self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
         if self._jit:
             options = compiler_options(jax.default_backend())
             self._compiled = {
-                (pulls, own): jax.jit(functools.partial(run, own), compiler_options=options)
-                for pulls, run in ((False, self._solve), (True, self._vjp))
+                (pulls, own): jax.jit(
+                    functools.partial(self._with_few_arrays, pulls, own), compiler_options=options
+                )
+                for pulls in (False, True)
                 for own in (False, True)
             }
 
@@ -210,11 +212,26 @@ class Solver:
         np.copyto(times, end, where=missing)
 
     def _run(self, program: Program, numbers: Numbers) -> Any:
-        given = (self._leaves, *numbers)
-        if self._jit:
-            return self._compiled[program.pulls, program.own](*given)
-        run = self._vjp if program.pulls else self._solve
-        return run(program.own, *given)
+        if not self._jit:
+            run = self._vjp if program.pulls else self._solve
+            return run(program.own, self._leaves, *numbers)
+        u0, p, t0, t1, times, cotangent = numbers
+        times = np.concatenate([t0[:, None], t1[:, None], times], axis=1)
+        compiled = self._compiled[program.pulls, program.own]
+        result = compiled(self._leaves, u0, p, times, cotangent)
+        if program.pulls:
+            return result
+        u, counts = map(np.asarray, result)
+        return Answer(u, *counts, *(None,) * (len(Answer._fields) - 1 - len(counts)))
+
+    def _with_few_arrays(self, pulls: bool, own: bool, leaves, u0, p, times, cotangent) -> Any:
+        """For each array that goes in or out, the interpreter is given up and waited for again."""
+        t0, t1, times = times[:, 0], times[:, 1], times[:, 2:]
+        if pulls:
+            return self._vjp(own, leaves, u0, p, t0, t1, times, cotangent)
+        u, *counts = self._solve(own, leaves, u0, p, t0, t1, times)
+        # (The last may not be counted.)
+        return u, jnp.stack([x.astype(jnp.int32) for x in counts if x is not None])
 
     def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> Answer:
         del cotangent

@@ -6,6 +6,7 @@ In MessagePack an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in
 import dataclasses
 import json
 import math
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -532,9 +533,7 @@ def pulled(
 def encoded(content: Any, binary: bool) -> bytes:
     """The body of a response."""
     if binary:
-        packed = msgpack.packb(content, default=_packed)
-        assert packed is not None
-        return packed
+        return _packers.packer.pack(content)
     # (NaN is null in it.)
     return orjson.dumps(content, _listed, orjson.OPT_SERIALIZE_NUMPY)
 
@@ -553,3 +552,13 @@ def _listed(x: Any) -> Any:
     if isinstance(x, np.ndarray):  # one that isn't contiguous
         return np.ascontiguousarray(x) if x.ndim else x.item()
     raise TypeError(f"{type(x).__name__} is not JSON")
+
+
+class _Packers(threading.local):
+    """One for each thread: a new one for each answer would have a new buffer, too."""
+
+    def __init__(self):
+        self.packer = msgpack.Packer(default=_packed)
+
+
+_packers = _Packers()

@@ -108,17 +108,20 @@ def test_something_unforeseen(running, monkeypatch, caplog):
     assert error["id"] in caplog.text
 
 
-def test_those_who_leave(held):
-    """Their trajectories are dropped."""
+@pytest.mark.parametrize("chunked", [False, True])
+def test_those_who_leave(held, chunked):
+    """Their trajectories are dropped, whichever way their request went."""
     first = occupied(held)
     host, port = held.url.removeprefix("http://").split(":")
     body = json.dumps({"u0": [[1, 1]] * 15}).encode()
+    framing = f"Content-Length: {len(body)}"
+    if chunked:
+        framing = "Transfer-Encoding: chunked"
+        body = b"%x\r\n%b\r\n0\r\n\r\n" % (len(body), body)
     with socket.create_connection((host, int(port))) as connection:
         connection.sendall(
             b"POST /v1/problems/lotka/solve HTTP/1.1\r\nHost: x\r\n"
-            b"Content-Type: application/json\r\n"
-            + f"Content-Length: {len(body)}\r\n\r\n".encode()
-            + body
+            b"Content-Type: application/json\r\n" + f"{framing}\r\n\r\n".encode() + body
         )
         until(lambda: held.service.batcher.waiting == 15)
     until(lambda: held.service.batcher.waiting == 0)

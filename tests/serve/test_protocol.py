@@ -1,0 +1,271 @@
+"""The short way of small requests: what is answered is what uvicorn's own protocol answers."""
+
+import asyncio
+import json
+import socket
+import threading
+
+import httpx
+import msgpack
+import numpy as np
+import pytest
+import uvicorn
+
+from ensembleode.serve import protocol
+
+from .running import registry, Running, until
+
+
+JSON, BINARY = "application/json", "application/x-msgpack"
+ASKED = {"u0": [1.0, 2.0], "tspan": [0.0, 1.0], "saveat": 0.5}
+
+
+@pytest.fixture
+def short(monkeypatch):
+    """Counts the requests that go the short way."""
+    taken = []
+
+    class Counted(protocol._Exchange):
+        def __init__(self, *args):
+            taken.append(args)
+            super().__init__(*args)
+
+    monkeypatch.setattr(protocol, "_Exchange", Counted)
+    return taken
+
+
+def request(body=None, path="/v1/problems/lotka/solve", *, version="1.1", more=(), length=True):
+    """The bytes of one."""
+    body = (
+        json.dumps(ASKED if body is None else body).encode()
+        if not isinstance(body, bytes)
+        else body
+    )
+    lines = [f"POST {path} HTTP/{version}", "Host: here", f"Content-Type: {JSON}", *more]
+    if length:
+        lines.append(f"Content-Length: {len(body)}")
+    return "\r\n".join([*lines, "", ""]).encode() + body
+
+
+class Connection:
+    """One to a service, read an answer at a time."""
+
+    def __init__(self, running):
+        host, port = running.url.removeprefix("http://").split(":")
+        self.socket = socket.create_connection((host, int(port)), timeout=60)
+        self.file = self.socket.makefile("rb")
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *exception):
+        self.file.close()
+        self.socket.close()
+
+    def answer(self):
+        """Its status, headers and body."""
+        status = int(self.file.readline().split()[1])
+        headers = {}
+        while line := self.file.readline().strip().decode():
+            name, _, value = line.partition(": ")
+            assert name not in headers
+            headers[name] = value
+        return status, headers, self.file.read(int(headers.get("content-length", 0)))
+
+    def ended(self):
+        return self.file.read() == b""
+
+
+def numbers(body):
+    return {k: v for k, v in json.loads(body).items() if k != "seconds"}
+
+
+@pytest.mark.parametrize(
+    ("path", "kind", "body"),
+    [
+        ("lotka/solve", JSON, ASKED),
+        ("lotka/solve", JSON, {"u0": [[1.0, 2.0], [2.0, 1.0]]}),
+        ("lotka/solve", BINARY, {"u0": [1.0, 2.0]}),
+        ("lotka/vjp", JSON, {"cotangent": np.ones((9, 2)).tolist()}),
+        ("lotka/solve", JSON, {"u0": [1.0, 2.0, 3.0]}),
+        ("lotka/solve", JSON, {"tspan": [0.0, 99.0]}),
+        ("lotka/solve", "text/plain", ASKED),
+        ("nobody/solve", JSON, ASKED),
+        ("lotka/ensembles", JSON, {"trajectories": 10**9}),
+    ],
+)
+def test_as_by_uvicorn(running, short, path, kind, body):
+    """Bytes, status and headers."""
+    body = msgpack.packb(body) if kind == BINARY else json.dumps(body).encode()
+    headers = {"Content-Type": kind, "Accept": kind}
+
+    async def ask():
+        app = httpx.ASGITransport(running.app)
+        async with httpx.AsyncClient(transport=app, base_url="http://here") as client:
+            return await client.post(f"/v1/problems/{path}", content=body, headers=headers)
+
+    found = running.client.post(f"/v1/problems/{path}", content=body, headers=headers)
+    assert len(short) == 1
+    # (In the event loop of the service, where its batches are.)
+    other = asyncio.run_coroutine_threadsafe(ask(), running.service._loop).result(60)
+    assert len(short) == 1
+    assert found.status_code == other.status_code
+    assert found.headers.keys() - {"date"} == other.headers.keys()
+    for name in ("content-type", "retry-after"):
+        assert found.headers.get(name) == other.headers.get(name)
+    read = msgpack.unpackb if found.headers["content-type"] == BINARY else json.loads
+    found, other = read(found.content), read(other.content)
+    assert found.pop("seconds", None) is not None or "error" in found
+    other.pop("seconds", None)
+    assert found == other
+
+
+def test_what_goes_the_short_way(running, short):
+    """And what doesn't is answered the same."""
+    with Connection(running) as connection:
+
+        def asked(data):
+            connection.socket.sendall(data)
+            status, _, body = connection.answer()
+            assert status == 200
+            return numbers(body)
+
+        expected = asked(request())
+        assert len(short) == 1
+        assert asked(request(path="/v1/problems/l%6Ftka/solve")) == expected
+        assert asked(request(path="/v1/problems/lotka/solve?x=1")) == expected
+        assert asked(request(b" " * 2**16 + json.dumps(ASKED).encode())) == expected
+        whole = json.dumps(ASKED).encode()
+        chunks = b"".join(b"%x\r\n%b\r\n" % (len(x), x) for x in (whole[:7], whole[7:], b""))
+        chunked = request(chunks, more=["Transfer-Encoding: chunked"], length=False)
+        assert asked(chunked) == expected
+        assert len(short) == 1
+        assert asked(request()) == expected
+        assert len(short) == 2
+
+
+def test_byte_by_byte(running, short):
+    with Connection(running) as connection:
+        for byte in request():
+            connection.socket.sendall(bytes([byte]))
+        status, _, body = connection.answer()
+    assert status == 200
+    assert numbers(body)["t"] == [0.0, 0.5, 1.0]
+    assert len(short) == 1
+
+
+def test_one_after_the_other(running, short):
+    """Requests that are sent before the one before is answered are answered in order."""
+    ends = [0.5, 1.0, 1.5, 2.0]
+    several = [request({"tspan": [0.0, end]}) for end in ends]
+    several.insert(2, b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+    several.insert(1, request({"u0": "numbers"}))
+    with Connection(running) as connection:
+        connection.socket.sendall(b"".join(several))
+        answers = [connection.answer() for _ in several]
+    assert [status for status, _, _ in answers] == [200, 422, 200, 200, 200, 200]
+    assert json.loads(answers[3][2]) == {"status": "ok"}
+    found = [numbers(answers[i][2])["t"][-1] for i in (0, 2, 4, 5)]
+    assert found == ends
+    # The others had to wait, or would have overtaken.
+    assert len(short) == 1
+
+
+def test_refused_ones_and_those_after_them(running, short):
+    """What is refused is answered at once, so that the next goes the short way."""
+    with Connection(running) as connection:
+        connection.socket.sendall(request({"u0": "numbers"}) + request())
+        assert connection.answer()[0] == 422
+        assert connection.answer()[0] == 200
+    assert len(short) == 2
+
+
+def test_ways_to_end(running, short):
+    with Connection(running) as connection:
+        connection.socket.sendall(request(more=["Connection: close"]))
+        status, headers, _ = connection.answer()
+        assert (status, headers["connection"]) == (200, "close")
+        assert connection.ended()
+    with Connection(running) as connection:
+        connection.socket.sendall(request(version="1.0"))
+        assert connection.answer()[0] == 200
+        assert connection.ended()
+    assert not short
+
+
+def test_expect_continue(running, short):
+    with Connection(running) as connection:
+        whole = request(more=["Expect: 100-continue"])
+        head, _, body = whole.partition(b"\r\n\r\n")
+        connection.socket.sendall(head + b"\r\n\r\n")
+        assert connection.answer()[0] == 100
+        connection.socket.sendall(body)
+        assert connection.answer()[0] == 200
+    assert not short
+
+
+def test_nonsense(running):
+    with Connection(running) as connection:
+        connection.socket.sendall(request() + b"nonsense\r\n\r\n")
+        assert connection.answer()[0] == 400
+        assert connection.ended()
+    assert running.solve().status_code == 200
+
+
+def test_the_end_of_a_service(running, short):
+    """What is underway is answered, with the last word of its connection."""
+    with Running(registry(), like=running, max_wait_ms=0.0) as ending:
+        let_go = threading.Event()
+        run = ending.service.batcher._run
+
+        def wait(*args):
+            assert let_go.wait(60)
+            return run(*args)
+
+        ending.service.batcher._run = wait
+        with Connection(ending) as connection, Connection(ending) as idle:
+            connection.socket.sendall(request())
+            until(lambda: ending.service.batcher._running)
+            ending.server.should_exit = True
+            assert idle.ended()
+            let_go.set()
+            status, headers, _ = connection.answer()
+            assert (status, headers["connection"]) == (200, "close")
+            assert connection.ended()
+    assert len(short) == 1
+
+
+def test_middleware_is_not_passed_by(running, short):
+    """Of pages from elsewhere."""
+    with Running(registry(), like=running, cors=["https://elsewhere.org"]) as open_to_others:
+        headers = {"Origin": "https://elsewhere.org"}
+        response = open_to_others.client.post(
+            "/v1/problems/lotka/solve", json=ASKED, headers=headers
+        )
+    assert response.headers["access-control-allow-origin"] == "https://elsewhere.org"
+    assert response.status_code == 200
+    assert not short
+
+
+def test_uvicorn_alone(running, short):
+    """An app needs nothing of the protocol."""
+    with Running(registry(), like=running) as plain:
+        config = uvicorn.Config(plain.app, port=0, ws="none", log_level="error", lifespan="off")
+        server = uvicorn.Server(config)
+        expected = numbers(plain.solve(**ASKED).content)
+
+        async def serve():
+            serving = asyncio.create_task(server.serve())
+            while not server.started:
+                await asyncio.sleep(0.01)
+            port = server.servers[0].sockets[0].getsockname()[1]
+            async with httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}") as client:
+                response = await client.post("/v1/problems/lotka/solve", json=ASKED)
+            server.should_exit = True
+            await serving
+            return response
+
+        # (In the event loop of its batches.)
+        response = asyncio.run_coroutine_threadsafe(serve(), plain.service._loop).result(60)
+    assert len(short) == 1
+    assert numbers(response.content) == expected
