@@ -52,6 +52,7 @@ def create_app(
     max_wait_ms: float = 5.0,
     queue: int = 16384,
     tokens: Sequence[str] | tokens_of.Tokens | None = None,
+    hosts: Sequence[str] | None = None,
     cors: Sequence[str] = (),
     store: str | Path | None = None,
     drain_seconds: float = 30.0,
@@ -67,9 +68,10 @@ def create_app(
     - `ensemblealg`: where batches are solved, by default `EnsembleThreads()`.
     - `max_batch`: trajectories of a batch at most.
     - `max_wait_ms`: how long the first request of a batch waits for others at most; no longer, when
-        none comes for a fifth of that.
+        none comes for a twentieth of that.
     - `queue`: how many trajectories may wait; with more, requests are refused (429).
     - `tokens`: one of these is wanted with every request; by default none is.
+    - `hosts`: the names that it answers to, without their port; by default any.
     - `cors`: origins whose pages may use the service, by default only its own.
     - `store`: a folder for durable ensembles; without one there are none.
     - `drain_seconds`: how long what was taken may take when the service ends.
@@ -91,7 +93,16 @@ def create_app(
     if tokens is not None and not isinstance(tokens, tokens_of.Tokens):
         tokens = tokens_of.Tokens(tokens)
     service = Service(
-        registry, ensemblealg, max_batch, max_wait_ms, queue, tokens, store, drain_seconds, batching
+        registry,
+        ensemblealg,
+        max_batch,
+        max_wait_ms,
+        queue,
+        tokens,
+        hosts,
+        store,
+        drain_seconds,
+        batching,
     )
 
     @contextlib.asynccontextmanager

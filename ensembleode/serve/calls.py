@@ -105,7 +105,7 @@ class Call:
         accepted = self.headers.get(b"accept", b"")
         return b"application/x-msgpack" in accepted or b"application/msgpack" in accepted
 
-    def check(self, tokens: Tokens) -> None:
+    def check_token(self, tokens: Tokens) -> None:
         """
         **Raises:** `Refused` without one of these.
         """
@@ -115,6 +115,19 @@ class Call:
                 "unauthorized",
                 "a token is needed: send the header Authorization: Bearer TOKEN.",
                 headers={"WWW-Authenticate": "Bearer"},
+            )
+
+    def check_host(self, hosts: frozenset[bytes]) -> None:
+        """
+        **Raises:** `Refused` where it was sent to another name than these: the page of another site
+        may have given its own name this address.
+        """
+        host = self.headers.get(b"host", b"").lower()
+        if host not in hosts and host.rpartition(b":")[0] not in hosts:
+            raise Refused(
+                421,
+                "misdirected",
+                "this service answers to other names: ask it by the address it was started with.",
             )
 
 

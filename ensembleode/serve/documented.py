@@ -36,6 +36,7 @@ _WHY = {
     409: "It can't be done now.",
     413: "A limit, which is named.",
     415: "Neither JSON nor MessagePack.",
+    421: "It was sent to another name.",
     422: "A field is wrong: its path is in the answer.",
     429: "The queue is full: see Retry-After.",
     500: "It failed; the log has why, under the id.",
@@ -109,7 +110,7 @@ _JOB = {
 def _extra(body: dict | None, answer: dict, status: int, errors: tuple[int, ...]) -> dict[str, Any]:
     responses: dict[int | str, Any] = {
         code: {"description": _WHY[code], "content": {"application/json": {"schema": _ERROR}}}
-        for code in sorted((*errors, 401))
+        for code in sorted((*errors, 401, 421))
     }
     content = {"application/json": {"schema": answer}}
     if body is not None and status == 200:

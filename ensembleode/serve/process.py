@@ -14,6 +14,9 @@ from .protocol import protocol
 from .registry import Registry
 
 
+_LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
+
+
 def run(
     registry: Registry,
     *,
@@ -24,12 +27,16 @@ def run(
 ) -> None:
     """Serve until the process is told to end (SIGTERM, or Ctrl-C).
 
-    **Arguments:** `host`: the address that it listens at, by default this computer's alone;
-    `options`: those of [`create_app`][ensembleode.serve.create_app].
+    **Arguments:** `host`: the address that it listens at, by default this computer's alone (without
+    tokens it then answers to the names of that only); `options`: those of
+    [`create_app`][ensembleode.serve.create_app].
 
     **Raises:** as `create_app`, and what solving a problem raises when it is compiled; `SystemExit`
     where the address can't be had.
     """
+    if options.get("tokens") is None and host in _LOOPBACK:
+        # A page of another site can't reach it by a name that it was given for that.
+        options = {"hosts": _LOOPBACK} | options
     app = create_app(registry, **options)
     service = app.service
 

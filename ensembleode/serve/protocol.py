@@ -25,12 +25,13 @@ _LARGE = 2**16
 class _Exchange(Call):
     """A request whose body is collected, in the place of uvicorn's cycle."""
 
-    __slots__ = ("_body", "disconnected", "endpoint", "keep_alive", "response_complete")
+    __slots__ = ("_body", "disconnected", "endpoint", "keep_alive", "response_complete", "task")
 
     def __init__(self, headers: Any, name: str, endpoint: Callable):
         super().__init__(headers, None, name)
         self.endpoint = endpoint
         self._body: list[bytes] = []
+        self.task: asyncio.Task | None = None
         self.keep_alive = True
         self.disconnected = self.response_complete = False
 
@@ -95,13 +96,13 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             if exchange is None:
                 super().on_message_complete()
                 return
+            # (Event loops don't keep their tasks.)
             if sys.version_info >= (3, 12):
-                task = asyncio.Task(self._answer(exchange), loop=self.loop, eager_start=True)
+                exchange.task = asyncio.Task(
+                    self._answer(exchange), loop=self.loop, eager_start=True
+                )
             else:
-                task = self.loop.create_task(self._answer(exchange))
-            if not task.done():
-                self.tasks.add(task)
-                task.add_done_callback(self.tasks.discard)
+                exchange.task = self.loop.create_task(self._answer(exchange))
 
         async def _answer(self, exchange: _Exchange) -> None:
             try:
@@ -112,7 +113,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             except BaseException:
                 self.transport.close()
                 raise
-            exchange.response_complete = True
+            exchange.response_complete, exchange.task = True, None
             if exchange.disconnected:
                 return
             headers = [*self.server_state.default_headers, (b"x-request-id", id.encode())]

@@ -42,6 +42,7 @@ class Service:
         max_wait_ms: float,
         queue: int,
         tokens: tokens_of.Tokens | None,
+        hosts: Sequence[str] | None,
         store: str | Path | None,
         drain_seconds: float,
         batching: bool,
@@ -49,6 +50,7 @@ class Service:
         self.registry = registry
         self.solvers = {e.name: Solver(e, ensemblealg, max_batch) for e in registry}
         self.tokens = tokens
+        self.hosts = None if hosts is None else frozenset(x.lower().encode() for x in hosts)
         self.drain_seconds = drain_seconds
         self.status = "warming"
         self.failure: Exception | None = None
@@ -230,7 +232,9 @@ class Service:
         id = f"{self._id_prefix}-{next(self._ids)}"
         try:
             if guarded and self.tokens is not None:
-                call.check(self.tokens)
+                call.check_token(self.tokens)
+            if guarded and self.hosts is not None:
+                call.check_host(self.hosts)
             reply = await handle(call)
         except Exception as e:
             reply = reply_to(e, id)

@@ -13,7 +13,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode import cli
-from ensembleode.serve import commands, create_app, solving
+from ensembleode.serve import commands, create_app, process, solving
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
 from .running import registry, Running
@@ -363,6 +363,41 @@ def test_tokens(running):
         running.client.headers = {"Authorization": "Bearer two"}
         assert running.solve().status_code == 200
         assert running.client.get("/metrics").status_code == 200
+
+
+def test_names(running):
+    """One that answers to some names only can't be reached by another that has its address."""
+    with Running(registry(), like=running, hosts=["localhost", "[::1]"]) as running:
+        for host in ("evil.example", "evil.example:80", "localhost.evil.example", "127.0.0.1"):
+            running.client.headers["Host"] = host
+            refused(running.solve(), 421, "misdirected")
+            refused(running.client.get("/v1/problems"), 421, "misdirected")
+            assert running.client.get("/healthz").status_code == 200
+        for host in ("localhost", "LOCALHOST:8000", "[::1]:8000"):
+            running.client.headers["Host"] = host
+            assert running.solve().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("options", "names"),
+    [
+        ({}, process._LOOPBACK),
+        ({"host": "localhost"}, process._LOOPBACK),
+        ({"tokens": ["one"]}, None),
+        ({"host": "0.0.0.0"}, None),
+        ({"hosts": ["here"]}, ["here"]),
+    ],
+)
+def test_whose_names(monkeypatch, options, names):
+    """Of its own computer, where anybody is let in and nobody else should be there."""
+
+    def create_app(registry, *, hosts=None, **_):
+        raise InterruptedError(hosts)
+
+    monkeypatch.setattr(process, "create_app", create_app)
+    with pytest.raises(InterruptedError) as found:
+        process.run(None, **options)
+    assert found.value.args == (names,)
 
 
 def test_where_tokens_come_from(tmp_path, monkeypatch):

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import socket
+import sys
 import threading
 
 import httpx
@@ -172,12 +173,13 @@ def test_one_after_the_other(running, short):
 
 
 def test_refused_ones_and_those_after_them(running, short):
-    """What is refused is answered at once, so that the next goes the short way."""
+    """What is refused is answered at once, so that the next goes the short way, too (from Python
+    3.12 on: before, tasks begin later)."""
     with Connection(running) as connection:
         connection.socket.sendall(request({"u0": "numbers"}) + request())
         assert connection.answer()[0] == 422
         assert connection.answer()[0] == 200
-    assert len(short) == 2
+    assert len(short) == 1 + (sys.version_info >= (3, 12))
 
 
 def test_ways_to_end(running, short):
