@@ -362,8 +362,9 @@ def test_sigterm_finishes_what_was_taken(tmp_path):
         ]
 
         def taken():
+            # (One runs.)
             text = served.client.get("/metrics").text
-            return "ensembleode_queue_trajectories 0.0" not in text
+            return "ensembleode_queue_trajectories 14.0" in text
 
         until(taken)
         began = time.monotonic()
