@@ -378,16 +378,11 @@ class Batcher:
     async def _batch(self, key: Any, parts: list[tuple[_Item, int, int]]) -> None:
         loop = asyncio.get_running_loop()
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
-        began = time.monotonic()
         failure: BatchFailed | None = None
-        results: Sequence[Any] = ()
-        try:
-            results = await loop.run_in_executor(self._thread, self._ran, key, slices)
-        except _Crash as crash:
+        results, seconds, cause = await loop.run_in_executor(self._thread, self._ran, key, slices)
+        if cause is not None:
             failure = BatchFailed(secrets.token_hex(8))
-            cause = crash.__cause__
             logger.error("batch %s of %s crashed", failure.id, key, exc_info=cause)
-        seconds = time.monotonic() - began
         count = sum(stop - start for _, start, stop in parts)
         self._rate = 0.8 * self._rate + 0.2 * count / max(seconds, 1e-6)
         if self._observe is not None:
@@ -409,15 +404,17 @@ class Batcher:
                 item.future.set_result(Done(item.results, wait, item.seconds))
         self._rest()
 
-    def _ran(self, key: Any, slices: Sequence[Slice]) -> Sequence[Any]:
+    def _ran(
+        self, key: Any, slices: Sequence[Slice]
+    ) -> tuple[Sequence[Any], float, BaseException | None]:
+        """The results, the seconds they took (the event loop may be later), and what it raised."""
+        began = time.monotonic()
+        results: Sequence[Any] = ()
+        cause: BaseException | None = None
         try:
             results = self._run(key, slices)
             if len(results) != len(slices):
                 raise RuntimeError(f"{len(results)} results for {len(slices)} parts")
-            return results
         except BaseException as e:  # whatever it is, it must not end the thread
-            raise _Crash from e
-
-
-class _Crash(Exception):
-    """Wraps what a batch raised (a `StopIteration`, say, can't be the result of a future)."""
+            cause = e
+        return results, time.monotonic() - began, cause
