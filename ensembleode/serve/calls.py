@@ -25,7 +25,7 @@ _BINARY = {wire.BINARY.encode(): True, b"application/msgpack": True, wire.JSON.e
 _STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in HTTPStatus}
 _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
 # Seconds for a body to arrive.
-_BODY_SECONDS = 60.0
+BODY_SECONDS = 60.0
 
 
 class Call:
@@ -65,26 +65,21 @@ class Call:
         length = self.headers.get(b"content-length", b"")
         if length.isdigit() and int(length) > limit:
             raise too_large(limit)
-        message = await self.receive()
-        body = message.get("body", b"")
-        if message.get("more_body"):
-            parts, size = [body], len(body)
-            try:
-                async with asyncio.timeout(_BODY_SECONDS):
-                    while message.get("more_body"):
-                        message = await self.receive()
-                        parts.append(message.get("body", b""))
-                        size += len(parts[-1])
-                        if size > limit:
-                            raise too_large(limit)
-            except TimeoutError:
-                raise Refused(408, "timeout", "the body did not arrive.") from None
-            body = b"".join(parts)
-        if message["type"] == "http.disconnect":
-            raise Refused(499, "gone", "the client has gone.")
-        if len(body) > limit:
-            raise too_large(limit)
-        return body
+        parts, size, more = [], 0, True
+        try:
+            async with asyncio.timeout(BODY_SECONDS):
+                while more:
+                    message = await self.receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refused(499, "gone", "the client has gone.")
+                    parts.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+                    size += len(parts[-1])
+                    if size > limit:
+                        raise too_large(limit)
+        except TimeoutError:
+            raise too_late() from None
+        return b"".join(parts)
 
     def sends_binary(self) -> bool:
         """Whether the body is MessagePack.
@@ -134,6 +129,10 @@ class Call:
 def too_large(limit: int) -> Refused:
     message = f"the body is larger than the limit body={limit} bytes."
     return wire.over("body", None, message, 413)
+
+
+def too_late() -> Refused:
+    return Refused(408, "timeout", "the body did not arrive.")
 
 
 class Reply(NamedTuple):

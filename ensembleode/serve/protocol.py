@@ -14,7 +14,8 @@ from typing import Any
 
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
-from .calls import Call, too_large
+from . import calls
+from .calls import Call, Reply, too_large, too_late
 from .service import Service
 
 
@@ -51,12 +52,37 @@ class _Exchange(Call):
             self.leave()
 
 
+async def _too_late(call: Call) -> Reply:
+    raise too_late()
+
+
 def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.Protocol]:
     """What uvicorn's `http` takes, for the endpoints of `POST /v1/problems/{name}/...`."""
     of_bytes = {what.encode(): endpoint for what, endpoint in endpoints.items()}
 
     class Protocol(HttpToolsProtocol):
         _exchange: _Exchange | None = None  # whose body comes in
+        _timer: asyncio.TimerHandle | None = None  # where it doesn't come at once
+
+        def data_received(self, data: bytes) -> None:
+            super().data_received(data)
+            if self._exchange is not None and self._timer is None:
+                self._timer = self.loop.call_later(calls.BODY_SECONDS, self._end_waiting)
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            super().connection_lost(exc)
+            self._unset_timer()
+
+        def _unset_timer(self) -> None:
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+        def _end_waiting(self) -> None:
+            exchange = self._exchange
+            assert exchange is not None
+            exchange.endpoint, exchange.keep_alive = _too_late, False
+            self.on_message_complete()
 
         def on_headers_complete(self) -> None:
             # (It may have been set for the request before, by the same bytes.)
@@ -86,16 +112,18 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             )
 
         def on_body(self, body: bytes) -> None:
-            if self._exchange is None:
-                super().on_body(body)
-            else:
+            if self._exchange is not None:
                 self._exchange._body.append(body)
+            elif not isinstance(self.cycle, _Exchange):  # or it is too late
+                super().on_body(body)
 
         def on_message_complete(self) -> None:
             exchange, self._exchange = self._exchange, None
             if exchange is None:
-                super().on_message_complete()
+                if not isinstance(self.cycle, _Exchange):
+                    super().on_message_complete()
                 return
+            self._unset_timer()
             # (Event loops don't keep their tasks.)
             if sys.version_info >= (3, 12):
                 exchange.task = asyncio.Task(

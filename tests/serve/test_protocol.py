@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import uvicorn
 
-from ensembleode.serve import protocol
+from ensembleode.serve import calls, protocol
 
 from .running import registry, Running, until
 
@@ -180,6 +180,22 @@ def test_refused_ones_and_those_after_them(running, short):
         assert connection.answer()[0] == 422
         assert connection.answer()[0] == 200
     assert len(short) == 1 + (sys.version_info >= (3, 12))
+
+
+@pytest.mark.parametrize("length", [True, False])
+@pytest.mark.parametrize("some", [True, False])
+def test_a_body_that_does_not_arrive(running, monkeypatch, length, some):
+    monkeypatch.setattr(calls, "BODY_SECONDS", 0.2)
+    more = [] if length else ["Transfer-Encoding: chunked"]
+    with Connection(running) as connection:
+        whole = request(b"5\r\n12345\r\n0\r\n\r\n", more=more, length=length)
+        connection.socket.sendall(whole[: -8 if some else -15])
+        status, headers, body = connection.answer()
+        assert (status, json.loads(body)["error"]["code"]) == (408, "timeout")
+        if length:
+            assert headers["connection"] == "close"
+            assert connection.ended()
+    assert running.solve().status_code == 200
 
 
 def test_ways_to_end(running, short):
