@@ -22,12 +22,15 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
         slow_unless(
             False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
         ),
-        (
+        slow_unless(
+            False,
             "allen_cahn.py",
             ["--points", "300", "--adam", "5", "--lbfgs", "2", "--batch", "100", "--no-plot"],
             "relative L2 error",
         ),
-        ("parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "lanes engine"),
+        slow_unless(
+            False, "parameter_sweep.py", ["--trajectories", "1000", "--no-plot"], "lanes engine"
+        ),
         slow_unless(
             False,
             "uncertainty.py",

@@ -8,6 +8,7 @@ is answered. What is answered is the same.
 """
 
 import asyncio
+import math
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -63,8 +64,11 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
     class Protocol(HttpToolsProtocol):
         _exchange: _Exchange | None = None  # whose body comes in
         _timer: asyncio.TimerHandle | None = None  # where it doesn't come at once
+        _idle_since = math.inf  # the answer to a request here
+        _keeper: asyncio.TimerHandle | None = None
 
         def data_received(self, data: bytes) -> None:
+            self._idle_since = math.inf
             super().data_received(data)
             if self._exchange is not None and self._timer is None:
                 self._timer = self.loop.call_later(calls.BODY_SECONDS, self._end_waiting)
@@ -72,6 +76,9 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._unset_timer()
+            if self._keeper is not None:
+                self._keeper.cancel()
+                self._keeper = None
 
         def _unset_timer(self) -> None:
             if self._timer is not None:
@@ -149,6 +156,22 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             self.transport.write(head + reply.body)
             if not exchange.keep_alive:
                 self.transport.close()
-            self.on_response_complete()
+            if self.pipeline or self.transport.is_closing():
+                self.on_response_complete()
+                return
+            self.server_state.total_requests += 1
+            # (Timers for each answer would take a twentieth of all the time.)
+            self._idle_since = self.loop.time()
+            if self._keeper is None:
+                self._keeper = self.loop.call_later(self.timeout_keep_alive, self._keep)
+
+        def _keep(self) -> None:
+            """Close the connection where there was nothing for so long."""
+            self._keeper = None
+            left = self._idle_since + self.timeout_keep_alive - self.loop.time()
+            if left <= 0:
+                self.timeout_keep_alive_handler()
+            elif left < math.inf:  # or its end comes again
+                self._keeper = self.loop.call_later(left, self._keep)
 
     return Protocol

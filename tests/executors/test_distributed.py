@@ -1,6 +1,7 @@
 """EnsembleDistributed: what is sent and computed, whoever the workers are."""
 
 import asyncio
+import functools
 import os
 import shutil
 import signal
@@ -236,7 +237,9 @@ def total(rate, alg, output=None):
 
 
 @pytest.mark.parametrize(
-    "alg", [eo.EnsembleSerial(), slow_unless(False, eo.EnsembleThreads()), TWO], ids=str
+    "alg",
+    [*map(functools.partial(slow_unless, False), (eo.EnsembleSerial(), eo.EnsembleThreads())), TWO],
+    ids=str,
 )
 def test_sum_reduction(alg):
     """With any algorithm; its gradient by finite differences, too."""

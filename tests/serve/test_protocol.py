@@ -5,6 +5,7 @@ import json
 import socket
 import sys
 import threading
+import time
 
 import httpx
 import msgpack
@@ -196,6 +197,30 @@ def test_a_body_that_does_not_arrive(running, monkeypatch, length, some):
             assert headers["connection"] == "close"
             assert connection.ended()
     assert running.solve().status_code == 200
+
+
+def test_idle_connections(running, short, monkeypatch):
+    """They are closed some time after the last answer, not after the first."""
+    monkeypatch.setattr(running.server.config, "timeout_keep_alive", 1.0)
+    healthy = b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n"
+    for last in (request(), healthy):
+        with Connection(running) as connection:
+            for i in range(8):
+                connection.socket.sendall(last if i % 2 else request())
+                assert connection.answer()[0] == 200
+                time.sleep(0.2)
+            began = time.monotonic()
+            assert connection.ended()
+            assert 0.4 < time.monotonic() - began < 10
+        with Connection(running) as connection:
+            connection.socket.sendall(request())
+            assert connection.answer()[0] == 200
+            # A request that has begun to come is waited for.
+            connection.socket.sendall(last[:20])
+            time.sleep(1.5)
+            connection.socket.sendall(last[20:])
+            assert connection.answer()[0] == 200
+    assert len(short) == 8 + 1 + 1 + 4 + 1
 
 
 def test_ways_to_end(running, short):

@@ -28,12 +28,10 @@ METHODS = {
         "Vern9",
     )
 }
-# Of many stages: the lanes engine's programs take seconds to compile.
-LONG = {"Dopri8", "Vern7", "Vern9"}
 # Rounding grows along these; only the first part is compared.
 SENSITIVE = {"arenstorf": 0.03, "lorenz96": 0.3, "pleiades": 0.2}
 CASES = [
-    slow_unless(method not in LONG or problem in ("lorenz", "brusselator", "mlp"), method, problem)
+    slow_unless(method == "Tsit5" or problem == "lorenz", method, problem)
     for method in METHODS
     for problem in PROBLEMS
 ]

@@ -8,6 +8,7 @@ import pytest
 import ensembleode as eo
 from ensembleode.engines.kernel import calls, launch
 
+from ...marks import slow_unless
 from ...problems import lorenz, mlp, network
 
 
@@ -60,7 +61,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [slow_unless(x in ("ends", "times", "RK4"), x) for x in OPTIONS])
 def test_reverse(on_host, name):
     options = OPTIONS[name]
     kernel = jax.grad(loss)(X, eo.EnsembleGPUKernel(), **options)
@@ -86,7 +87,7 @@ def test_reverse_through_every_step(on_host, start):
     close(both(eo.EnsembleGPUKernel()), both(eo.EnsembleSerial()), 1e-5)
 
 
-@pytest.mark.parametrize("name", OPTIONS)
+@pytest.mark.parametrize("name", [slow_unless(x in ("times", "fixed"), x) for x in OPTIONS])
 def test_forward(on_host, name):
     options = OPTIONS[name] | {"sensealg": eo.ForwardDiffSensitivity()}
     kernel = jax.jacfwd(loss)(X, eo.EnsembleGPUKernel(), **options)

@@ -441,7 +441,8 @@ def small_records(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "saving", ["times", "steps", *map(functools.partial(slow_unless, False), ("end", "own times"))]
+    "saving",
+    ["steps", *map(functools.partial(slow_unless, False), ("times", "end", "own times"))],
 )
 def test_the_gradient_of_many_segments_is_that_of_one(small_records, saving):
     """Lanes that end in different segments, and the last segment not full."""
