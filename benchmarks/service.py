@@ -369,6 +369,7 @@ class Open(Driver):
     async def drive(self, clients, seconds, rate):
         self.free = await self.connect(clients)
         every, self.waiting = list(self.free), collections.deque()
+        await asyncio.sleep(0.3)  # until the service has accepted them, too
         gaps = np.random.default_rng(2).exponential(1 / rate, int(2 * rate * seconds) + 10)
         started = time.perf_counter()
         for at in started + np.cumsum(gaps):
