@@ -107,8 +107,8 @@ class Batcher:
 
     - `run(line, slices)`: gives a result for each slice; it blocks.
     - `most(line)`: how many a batch of that line has at most; by default `max_batch`.
-    - `max_wait`: seconds that the first of a batch waits for others at most (a fifth of them, where
-        none comes in that time).
+    - `max_wait`: seconds that the first of a batch waits for others at most (a twentieth of them,
+        where none comes in that time).
     - `queue`: how many may wait, over all items.
     - `share`: how many of an item are in a batch for sure.
     - `coalesce`: whether items share batches at all.

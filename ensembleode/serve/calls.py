@@ -21,7 +21,8 @@ from .wire import Refused
 
 logger = logging.getLogger("ensembleode.serve")
 
-_BINARY = {wire.BINARY.encode(): True, b"application/msgpack": True, wire.JSON.encode(): False}
+_MSGPACK = (wire.BINARY.encode(), b"application/msgpack")
+_BINARY = {**dict.fromkeys(_MSGPACK, True), wire.JSON.encode(): False}
 _STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in HTTPStatus}
 _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
 # Seconds for a body to arrive.
@@ -98,7 +99,7 @@ class Call:
 
     def wants_binary(self) -> bool:
         accepted = self.headers.get(b"accept", b"")
-        return b"application/x-msgpack" in accepted or b"application/msgpack" in accepted
+        return _MSGPACK[0] in accepted or _MSGPACK[1] in accepted
 
     def check_token(self, tokens: Tokens) -> None:
         """

@@ -5,13 +5,16 @@ import gc
 import logging
 import signal
 import sys
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
-import uvicorn
-
+# (It says what to install where that is missing, and so comes before all that needs it.)
 from .app import App, create_app
 from .protocol import protocol
 from .registry import Registry
+
+
+if TYPE_CHECKING:
+    import uvicorn
 
 
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
@@ -34,6 +37,8 @@ def run(
     **Raises:** as `create_app`, and what solving a problem raises when it is compiled; `SystemExit`
     where the address can't be had.
     """
+    import uvicorn
+
     if options.get("tokens") is None and host in _LOOPBACK:
         # A page of another site can't reach it by a name that it was given for that.
         options = {"hosts": _LOOPBACK} | options
@@ -58,8 +63,10 @@ def run(
         raise service.failure
 
 
-def configured(app: App, **options: Any) -> uvicorn.Config:
+def configured(app: App, **options: Any) -> "uvicorn.Config":
     """How uvicorn serves an app."""
+    import uvicorn
+
     service = app.service
     return uvicorn.Config(
         app,
