@@ -449,7 +449,7 @@ PEAKS = {
     "V100-PCIE": Peak(14e12, 7e12, 0.9e12),
     "V100": Peak(15.7e12, 7.8e12, 0.9e12),
 }
-# Those of `engines/kernel/integrate.cuh`: a logarithm (7) and two powers of two (17 each), what is
+# Those of step-size control: a logarithm (7) and two powers of two (17 each), what is
 # between them (6), and a step's time and size (6).
 CONTROL = 7 + 2 * 17 + 6 + 6
 COUNTED = {"add": 1, "sub": 1, "mul": 1, "div": 1, "neg": 1}
@@ -970,7 +970,7 @@ def gpu() -> dict[str, str]:
 
 def described(options: argparse.Namespace) -> dict[str, Any]:
     about = machine()
-    for name in ("torch", "torchdiffeq", "jaxlib", "jax-cuda13-plugin", "nvidia-cuda-nvrtc"):
+    for name in ("torch", "torchdiffeq", "jaxlib", "jax-cuda13-plugin", "llvmlite"):
         with contextlib.suppress(importlib_metadata.PackageNotFoundError):
             about["versions"][name] = importlib_metadata.version(name)
     notes = ["transfers are of pageable arrays", "times in seconds: the best, and the median"]

@@ -4,17 +4,24 @@ Write the ODE once, describe the ensemble as in SciML, choose with one argument 
 differentiate through it.
 """
 
+import sys as _sys
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from . import analysis as analysis, cpu_devices as _cpu_devices, planning as planning
+from . import (
+    analysis as analysis,
+    cpu_devices as _cpu_devices,
+    other_names as _other_names,
+    planning as planning,
+)
 from .analysis import EnsembleSummary as EnsembleSummary
 from .citation import citation as citation
 from .column_check import (
     check_columns as check_columns,
     ColumnReport as ColumnReport,
 )
-from .engines.kernel.launch import KernelError as KernelError
-from .engines.kernel.nvrtc import NvrtcError as NvrtcError
+from .engines.compiled.launch import KernelError as KernelError
+from .engines.compiled.ptxas import PtxasError as PtxasError
 from .ensemble import (
     EnsembleColumns as EnsembleColumns,
     EnsembleDistributed as EnsembleDistributed,
@@ -92,3 +99,8 @@ from .training.processes import initialize as initialize, ProcessLost as Process
 __version__ = _version("ensembleode")
 
 _cpu_devices.configure()
+
+if not _TYPE_CHECKING:  # which would take every name for one that exists
+
+    def __getattr__(name):
+        raise _other_names.missing_attribute(_sys.modules[__name__], name)

@@ -69,16 +69,49 @@ def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
     work = 2 * (job.plan.method.value.stages or state + 8) + 16
     step_bytes = u0.dtype.itemsize * state * work
     all_bytes = step_bytes + u0.dtype.itemsize * state * rows
-    chosen: Any = getattr(jax.config, "jax_default_device", None)
-    device: Any = chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
+    device = _default_device()
     if device.platform == "cpu":
         most = max(1, _HOST // all_bytes)
         if executor.vectorised and not job.plan.engine.chunked:
             most = min(most, max(_LEAST, _CACHE // step_bytes))
     else:
-        limit = (device.memory_stats() or {}).get("bytes_limit", 4 * _HOST)
-        most = max(1, limit // 4 // all_bytes)
+        most = max(1, _share_of_memory(device) // all_bytes)
     return math.ceil(trajectories / math.ceil(trajectories / most))
+
+
+def as_jax_arrays(tree: Any) -> Any:
+    """Results as JAX arrays, however many batches they are from.
+
+    What was gathered on the host goes to JAX's default device; on an accelerator only where it
+    takes less than a quarter of its memory, and else to JAX's CPU device.
+    """
+    device = _default_device()
+    gathered = [x for x in jtu.tree_leaves(tree) if isinstance(x, np.ndarray)]
+    home = None
+    if device.platform != "cpu" and sum(x.nbytes for x in gathered) > _share_of_memory(device):
+        home = _cpu_device()
+
+    def put(x):
+        return jax.device_put(x, home, may_alias=True) if isinstance(x, np.ndarray) else x
+
+    return jax.tree.map(put, tree)
+
+
+def _default_device() -> Any:
+    chosen: Any = getattr(jax.config, "jax_default_device", None)
+    return chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
+
+
+def _cpu_device() -> Any:
+    try:
+        return jax.devices("cpu")[0]
+    except RuntimeError:  # JAX_PLATFORMS leaves it out
+        return None
+
+
+def _share_of_memory(device: Any) -> int:
+    """Bytes of an accelerator that a batch, or the results of all, may take."""
+    return (device.memory_stats() or {}).get("bytes_limit", 4 * _HOST) // 4
 
 
 #
@@ -183,6 +216,7 @@ def _reduce_eagerly(solve: _Solver, trajectories: int, reduction: Callable, u_in
                 stop = False
             else:
                 outcome = solve.batch(wanted)
+                outcome = outcome._replace(out=as_jax_arrays(outcome.out))
                 u = _empty(reduction, outcome.out) if u is None else u
                 u, stop = _reduced(reduction(u, outcome.out, wanted))
         except (Exception, KeyboardInterrupt) as e:

@@ -77,8 +77,9 @@ _SOLVERS = {
     "KenCarp5": ["kennedy2003"],
     "JuliaAlg": ["rackauckas2017"],  # and what its documentation in Julia names
 }
-# The lanes engine brings its own first step (hairer1993) and step-size controller.
+# Our engines bring their own first step (hairer1993) and step-size controller.
 _ENGINES = {
+    "compiled": ["hairer1993", "gustafsson1991"],
     "lanes": ["hairer1993", "gustafsson1991"],
     "diffrax": ["kidger2021"],
     "julia": ["rackauckas2017"],

@@ -1,6 +1,7 @@
 """The command line: one function a command, its parameters the options.
 
-What a command needs is imported within it, so that `--help` is quick.
+What a command needs is imported within it, and by its whole name, so that `--help` is quick:
+`ensembleode_script.py` loads this file without the package.
 """
 
 import sys
@@ -17,7 +18,7 @@ def julia_install(
         gpu: Also install what runs ensembles on this kind of GPU.
         all_methods: Also install the packages of the methods that are asked for less often.
     """
-    from .engines.julia import environment
+    from ensembleode.engines.julia import environment
 
     try:
         julia = environment.install(None if gpu == "none" else gpu, all_methods=all_methods)
@@ -33,7 +34,7 @@ def julia_status(json: bool = False) -> int:
     Args:
         json: Print JSON, not a table.
     """
-    from .engines.julia import environment
+    from ensembleode.engines.julia import environment
 
     report = environment.status()
     print(_as_json(report) if json else _julia_table(report))
@@ -82,7 +83,7 @@ def plan_measure(
         count: How many of that kind there are.
         json: Print JSON, not a table.
     """
-    from .planning import commands
+    from ensembleode.planning import commands
 
     return commands.run_measure(
         make_loss,
@@ -114,7 +115,7 @@ def plan_estimate(
         items_per_job: Independent jobs of so many items, not one run that all share.
         json: Print JSON, not tables.
     """
-    from .planning import commands
+    from ensembleode.planning import commands
 
     return commands.run_estimate(
         items, iterations, fleet, items_per_job=items_per_job, as_json=json
@@ -127,7 +128,7 @@ def doctor(json: bool = False) -> int:
     Args:
         json: Print JSON, not a table.
     """
-    from . import doctor as diagnosis
+    from ensembleode import doctor as diagnosis
 
     report = diagnosis.report()
     print(_as_json(report) if json else _doctor_table(report))
@@ -197,7 +198,7 @@ def train(
         distributed: Join the processes that mpirun or srun started with this one.
         quiet: Show no progress bar.
     """
-    from .training import commands
+    from ensembleode.training import commands
 
     if n_gpus is not None and devices is not None:
         return failed("n_gpus and devices are both given; drop one.")
@@ -230,8 +231,14 @@ def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> i
         repeats: How often each is timed; the best counts.
         json: Print JSON, not a table.
     """
-    from . import bench as timing
+    from ensembleode import bench as timing
+    from ensembleode.options import check_count
 
+    try:
+        check_count("trajectories", trajectories)
+        check_count("repeats", repeats)
+    except ValueError as error:
+        return failed(error)
     rows = timing.rows(trajectories, repeats)
     print(_as_json({"rows": rows}) if json else timing.table(rows))
     return 0
@@ -248,6 +255,7 @@ def serve(
     queue: int = 16384,
     tokens: str | None = None,
     cors: list[str] | None = None,
+    hosts: list[str] | None = None,
     store: str | None = None,
     drain_seconds: float = 30.0,
     no_batching: bool = False,
@@ -265,12 +273,14 @@ def serve(
         queue: How many trajectories may wait.
         tokens: A file of bearer tokens, one a line; by default the variable ENSEMBLEODE_TOKENS.
         cors: An origin whose pages may use the service; several as [A,B].
+        hosts: The names that the service answers to, as [A,B], such as that of a proxy before it;
+            by default any, but on this computer alone and without tokens only the names of that.
         store: A folder for durable ensembles.
         drain_seconds: How long what was taken may take when the service is told to end.
         no_batching: Solve every request on its own.
         log_level: What is logged, from this level on.
     """
-    from .serve import commands
+    from ensembleode.serve import commands
 
     return commands.run_serve(
         registry,
@@ -282,6 +292,7 @@ def serve(
         max_wait_ms=max_wait_ms,
         queue=queue,
         cors=cors or (),
+        hosts=hosts,
         store=store,
         drain_seconds=drain_seconds,
         batching=not no_batching,
@@ -338,9 +349,23 @@ COMMANDS: dict[str, Any] = {
 }
 
 
+_ABOUT = "Solve and train on ensembles of differential equations, in JAX."
+_MORE = """\
+for example:
+  ensembleode doctor                        what of this installation runs
+  ensembleode train model.py:problem --epochs 100 --output best.eqx
+  ensembleode serve app.py:registry --port 8000
+
+documentation: the folder docs/ of the source (getting-started.md, training/index.md, serving.md);
+in Python, help(ensembleode.solve)."""
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command, and exit with its code."""
-    from jsonargparse import ArgumentParser, auto_cli
+    import argparse
+    from importlib.metadata import version
+
+    from jsonargparse import ArgumentParser, auto_cli, DefaultHelpFormatter
 
     class Parser(ArgumentParser):
         """Takes `--json` for a parameter that is false by default, not `--json=true`; and
@@ -353,5 +378,18 @@ def main(arguments: Sequence[str] | None = None) -> None:
             dashed = [x.replace("_", "-") for x in names if x.startswith("--") and "_" in x]
             return super().add_argument(*names, *dashed, **options)
 
+    class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
+        """Leaves the lines of the examples as they are."""
+
     given = None if arguments is None else list(arguments)
-    sys.exit(auto_cli(COMMANDS, args=given, parser_class=Parser, prog="ensembleode"))
+    code = auto_cli(
+        COMMANDS,
+        args=given,
+        parser_class=Parser,
+        prog="ensembleode",
+        description=_ABOUT,
+        epilog=_MORE,
+        version=version("ensembleode"),
+        formatter_class=Formatter,
+    )
+    sys.exit(code)

@@ -9,7 +9,7 @@ from typing import Any
 import jax
 
 from . import cpu_devices
-from .engines.kernel import launch
+from .engines.compiled import launch
 
 
 PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")
@@ -17,8 +17,13 @@ PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "nump
 EXTRAS = {
     "dask": ("EnsembleDistributed", ("distributed", "cloudpickle", "flatbuffers")),
     "store": ("solve(..., store=)", ("zarr", "xarray", "filelock")),
-    "train": ("fit(..., checkpoint=)", ("orbax.checkpoint",)),
+    "train": ("fit(..., checkpoint=)", ("filelock", "orbax.checkpoint")),
     "plot": ("plots", ("matplotlib", "xarray")),
+    "serve": (
+        "ensembleode serve, eo.Client",
+        ("fastapi", "httptools", "httpx", "msgpack", "orjson", "prometheus_client", "uvicorn"),
+    ),
+    "examples": ("the examples", ("sklearn", "matplotlib", "xarray")),
 }
 
 

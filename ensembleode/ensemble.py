@@ -112,25 +112,26 @@ class EnsembleGPUArray(EnsembleAlgorithm):
 class EnsembleGPUKernel(EnsembleAlgorithm):
     """The whole solve of each trajectory in one GPU kernel, a thread each.
 
-    The field becomes CUDA C++, compiled once: state and stages are in registers, and each thread
-    has its own steps, end and return code, as in the lanes engine. Tolerances, spans, parameters
-    and the number of trajectories change without compiling a kernel. On a machine without an
-    NVIDIA GPU that JAX uses, the lanes engine runs instead, which it says once.
+    The compiled engine's loop around the field, as PTX: state and stages are in registers, and each
+    thread has its own steps, end and return code. Tolerances, spans, parameters and the number of
+    trajectories change without compiling a kernel. On a machine without an NVIDIA GPU that JAX
+    uses, arrays on the CPU take its place, which it says once.
 
     - `devices`: how many GPUs, or a list of JAX devices; by default JAX's default device.
     - `backend`: with `engine="julia"`, where the kernels are DiffEqGPU's, the package of the GPU:
         `"CUDA"` (the default), `"AMDGPU"`, `"oneAPI"` or `"Metal"`; `"CPU"` to try it without one.
 
     **Cost:** one launch a batch and device, which ends with the slowest trajectory; a second or two
-    to compile. Gradients are a second kernel, which runs each trajectory again. Fastest for small
-    fields: see [`kernel_report`][ensembleode.kernel_report] for the registers that one takes.
+    to compile, and as long again for the GPU's driver. Gradients are a second kernel, which runs
+    each trajectory again. Fastest for small fields: see
+    [`kernel_report`][ensembleode.kernel_report] for the registers that one takes.
 
     **Limitations:** explicit methods; `ReplayAdjoint()` and `ForwardDiffSensitivity()`; a field of
-    operations that CUDA has. Matrix products are loops in each thread: from a few hundred
-    multiplications on EnsembleGPUArray is faster. With `engine="julia"`: small fields, without
-    loops; the methods that DiffEqGPU has; `saveat`, tolerances and `dt` shared by all; forwards in
-    time; no step limit and no counts of steps (they are 0); and DiffEqGPU raises for all where one
-    trajectory can't begin, or its step underflows.
+    operations that the compiled engine has. Matrix products are loops in each thread: from a few
+    hundred multiplications on EnsembleGPUArray is faster. With `engine="julia"`: small fields,
+    without loops; the methods that DiffEqGPU has; `saveat`, tolerances and `dt` shared by all;
+    forwards in time; no step limit and no counts of steps (they are 0); and DiffEqGPU raises for
+    all where one trajectory can't begin, or its step underflows.
 
     **Throws:** `ValueError` for what it can't do, naming it; `KernelError` where there is a GPU,
     and what compiles or launches kernels is missing.

@@ -12,14 +12,19 @@ import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
-from jax.interpreters import batching, mlir
+from jax.interpreters import ad, batching, mlir
 
 
 _call_p = jex.Primitive("ensembleode_host_call")
 _call_p.multiple_results = True
 
 
-def host_call(fn: Callable, results: Sequence[Any], *operands: Any) -> list:
+def host_call(
+    fn: Callable,
+    results: Sequence[Any],
+    *operands: Any,
+    no_derivative: str = "what is called on the host has no derivative.",
+) -> list:
     """`fn(*operands)`, a sequence of NumPy arrays of these shapes and dtypes.
 
     Not differentiable. Mapped, it is called for one after the other.
@@ -28,12 +33,15 @@ def host_call(fn: Callable, results: Sequence[Any], *operands: Any) -> list:
 
     - `fn`: hashable; compiled programs are kept by it.
     - `results`: the shape and dtype of each result.
+    - `no_derivative`: what is said when it is differentiated, as a `TypeError`.
     """
     avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in results)
-    return _call_p.bind(*map(jnp.asarray, operands), fn=fn, avals=avals)
+    return _call_p.bind(
+        *map(jnp.asarray, operands), fn=fn, avals=avals, no_derivative=no_derivative
+    )
 
 
-def _called(*operands, fn, avals):
+def _called(*operands, fn, avals, **_):
     outs = fn(*map(np.asarray, operands))
     return [np.asarray(x, a.dtype).reshape(a.shape) for x, a in zip(outs, avals, strict=True)]
 
@@ -51,7 +59,11 @@ def _batched(operands, dims, **params):
     return outs, [0] * len(outs)
 
 
-def _lower(ctx, *operands, fn, avals):
+def _jvp(primals, tangents, *, no_derivative, **_):
+    raise TypeError(no_derivative)
+
+
+def _lower(ctx, *operands, fn, avals, **_):
     def callback(*arrays):
         return tuple(_called(*arrays, fn=fn, avals=avals))
 
@@ -69,6 +81,7 @@ def _lower(ctx, *operands, fn, avals):
 
 
 _call_p.def_impl(lambda *operands, **params: [jnp.asarray(x) for x in _called(*operands, **params)])
-_call_p.def_abstract_eval(lambda *_, fn, avals: avals)
+_call_p.def_abstract_eval(lambda *_, avals, **__: avals)
+ad.primitive_jvps[_call_p] = _jvp
 batching.primitive_batchers[_call_p] = _batched
 mlir.register_lowering(_call_p, _lower)

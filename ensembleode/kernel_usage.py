@@ -6,10 +6,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from .engines.kernel import nvrtc, refusal, sources
-from .engines.kernel.generate import BLOCK
-from .engines.kernel.launch import cuda_devices
-from .engines.kernel.nvrtc import Usage
+from .engines.compiled import gpu, launch, machine, ptxas
+from .engines.compiled.entry import entry_name
+from .engines.compiled.launch import BLOCK
+from .engines.compiled.ptxas import Usage
 from .executors.job import integers
 from .problem import EnsembleProblem, ODEProblem
 from .solve import job_for
@@ -25,7 +25,7 @@ _FEW = 64
 class KernelReport(NamedTuple):
     """What [`kernel_report`][ensembleode.kernel_report] found.
 
-    - `arch`: the architecture compiled for, as "compute_90".
+    - `arch`: the architecture compiled for, as "sm_90".
     - `solve`, `pull_back`: what a thread takes of the kernel that solves, and of the one that pulls
         cotangents back (None with `ForwardDiffSensitivity()`): `registers` of 32 bits, and bytes
         of `spill_stores`, `spill_loads` and of `stack`, the memory for what is not in registers.
@@ -73,7 +73,7 @@ def kernel_report(
     arch: str | None = None,
 ) -> KernelReport:
     """Compile what [`EnsembleGPUKernel`][ensembleode.EnsembleGPUKernel] would run, and say what it
-    takes; no GPU is needed, but NVRTC (`pip install nvidia-cuda-nvrtc`).
+    takes; no GPU is needed, but ptxas, NVIDIA's assembler (`pip install nvidia-cuda-nvcc`).
 
     A kernel that keeps everything in registers, and few of them, is fast: the fewer, the more
     threads hide each other's waiting. One that spills is a matter for measurement: `float32`, or
@@ -83,12 +83,12 @@ def kernel_report(
 
     - `prob`, `alg` and the options: as for [`solve`][ensembleode.solve]. Which parameters differ by
         trajectory counts, so give the ensemble.
-    - `arch`: the architecture, such as "compute_80" (A100) or "compute_90" (H100, H200); by default
-        that of this machine's GPU, or else "compute_90".
+    - `arch`: the architecture, such as "sm_80" (A100), "sm_90" (H100, H200) or "sm_100" (B200); by
+        default that of this machine's GPU, or else "sm_90".
 
     **Returns:** a [`KernelReport`][ensembleode.KernelReport].
 
-    **Raises:** `ValueError` for what has no kernel, naming it; `NvrtcError` without NVRTC.
+    **Raises:** `ValueError` for what has no kernel, naming it; `PtxasError` without ptxas.
     **Warns** where more than 64 bytes are spilled.
     """
     ens = EnsembleProblem(prob) if isinstance(prob, ODEProblem) else prob
@@ -105,15 +105,17 @@ def kernel_report(
         "sensealg": sensealg,
     }
     job, _ = job_for(ens, options, jax.random.key(0), 2, "lanes", alg or Tsit5())
-    if reason := refusal(job.plan):
+    if reason := gpu.refusal(job.plan):
         raise ValueError(f"EnsembleGPUKernel() {reason}")
+    job = job.replan(engine=gpu)
     lanes = jax.eval_shape(lambda: job.trajectories.lanes(integers(np.arange(2)), 1))
     if arch is None:
-        devices = cuda_devices()
-        arch = nvrtc.arch_of(*devices) if devices else "compute_90"
+        devices = launch.cuda_devices()
+        arch = launch.arch_of(*devices) if devices else "sm_90"
+    arch = machine.gpu(arch).name
     usages: Any = {
-        name: None if source is None else nvrtc.usage(source, arch)[name]
-        for name, source in sources(job.plan, lanes).items()
+        name: None if kernel is None else _usage(kernel, arch)
+        for name, kernel in gpu.kernels(job.plan, lanes).items()
     }
     report = KernelReport(arch, **usages)
     for name, usage in report.kernels.items():
@@ -126,3 +128,7 @@ def kernel_report(
                 stacklevel=2,
             )
     return report
+
+
+def _usage(kernel: launch.Kernel, arch: str) -> Usage:
+    return ptxas.usage(launch.ptx_of(kernel, arch), arch)[entry_name(kernel.name)]

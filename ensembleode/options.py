@@ -6,6 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from .other_names import unknown_option
 from .program import is_tracer
 
 
@@ -32,14 +33,33 @@ DEFAULTS = {
     "sensealg": None,
 }
 
+# What is said of a whole solve.
+_OF_SOLVE = (
+    "alg",
+    "ensemblealg",
+    "trajectories",
+    "batch_size",
+    "seed",
+    "key",
+    "max_repeats",
+    "engine",
+    "progress",
+    "throw",
+    "on_interrupt",
+    "store",
+)
+
 
 def check_option_names(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(DEFAULTS))
     if unknown:
-        raise TypeError(
-            f"{unknown[0]!r} is neither f, u0, tspan or p nor a solver option that a problem can "
-            f"hold; it can hold {', '.join(DEFAULTS)}."
-        )
+        name = unknown[0]
+        if name in _OF_SOLVE:
+            raise TypeError(
+                f"{name!r} is neither f, u0, tspan or p nor a solver option that a problem can "
+                f"hold: give it to solve. A problem can hold {', '.join(DEFAULTS)}."
+            )
+        raise unknown_option("an ODEProblem", name, ("f", "u0", "tspan", "p", *DEFAULTS))
 
 
 def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]) -> dict:

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from .logs import log_once
 from .program import is_tracer
 from .solution import cubic_hermite, has_failed, ReturnCode
 
@@ -28,6 +29,9 @@ except ModuleNotFoundError as e:
 _STYLES = ("-", "--", ":", "-.")
 # Components that a legend can still list; more have a colorbar.
 _MOST_ENTRIES = 20
+# Trajectories drawn where none are chosen: more are one blob, which takes minutes to draw.
+_MOST_TRAJECTORIES = 200
+_MOST_FAILED = 20
 # Points drawn a step where steps are interpolated, and about how many in all.
 _POINTS = 10
 _MOST_POINTS = 2_000_000
@@ -287,8 +291,9 @@ def _check_numbers(u: Any, counted: Any, ndim: int) -> None:
 
 
 def _choose(trajectories: Any, sim: Any) -> np.ndarray:
-    """The indices of the trajectories to draw: those asked for that have been run."""
+    """The indices of the trajectories to draw: those asked for, or a sample, that have been run."""
     n = len(sim)
+    retcode = np.asarray(sim.retcode)
     chosen = np.arange(n)
     if trajectories is not None:
         if isinstance(trajectories, tuple):
@@ -300,8 +305,29 @@ def _choose(trajectories: Any, sim: Any) -> np.ndarray:
                 f"trajectories must be indices, a slice or a mask of the {n} trajectories, got "
                 f"{trajectories!r}."
             ) from e
-    run = np.asarray(sim.retcode) != ReturnCode.Default.value
-    return chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
+    run = retcode != ReturnCode.Default.value
+    chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
+    return _sampled(chosen, retcode) if trajectories is None else chosen
+
+
+def _sampled(every: np.ndarray, retcode: np.ndarray) -> np.ndarray:
+    """As many as can be told apart, evenly spaced, and some more of those that failed."""
+    if len(every) <= _MOST_TRAJECTORIES:
+        return every
+    failed = every[has_failed(retcode[every])]
+    more = _spaced(failed, _MOST_FAILED)
+    log_once(
+        f"plot draws {_MOST_TRAJECTORIES} of {len(every)} trajectories, evenly spaced by index, "
+        f"and {len(more)} of the {len(failed)} that failed. Choose with trajectories= "
+        "(trajectories=slice(None) draws all); eo.EnsembleSummary(sim).plot() shows quantiles."
+    )
+    return np.union1d(_spaced(every, _MOST_TRAJECTORIES), more)
+
+
+def _spaced(indices: np.ndarray, most: int) -> np.ndarray:
+    if len(indices) <= most:
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, most).astype(int)]
 
 
 def _color_and_line(color: Any, line: dict[str, Any]) -> tuple[Any, dict[str, Any]]:

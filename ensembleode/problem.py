@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .logs import log_once
 from .options import check_option_names, merge
+from .other_names import refuse_unknown
 from .program import is_tracer
 
 
@@ -21,8 +22,9 @@ class ODEProblem(eqx.Module):
     **Arguments:**
 
     - `f`: the vector field `f(u, p, t) -> du`, written in JAX; `du` has the shape and dtype
-        of `u`. Any callable, Equinox modules included; arrays it closes over are inputs of the
-        solve (new values never compile again, and are differentiated through).
+        of `u`. It means what it means under `jax.vmap`. Any callable, Equinox modules included;
+        arrays it closes over are inputs of the solve (new values never compile again, and are
+        differentiated through).
     - `u0`: the initial state, an array of any shape and an inexact dtype. Time is computed in
         the same precision.
     - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time.
@@ -133,8 +135,10 @@ class EnsembleProblem(eqx.Module):
         `prob_func(prob, i, repeat)`, **with `i` counted from 0** (as Python's `u0s[i]`
         wants). The two are told apart by the number of positional parameters without
         defaults. It is traced once over the index, so it must be written in JAX; one that
-        can't be traced is called once a trajectory instead, which is slow and logged. Random
-        numbers come from `ctx.key`; NumPy's would be drawn once for all trajectories.
+        can't be traced is called once a trajectory instead, which is slow and logged; so is one
+        that makes another problem each time it is called, which is found by calling it twice.
+        (Random numbers come from `ctx.key`; NumPy's are drawn for each trajectory so, and
+        refused inside `jit`.)
         What it returns may depend on the index in `u0`, `p`, `tspan`, what `f` closes over, and
         the options `saveat`, `abstol`, `reltol`, `dt`; shapes may not.
     - `output_func`: `output_func(sol, ctx) -> (out, rerun)`, applied to the
@@ -165,7 +169,10 @@ class EnsembleProblem(eqx.Module):
         output_func: Callable | None = None,
         reduction: Callable | None = None,
         u_init: PyTree = None,
+        **_unknown: Any,
     ):
+        known = ("prob", "prob_func", "output_func", "reduction", "u_init")
+        refuse_unknown("EnsembleProblem", _unknown, known)
         if not isinstance(prob, ODEProblem):
             raise TypeError(
                 f"prob must be an ODEProblem, got {type(prob).__name__}. A list of problems "
@@ -231,6 +238,9 @@ def _takes_index(prob_func: Callable) -> bool:
 
 def _as_state(u0: Any) -> Array:
     try:
+        # A copy of a NumPy array: one that has been traced, and written into since, is taken for
+        # what it was by JAX, as long as the trace lives.
+        u0 = np.array(u0) if isinstance(u0, np.ndarray) else u0
         array = u0 if isinstance(u0, jax.Array) else jnp.asarray(u0)
     except (TypeError, ValueError) as e:
         raise TypeError(

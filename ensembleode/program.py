@@ -9,6 +9,7 @@ static argument of a jitted function: new numbers never compile, and are never s
 
 import functools
 import hashlib
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
@@ -26,8 +27,9 @@ NOT_TRACEABLE = (
     jax.errors.ConcretizationTypeError,
     jax.errors.TracerArrayConversionError,
     jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
 )
-_RULE_PARAMS = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+RULE_PARAMS = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
 
 
 class Program:
@@ -63,6 +65,13 @@ class Program:
         """Which flat outputs depend on the flat inputs marked True."""
         marks = [False] * len(self.jaxpr.constvars) + list(inputs)
         return _dependence(self.jaxpr, marks)
+
+    def deciding(self) -> list[bool]:
+        """Which flat inputs, constants first, decide what is computed: those that a predicate of
+        `lax.cond`, a `while` loop or an index depends on."""
+        count = len(self.jaxpr.constvars) + len(self.jaxpr.invars)
+        _, deciding = _deciding(self.jaxpr, [1 << i for i in range(count)])
+        return [bool(deciding >> i & 1) for i in range(count)]
 
 
 def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]:
@@ -144,6 +153,54 @@ def _dependence(jaxpr: jex.Jaxpr, marks: Sequence[bool]) -> list[bool]:
     return [is_marked(v) for v in jaxpr.outvars]
 
 
+# Where the operands begin that are indices, and where they end.
+_INDICES = {
+    "dynamic_slice": slice(1, None),
+    "dynamic_update_slice": slice(2, None),
+    "gather": slice(1, 2),
+    **{f"scatter{kind}": slice(1, 2) for kind in ("", "-add", "-max", "-min", "-mul", "-sub")},
+}
+
+
+def _deciding(jaxpr: jex.Jaxpr, inputs: Sequence[int]) -> tuple[list[int], int]:
+    """The sets (as bits) of inputs that each output depends on, and of those that decide.
+
+    Where it is not worth telling apart, an output depends on all operands of its equation.
+    """
+    depends = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+    deciding = 0
+
+    def union(sets):
+        return functools.reduce(operator.or_, sets, 0)
+
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        ins = [0 if isinstance(v, jex.Literal) else depends[v] for v in eqn.invars]
+        outs = [union(ins)] * len(eqn.outvars)
+        if name == "while":
+            deciding |= union(ins)
+        elif name == "cond":
+            deciding |= ins[0]
+            ins = ins[1:]
+        elif name in _INDICES:
+            deciding |= union(ins[_INDICES[name]])
+        for inner in params_of(eqn):
+            if not is_jaxpr(inner):
+                continue
+            inner = getattr(inner, "jaxpr", inner)
+            count = len(inner.constvars) + len(inner.invars)
+            is_call = name in _CALLS and count == len(ins)
+            inner_outs, more = _deciding(inner, ins if is_call else [union(ins)] * count)
+            deciding |= more
+            outs = inner_outs if is_call else outs
+        depends.update(zip(eqn.outvars, outs, strict=True))
+    return [0 if isinstance(v, jex.Literal) else depends[v] for v in jaxpr.outvars], deciding
+
+
+# What does nothing but to evaluate its jaxpr.
+_CALLS = ("jit", "remat2", "checkpoint", "custom_jvp_call")
+
+
 #
 # Inlining of inner jits
 #
@@ -215,7 +272,7 @@ def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
         params = tuple(
             (k, _value_key(v))
             for k, v in sorted(eqn.params.items())
-            if not (k == "name" and named) and not (custom and k in _RULE_PARAMS)
+            if not (k == "name" and named) and not (custom and k in RULE_PARAMS)
         )
         ins = tuple(atom(x) for x in eqn.invars)
         outs = tuple((name(v), v.aval) for v in eqn.outvars)
@@ -243,6 +300,12 @@ def _value_key(value: Any) -> Any:
 
 
 def _array_key(value: Any) -> tuple:
+    if is_tracer(value):
+        raise TypeError(
+            "the derivative rule of a custom_jvp or custom_vjp function closes over a value that "
+            "an outer jit, grad or vmap traces, which JAX can't follow there: make it an argument "
+            f"of the function. (It is a {value.aval.str_short()}.)"
+        )
     array = np.asarray(value)
     data = array.tobytes()
     if len(data) > 64:
@@ -256,17 +319,39 @@ def _custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
         if eqn.primitive.name in _CUSTOM_RULES:
             yield eqn
         for value in params_of(eqn):
-            if _is_jaxpr(value):
+            if is_jaxpr(value):
                 yield from _custom_calls(getattr(value, "jaxpr", value))
 
 
 def params_of(eqn: Any) -> list:
     """Those of an equation, the jaxprs among them (closed or not) as they are."""
-    return jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
+    return jtu.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
 
 
-def _is_jaxpr(x: Any) -> bool:
+def is_jaxpr(x: Any) -> bool:
     return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
+
+
+def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
+    """What the derivative rule of a call computes in forward mode.
+
+    **Raises:** whatever a rule raises that refuses.
+    """
+    avals = [v.aval for v in eqn.invars]
+    args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    is_diff = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
+
+    def pushed(args, tangents):
+        def call(*diff):
+            rest = iter(diff)
+            full = [next(rest) if d else a for a, d in zip(args, is_diff, strict=True)]
+            return eqn.primitive.bind(*full, **eqn.primitive.get_bind_params(eqn.params))
+
+        diff = tuple(a for a, d in zip(args, is_diff, strict=True) if d)
+        return jax.jvp(call, diff, tuple(tangents))
+
+    tangents = [a for a, d in zip(args, is_diff, strict=True) if d]
+    return jax.make_jaxpr(pushed)(args, tangents)
 
 
 def _rule_key(eqn: Any, above: tuple = ()) -> tuple:

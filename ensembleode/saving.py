@@ -3,10 +3,12 @@
 import math
 from typing import Any, Literal, NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .program import is_tracer
+from .solvers.time import rounding
 
 
 class Saving(NamedTuple):
@@ -77,8 +79,7 @@ def grid(
     t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
     intervals = np.abs(t1 - t0) / spacing.step
     # A span that is a whole number of steps but for the rounding of its ends ends on the grid.
-    rounding = 8 * np.finfo(dtype).eps * np.maximum(np.abs(t0), np.abs(t1)) / spacing.step
-    slack = np.minimum(rounding + 8 * np.finfo(dtype).eps * intervals, 0.5)
+    slack = np.minimum(rounding(t0, t1, dtype, np) / spacing.step + 1e-15 * intervals, 0.5)
     whole = np.floor(intervals + slack)
     between = whole < intervals - slack
     counts = np.asarray(whole + 1 + between)
@@ -137,9 +138,9 @@ def _as_times(saveat, t0, t1, dtype):
     if times.shape[-1] == 0:
         raise ValueError("saveat is empty; leave it out to save the start and the end.")
     if any(map(is_tracer, (saveat, t0, t1))):
-        return _at_ends(jnp, times, *(jnp.asarray(t, dtype) for t in (t0, t1)))
+        return _within(jnp, times, *(jnp.asarray(t, dtype) for t in (t0, t1)))
     t0, t1 = dtype.type(t0), dtype.type(t1)
-    times = _at_ends(np, times, t0, t1)
+    times = _within(np, times, t0, t1)
     lo, hi = min(t0, t1), max(t0, t1)
     outside = ~((times >= lo) & (times <= hi))
     if outside.any():
@@ -152,9 +153,15 @@ def _as_times(saveat, t0, t1, dtype):
     return times
 
 
-def _at_ends(xp, times, t0, t1):
-    """Rounding in `arange` and friends may step over an end by an ulp or two."""
-    close = 8 * np.finfo(times.dtype).eps * xp.maximum(xp.abs(t0), xp.abs(t1))
-    for end in (t0, t1):
-        times = xp.where(xp.abs(times - end) <= close, end, times)
-    return times
+def _within(xp, times, t0, t1):
+    """The times, those beyond an end by a rounding or two (of `arange` and friends) at that end.
+
+    A derivative by a time remains one: it is not that of the end.
+    """
+    lo, hi = xp.minimum(t0, t1), xp.maximum(t0, t1)
+    close = 2 * rounding(t0, t1, times.dtype, xp)
+    beyond = xp.maximum(lo - times, times - hi)
+    moved = xp.where((beyond > 0) & (beyond <= close), xp.clip(times, lo, hi), times)
+    if xp is np:
+        return moved
+    return times + jax.lax.stop_gradient(moved - times)

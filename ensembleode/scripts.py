@@ -5,6 +5,8 @@ import importlib.util
 import os
 import pathlib
 import sys
+import sysconfig
+import traceback
 from collections.abc import Callable
 from typing import Any
 
@@ -44,6 +46,33 @@ def loaded(source: str, function: str) -> Callable:
     return found
 
 
+def in_users_code(error: BaseException) -> bool:
+    """Whether it came up in code of the user's: that should be seen where."""
+    frames = traceback.walk_tb(error.__traceback__)
+    return any(not _is_installed(frame.f_code.co_filename) for frame, _ in frames)
+
+
+def _is_installed(file: str) -> bool:
+    """Whether a file is of this package, of the standard library, or of another package."""
+    ours = os.path.dirname(os.path.abspath(__file__))
+    paths = sysconfig.get_paths()
+    folders = [ours, *(paths[x] for x in ("stdlib", "platstdlib", "purelib", "platlib"))]
+    scripts = os.path.join(paths["scripts"], "")
+    place = os.path.realpath(file)
+    return file.startswith(("<", scripts)) or any(
+        place.startswith(os.path.join(os.path.realpath(folder), "")) for folder in folders
+    )
+
+
+def _send_by_value(module: Any) -> None:
+    """Functions of a script go to workers as they are: nobody there has a module of its name."""
+    try:
+        import cloudpickle
+    except ImportError:  # then there are no workers, either
+        return
+    cloudpickle.register_pickle_by_value(module)
+
+
 def named(source: str, name: str) -> Any:
     """What a script, or module, calls that; None where there is no such thing.
 
@@ -58,6 +87,7 @@ def named(source: str, name: str) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[script] = module
+        _send_by_value(module)
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(source)

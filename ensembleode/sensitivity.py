@@ -108,21 +108,37 @@ _FORWARD_ONLY = (
 )
 
 
+_ONCE = (
+    "this solve is differentiated twice, but sensealg={} is for first derivatives, in reverse mode "
+    "only. Pass sensealg=DirectAdjoint() (of the diffrax engine), or "
+    "sensealg=ForwardDiffSensitivity() for forward mode twice, as jacfwd(jacfwd(...))."
+)
+
+
 def reverse_only(tree: PyTree, name: str) -> PyTree:
-    """The identity; raises `TypeError` when it is differentiated in forward mode."""
-    return _mark(tree, forward_error=_REVERSE_ONLY.format(name), reverse_error=None)
+    """The identity; raises `TypeError` when it is differentiated in forward mode, or twice."""
+    errors = {"forward_error": _REVERSE_ONLY.format(name), "second_error": _ONCE.format(name)}
+    return _mark(tree, **errors, reverse_error=None)
 
 
 @contextlib.contextmanager
 def explained(sensealg: Any) -> Iterator[None]:
-    """Where JAX comes upon a reverse-only adjoint before the mark of `reverse_only` (a Hessian, in
-    some versions), its error is given the remedy, too."""
+    """JAX's own errors are given the remedy: where it comes upon a reverse-only adjoint before the
+    mark of `reverse_only` (a Hessian, in some versions), and where a `shard_map` of the user's
+    checks which values vary over the mesh, which time loops don't say."""
     try:
         yield
-    except TypeError as e:
-        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
-            raise
-        raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
+    except (TypeError, ValueError) as e:
+        text = str(e)
+        if "forward-mode autodiff (jvp) to a custom_vjp" in text:
+            raise TypeError(_REVERSE_ONLY.format(label(sensealg))) from e
+        if "varying manual axes" in text or "manual axis types do not match" in text:
+            raise TypeError(
+                "solve can't say which of its values vary over the mesh, which shard_map checks: "
+                "pass check_vma=False to jax.shard_map (or leave shard_map out, as EnsembleThreads "
+                "and EnsembleGPUArray use all devices by themselves)."
+            ) from e
+        raise
 
 
 def label(sensealg: Any) -> str:
@@ -132,7 +148,7 @@ def label(sensealg: Any) -> str:
 
 def forward_only(tree: PyTree) -> PyTree:
     """The identity; raises `TypeError` when it is differentiated in reverse mode."""
-    return _mark(tree, forward_error=None, reverse_error=_FORWARD_ONLY)
+    return _mark(tree, forward_error=None, second_error=None, reverse_error=_FORWARD_ONLY)
 
 
 def _mark(tree: PyTree, **errors: str | None) -> PyTree:
@@ -142,8 +158,10 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
 
     def rule(primals, tangents):
         (x,), (t,) = primals, tangents
+        second = errors["second_error"]
         # Marked again, for a derivative of the derivative.
-        return identity(x), _tangent_p.bind(x, t, **errors)
+        again = identity(x) if second is None else _constant(x, second)
+        return again, _tangent_p.bind(x, t, **errors)
 
     identity.defjvp(rule)
 
@@ -153,28 +171,47 @@ def _mark(tree: PyTree, **errors: str | None) -> PyTree:
     return jax.tree.map(mark, tree)
 
 
+def _constant(x: Any, error: str) -> Any:
+    """The identity; raises `TypeError` when it is differentiated."""
+
+    @jax.custom_jvp
+    def constant(x):
+        return x
+
+    @constant.defjvp
+    def _(primals, tangents):
+        raise TypeError(error)
+
+    return constant(x)
+
+
 # The identity on the tangent t of x. In forward mode it is evaluated or lowered, in reverse mode
 # only transposed: that is what tells the two apart, wherever jit stands between.
 _tangent_p = jex.Primitive("ensembleode_tangent")
 
 
-def _evaluate(x, t, *, forward_error, reverse_error):
-    del x, reverse_error
+def _evaluate(x, t, *, forward_error, second_error, reverse_error):
+    del x, second_error, reverse_error
     if forward_error is not None:
         raise TypeError(forward_error)
     return t
 
 
 def _jvp(primals, tangents, **params):
+    if params["forward_error"] is not None:  # evaluated, as in forward mode
+        raise TypeError(params["forward_error"])
     (x, t), (_, dt) = primals, tangents
     dt = ad.instantiate_zeros(dt)
     return _tangent_p.bind(x, t, **params), _tangent_p.bind(x, dt, **params)
 
 
-def _transpose(ct, x, t, *, forward_error, reverse_error):
+def _transpose(ct, x, t, *, forward_error, second_error, reverse_error):
     del x, t, forward_error
     if reverse_error is not None:
         raise TypeError(reverse_error)
+    # The gradient can depend on what it is differentiated by through ct alone.
+    if second_error is not None and not isinstance(ct, ad.Zero):
+        ct = _constant(ct, second_error)
     return [None, ct]
 
 

@@ -3,7 +3,7 @@
 import enum
 import operator
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, TYPE_CHECKING, TypeAlias
 
 import equinox as eqx
 import jax
@@ -11,10 +11,11 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
+from .other_names import missing_of_solution
 from .program import is_tracer
 
 
-# Results gathered from several batches are NumPy arrays, on the host.
+# The arrays of a solution are JAX's, but return codes and counts, and what is read from a store.
 AnyArray: TypeAlias = Array | np.ndarray | np.generic
 
 
@@ -70,7 +71,16 @@ class EngineChoice(NamedTuple):
         return f"{self.name} ({self.reason})"
 
 
-class ODESolution(eqx.Module):
+class _Solution(eqx.Module):
+    """What solutions share: errors that name what an attribute is called here."""
+
+    if not TYPE_CHECKING:  # which would take every attribute for one that exists
+
+        def __getattr__(self, name):
+            raise missing_of_solution(self, name)
+
+
+class ODESolution(_Solution):
     """The solution of one problem.
 
     - `u`: the states, `[time, *state]`.
@@ -168,7 +178,7 @@ class ODESolution(eqx.Module):
         )
 
 
-class EnsembleSolution(eqx.Module):
+class EnsembleSolution(_Solution):
     """The solutions of an ensemble, as arrays.
 
     - `u`: the states `[trajectory, time, *state]`; or the outputs of `output_func`, each leaf
@@ -183,10 +193,16 @@ class EnsembleSolution(eqx.Module):
     - `engine`: which engine ran, and why.
     - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
 
+    Whatever the batches and the ensemble algorithm, `u` and `t` are JAX arrays, and outside of
+    `jit` `retcode`, `lengths` and `stats` NumPy arrays. On an accelerator results that were
+    gathered from several batches are on the device where they take less than a quarter of its
+    memory, and else on JAX's CPU device. Of a store
+    ([`open_ensemble`][ensembleode.open_ensemble]) the arrays are on
+    disk, and read as NumPy arrays when indexed: `jnp.asarray(sim.u)` reads all.
+
     `len(sim)` is the number of trajectories, `sim[i]` the solution (or output) of trajectory i,
     counted from 0; `np.asarray(sim)` is `sim.u`. Called with times, it interpolates (after
-    `save_everystep=True`). A pytree: it can be returned from `jit` and differentiated. Of a store
-    ([`open_ensemble`][ensembleode.open_ensemble]) the arrays are on disk, and read when indexed.
+    `save_everystep=True`). A pytree: it can be returned from `jit` and differentiated.
     """
 
     u: PyTree
@@ -296,7 +312,8 @@ class EnsembleSolution(eqx.Module):
         - `idxs`: which components, counted from 0 in the flattened state. An integer or a list:
             those against time (by default all). A tuple of two or three, such as `(0, 2)`: a phase
             portrait, of three in three dimensions.
-        - `trajectories`: which: indices, a slice or a mask.
+        - `trajectories`: which: indices, a slice or a mask. By default all, or of more than 200 as
+            many, evenly spaced by index, and up to 20 that failed.
         - `color`: a matplotlib colour, or numbers `[trajectory]` (such as a parameter; one for each
             trajectory of the ensemble), which a colorbar explains. Either way line styles, not
             colours, tell components apart, up to four.

@@ -1,6 +1,7 @@
 """`solve`: the one path that every solve takes."""
 
 import dataclasses
+import inspect
 import os
 import time
 from collections.abc import Sequence
@@ -12,11 +13,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from . import batches, engines, sensitivity, store as stores
+from . import batches, engines, sensitivity, stiffness, store as stores
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
 from .executors.job import integers, Job, may_rerun, solution_of, with_output
+from .logs import log_once
 from .options import check_count
+from .other_names import refuse_unknown, solver_by_name
 from .plan import Plan, Result, shared_times
 from .problem import EnsembleProblem, ODEProblem
 from .program import being_staged, is_tracer
@@ -61,6 +64,8 @@ def solve(
     throw: bool = False,
     on_interrupt: Literal["raise", "return"] = "raise",
     store: str | os.PathLike | None = None,
+    store_key: str | None = None,
+    **_unknown: Any,
 ) -> ODESolution | EnsembleSolution:
     """Solve one problem, or an ensemble of them.
 
@@ -68,6 +73,9 @@ def solve(
     `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
     and never touches another trajectory. Calling it again with other numbers compiles nothing (but
     a reduction or reruns that are differentiated outside of `jit` do).
+
+    `f` means what it means under `jax.vmap`: a `lax.cond` on the state is a select between branches
+    that are all computed, and an `eqx.error_if` that fails for one trajectory raises for all.
 
     **Arguments:**
 
@@ -86,18 +94,21 @@ def solve(
     - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
     - `dt`: the first step, or with a fixed step the step.
     - `adaptive`: False for a fixed step; by default whatever the solver can do.
-    - `maxiters`: the limit on steps of a trajectory, by default 100,000.
+    - `maxiters`: the limit on steps of a trajectory, by default 100,000. Where most trajectories
+        reach it with an explicit method, a few are solved again for up to 4096 steps, to say (in
+        the log) whether the problem is stiff.
     - `stepsize_controller`: a diffrax step-size controller, in place of the tolerances.
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
-        (lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward sensitivities where
-        there are few numbers and `InterpolatingAdjoint()` where there are many.
+        (lanes and compiled), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
+        sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
     - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
-        the results of several are gathered on the host (as NumPy arrays). By default from an
-        estimate of the memory needed (see `ensembleode.batches`), and with diffrax on the CPU
-        small enough for its cache.
+        the results of several are gathered on the host. By default from an estimate of the memory
+        needed (see `ensembleode.batches`), and with diffrax on the CPU small enough for its cache.
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
-    - `engine`: `"auto"`, `"lanes"`, `"diffrax"` or `"julia"`; auto is the first that runs `alg`.
+    - `engine`: `"auto"`, `"compiled"`, `"lanes"`, `"diffrax"` or `"julia"`; auto is the first of
+        lanes, diffrax and julia that runs `alg` and `f` (lanes does not where `f` has effects, or
+        can't be mapped); compiled is for small systems, on one core. `sim.engine` says which.
     - `progress`: show a progress bar over the trajectories (batch by batch, of which there are
         then twenty at least): how many a second, how long still, and how many failed so far.
     - `throw`: raise when a trajectory fails.
@@ -107,6 +118,10 @@ def solve(
     - `store`: the path of a Zarr store (with the extra `store`), into which batches go as they are
         done. Called again with the same store, it computes only what is missing. The solution is
         [`open_ensemble`][ensembleode.open_ensemble]'s, which reads what it is asked for.
+    - `store_key`: a string that stands for what `f` and `output_func` compute by calling Python
+        when they run (by `jax.pure_callback`), for the store to tell ensembles apart by. By default
+        these functions and all that they refer to are compared, and where that can't be done,
+        `StoreError` asks for this. Give another string whenever they change.
 
     **Returns:** an [`ODESolution`][ensembleode.ODESolution] for a problem, an
     [`EnsembleSolution`][ensembleode.EnsembleSolution] for an ensemble.
@@ -122,6 +137,8 @@ def solve(
     ((100, 5, 1), [0.0, 0.25, 0.5, 0.75, 1.0], [])
     """
     started = time.perf_counter()
+    if _unknown:
+        _refuse_unknown(_unknown)
     alg, ensemblealg = _sort_out(alg, ensemblealg)
     alone = isinstance(prob, ODEProblem)
     if alone:
@@ -136,6 +153,7 @@ def solve(
     if batch_size is not None:
         batch_size = min(check_count("batch_size", batch_size), n)
     max_repeats = check_count("max_repeats", max_repeats)
+    _check_store_key(store_key, store)
     key = _as_key(seed, key)
     options = {
         "saveat": saveat,
@@ -150,7 +168,9 @@ def solve(
         "sensealg": sensealg,
     }
 
-    job, choice = job_for(ens, options, key, None if alone else n, engine, alg)
+    with sensitivity.explained(sensealg):
+        columns = isinstance(ensemblealg, EnsembleColumns)
+        job, choice = job_for(ens, options, key, None if alone else n, engine, alg, columns)
     if alone:
         ensemblealg = EnsembleSerial()
     executor = executor_for(ensemblealg or EnsembleThreads(), job.plan.engine)
@@ -165,7 +185,7 @@ def solve(
         job = _make_traceable(job, ens)
     if alone:
         with sensitivity.explained(sensealg):
-            return _solve_alone(job, executor, throw, choice)
+            return _solve_alone(job, executor, throw, choice, alg)
     given_batch_size = batch_size
     if batch_size is None:
         batch_size = batches.default_batch_size(job, executor, n)
@@ -185,7 +205,9 @@ def solve(
         times = None if job.plan.own_times else _shared_times(job)
         one = batches.outcome_of_one(job)
         lost = getattr(executor, "lost", set())
-        writer = stores.Writer(store, job, one, times, choice, n, given_batch_size, described, lost)
+        writer = stores.Writer(
+            store, job, one, times, choice, n, given_batch_size, described, lost, store_key
+        )
         batch_size = stores.batch_size_for(writer, executor, batch_size)
     bar = Progress(n, 0 if writer is None else writer.done) if progress else None
     cause = result = None
@@ -215,14 +237,21 @@ def solve(
     ):
         cause.solution = sim  # pyright: ignore
         raise cause
+    notes = _say_if_stiff(job, alg, sim)
     if throw:
-        _throw(sim, getattr(executor, "notes", ()))
+        _throw(sim, [*getattr(executor, "notes", ()), *notes])
     return sim
 
 
 #
 # Checks
 #
+
+
+def _refuse_unknown(unknown: dict[str, Any]) -> None:
+    parameters = list(inspect.signature(solve).parameters.values())
+    known = [x.name for x in parameters if x.kind != x.VAR_KEYWORD]
+    refuse_unknown("solve", unknown, known)
 
 
 def _sort_out(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
@@ -233,7 +262,7 @@ def _sort_out(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
             f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}()."
         )
     if isinstance(alg, str):
-        raise TypeError(f"alg must be a solver, got the string {alg!r}; give one such as Tsit5().")
+        raise TypeError(f"alg must be a solver, got the string {alg!r}; {solver_by_name(alg)}.")
     return Tsit5() if alg is None else alg, ensemblealg
 
 
@@ -261,6 +290,15 @@ def _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, st
             )
 
 
+def _check_store_key(store_key: Any, store: Any) -> None:
+    if store_key is None:
+        return
+    if not isinstance(store_key, str) or not store_key:
+        raise TypeError(f"store_key must be a string that is not empty, got {store_key!r}.")
+    if store is None:
+        raise ValueError("store_key is given without store; drop it, or give store='...' too.")
+
+
 def _as_key(seed: Any, key: Any) -> Any:
     if key is None:
         if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):
@@ -282,6 +320,18 @@ def _refuse_traced(**options: bool) -> None:
             )
 
 
+def _say_if_stiff(job: Job, alg: Any, sim: Any) -> list[str]:
+    """Log what speaks for stiffness where most trajectories ran out of steps: in a list, if any."""
+    codes = np.atleast_1d(np.asarray(sim.retcode))
+    if not (codes == ReturnCode.MaxIters.value).any():
+        return []
+    note = stiffness.note(job, alg, codes)
+    if note is None:
+        return []
+    log_once(note + ".")
+    return [note]
+
+
 def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
     codes = np.atleast_1d(np.asarray(sim.retcode))
     if has_failed(codes).any():
@@ -299,12 +349,19 @@ def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
 
 
 def job_for(
-    ens: EnsembleProblem, options: dict, key: Any, n: int | None, engine: str, alg: Any
+    ens: EnsembleProblem,
+    options: dict,
+    key: Any,
+    n: int | None,
+    engine: str,
+    alg: Any,
+    columns: bool = False,
 ) -> tuple[Job, EngineChoice]:
     """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
-    module, choice = engines.choose(engine, alg, every.options, state.dtype)
+    described = (every.options, every.field, every.batched)
+    module, choice = engines.choose(engine, alg, *described, columns=columns)
     has_dt = every.batched.dt is not None
     plan = Plan(
         engine=module,
@@ -317,7 +374,7 @@ def job_for(
         batched=every.batched,
     )
     traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
-    remake = (job_for, (ens, options, key, n, engine, alg))
+    remake = (job_for, (ens, options, key, n, engine, alg, columns))
     job = Job(plan, every, key, traced, remake, ens.output_func)
     # Where every step is saved, the count of times is known later.
     return (job if every.saving.mode == "steps" else with_output(job)), choice
@@ -369,7 +426,9 @@ def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
 #
 
 
-def _solve_alone(job: Job, executor: Any, throw: bool, choice: EngineChoice) -> ODESolution:
+def _solve_alone(
+    job: Job, executor: Any, throw: bool, choice: EngineChoice, alg: Any
+) -> ODESolution:
     if job.plan.saving.mode == "steps" and not job.traced:
         job = batches.count_steps(job, executor, integers(np.arange(1)), 1)
     outcome = executor.run_one(job, 0, 1)
@@ -390,8 +449,9 @@ def _solve_alone(job: Job, executor: Any, throw: bool, choice: EngineChoice) -> 
         None if sol._du is None else sol._du[reached],
         choice,
     )
+    notes = _say_if_stiff(job, alg, sol)
     if throw:
-        _throw(sol)
+        _throw(sol, notes)
     return sol
 
 
@@ -414,6 +474,8 @@ def _ensemble_solution(
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = max(1, int(lengths.max()))
             u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
+        if kind != "reduced":
+            u, t, du = batches.as_jax_arrays((u, t, du))
     return EnsembleSolution(
         u, t, retcode, lengths, stats, result.converged, elapsed, choice, kind, du
     )

@@ -6,7 +6,9 @@ the problem, the solver, the options and the versions, so that no other ensemble
 """
 
 import contextlib
+import json
 import os
+import re
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
@@ -18,9 +20,11 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .executors.job import integers, Job, may_rerun, Outcome, Unfinished
-from .fingerprint import digest_of, fingerprint
+from .files import Locked, locked
+from .fingerprint import digest_of, fingerprint, NotKnown
 from .keys import is_key, raw
 from .labelled import inner_dims, output_name, retcode_attributes, state_dims
+from .on_disk import OnDisk
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
 
 
@@ -33,38 +37,12 @@ _AHEAD = 16
 
 
 class StoreError(EnsembleError):
-    """The store can't be used, or no longer; `solution` reads what is in it, if anything."""
+    """The store can't be used, or no longer; `solution` reads what is in it, if anything.
 
+    - `differs`: where it is that of another ensemble, the names of what differs.
+    """
 
-class OnDisk(np.lib.mixins.NDArrayOperatorsMixin):
-    """An array of a store: indexed, it reads what is asked for; computed with, all of it."""
-
-    def __init__(self, array: Any):
-        self._array = array
-        self.shape, self.dtype, self.ndim = array.shape, array.dtype, array.ndim
-        self.chunks = array.chunks
-
-    def __len__(self) -> int:
-        return self.shape[0]
-
-    def __getitem__(self, index: Any) -> Any:
-        return self._array[index]
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        del copy  # it is always one
-        return np.asarray(self._array[...], dtype)
-
-    def __array_ufunc__(self, ufunc: Any, method: str, *inputs: Any, **options: Any) -> Any:
-        inputs = tuple(np.asarray(x) if isinstance(x, OnDisk) else x for x in inputs)
-        return getattr(ufunc, method)(*inputs, **options)
-
-    def __getattr__(self, name: str) -> Any:
-        if name.startswith("_"):
-            raise AttributeError(name)
-        return getattr(np.asarray(self), name)  # mean, max, ...
-
-    def __repr__(self) -> str:
-        return f"OnDisk({self.dtype}{list(self.shape)})"
+    differs: tuple[str, ...] = ()
 
 
 class Variable(NamedTuple):
@@ -87,12 +65,7 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     **Raises:** `StoreError` where there is no store of an ensemble; `ImportError` without Zarr (the
     extra `store`).
     """
-    zarr = _zarr()
-    try:
-        group = zarr.open_group(os.fspath(path), mode="r")
-    except (FileNotFoundError, zarr.errors.BaseZarrError) as e:
-        raise StoreError(f"there is no store at {os.fspath(path)!r}.") from e
-    return _solution(path, group)
+    return _solution(path, _opened(path, "r"))
 
 
 class Writer:
@@ -111,6 +84,7 @@ class Writer:
         batch_size: int | None,
         description: dict[str, Any],
         lost: set,
+        store_key: str | None = None,
     ):
         """
         **Arguments:**
@@ -120,24 +94,31 @@ class Writer:
         - `description`: what else the numbers depend on.
         - `lost`: trajectories that workers died of, as they become known: their batches are
             written, and computed again another time.
+        - `store_key`: stands for what Python functions compute that are called at run time.
 
         **Raises:** `StoreError` for a store of another ensemble (naming what differs), one that
-        another process writes to, or a directory that can't be written to; `TypeError` for outputs
-        that can't be kept.
+        another process writes to, a directory that can't be written to, or Python functions of
+        which it can't be told what they compute; `TypeError` for outputs that can't be kept.
         """
-        self.path, self.job, self.trajectories, self.lost = Path(path), job, trajectories, lost
+        self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost
+        self._real = self.path.resolve()  # (a link may be to a folder that is not there yet)
         self.kind = "trajectories" if job.plan.output is None else "outputs"
         self.variables, tree = _variables(outcome, self.kind, job.plan.own_times)
+        try:
+            of_job = fingerprint(job, store_key)
+        except NotKnown as e:
+            raise StoreError(
+                f"the store {path} can't know this ensemble again: {e}. Give store_key='...', a "
+                "string that stands for what is computed there, and another one whenever that "
+                "changes."
+            ) from e
         with self._explained():
             self._lock = _locked(self.path)
             try:
-                given = {
-                    "trajectories": trajectories,
-                    **fingerprint(job),
-                    **description,
-                }
+                given = {"trajectories": trajectories, **of_job, **description}
                 self._open(given, batch_size, tree, times, choice)
-                self._todo = self._missing()
+                with self._explained("read"):
+                    self._todo = self._missing()
             except BaseException:
                 self.close()
                 raise
@@ -176,10 +157,10 @@ class Writer:
                 with warnings.catch_warnings():
                     # Other readers of the format may not know of it; they read the rest.
                     warnings.simplefilter("ignore")
-                    _zarr().consolidate_metadata(os.fspath(self.path))
+                    _zarr().consolidate_metadata(os.fspath(self._real))
 
     def solution(self, elapsed: float) -> EnsembleSolution:
-        return _solution(self.path, _zarr().open_group(os.fspath(self.path), mode="r"), elapsed)
+        return _solution(self.path, _opened(self._real, "r"), elapsed)
 
     def close(self) -> None:
         self._lock.release()
@@ -190,18 +171,18 @@ class Writer:
 
     def _open(self, given: dict, batch_size: int | None, tree: Any, times: Any, choice: Any):
         zarr = _zarr()
-        if (self.path / "zarr.json").exists():
-            self.group = zarr.open_group(os.fspath(self.path), mode="r+")
-            kept = self.group.attrs.get("ensembleode")
-            if kept is None:
-                raise StoreError(f"the Zarr group at {self.path} is not that of an ensemble.")
+        if (self._real / "zarr.json").exists():
+            self.group = _opened(self._real, "r+")
+            kept = _attributes(self.path, self.group)
             wanted = {**given, "batch_size": batch_size or kept["fingerprint"]["batch_size"]}
             self._compare(kept["fingerprint"], wanted)
-            for left in self.path.rglob("*.partial"):
+            for left in self._real.rglob("*.partial"):
                 left.unlink(missing_ok=True)
             self.batch_size = kept["fingerprint"]["batch_size"]
+            with _reading(self.path):
+                self.arrays = self._arrays(times)
         else:
-            if self.path.exists() and any(f.suffix != ".partial" for f in self.path.iterdir()):
+            if self._real.exists() and any(f.suffix != ".partial" for f in self._real.iterdir()):
                 raise StoreError(f"{self.path} exists, and is no Zarr group.")
             self.batch_size = batch_size or self._default_batch_size()
             attributes = {
@@ -216,9 +197,9 @@ class Writer:
                 },
             }
             self.group = zarr.open_group(
-                os.fspath(self.path), mode="w-", attributes=attributes, zarr_format=3
+                os.fspath(self._real), mode="w-", attributes=attributes, zarr_format=3
             )
-        self.arrays = self._arrays(times)
+            self.arrays = self._arrays(times)
 
     def _compare(self, kept: dict, given: dict) -> None:
         differ = [k for k in {**kept, **given} if kept.get(k) != given.get(k)]
@@ -231,10 +212,12 @@ class Writer:
             else k.lstrip("#")
             for k in differ
         ]
-        raise StoreError(
+        error = StoreError(
             f"the store {self.path} is that of another ensemble, which differs in "
             f"{', '.join(said)}. Give another path, or delete it."
         )
+        error.differs = tuple(differ)
+        raise error
 
     def _default_batch_size(self) -> int:
         """So many that a crash costs little, and a file is not too small."""
@@ -275,7 +258,9 @@ class Writer:
         if times is not None:
             times = np.asarray(times)
             kept = array("time", times.shape, times.dtype, times.shape, ("time",))
-            if not _reads(kept, slice(None), times):
+            with self._explained("read"):
+                there = _reads(kept, slice(None), times)
+            if not there:
                 kept[:] = times
         return arrays
 
@@ -339,16 +324,21 @@ class Writer:
         self._todo.remove(batch)
 
     @contextlib.contextmanager
-    def _explained(self) -> Iterator[None]:
-        """What the file system says, said in terms of the store."""
+    def _explained(self, what: str = "written to") -> Iterator[None]:
+        """What the file system says, said in terms of the store; with what is in it."""
         try:
             yield
         except OSError as e:
             kept = getattr(self, "_todo", None)
             there = f"; the {self.done} trajectories in it are kept" if kept is not None else ""
+            solution = None
+            if kept is not None:
+                with contextlib.suppress(OSError, StoreError):  # the disk may be gone altogether
+                    solution = self.solution(float("nan"))
             raise StoreError(
-                f"the store {self.path} can't be written to: {e.strerror or e}{there}. See to "
-                "that, and call solve again with the same store."
+                f"the store {self.path} can't be {what}: {e.strerror or e}{there}. See to "
+                "that, and call solve again with the same store.",
+                solution,
             ) from e
 
 
@@ -428,15 +418,32 @@ def _put_together(tree: Any, group: Any) -> Any:
 
 
 def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleSolution:
+    with _reading(path):
+        return _as_it_is(_attributes(path, group), group, elapsed)
+
+
+def _attributes(path: Any, group: Any) -> dict[str, Any]:
+    """What the store says of itself.
+
+    **Raises:** `StoreError` where it isn't one that this version reads.
+    """
     kept = group.attrs.get("ensembleode")
     if kept is None:
         raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.")
+    names = {"format", "fingerprint", "kind", "outputs", "engine", "complete"}
+    if not isinstance(kept, dict) or "format" not in kept:
+        raise _damaged(path, "it doesn't say what format it has")
     if kept["format"] != FORMAT:
         raise StoreError(
             f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version "
             f"of ensembleode reads {FORMAT}."
         )
+    if missing := sorted(names - set(kept)):
+        raise _damaged(path, f"its attributes have no {missing[0]}")
+    return kept
 
+
+def _as_it_is(kept: dict[str, Any], group: Any, elapsed: float) -> EnsembleSolution:
     def lazily(name):
         return OnDisk(group[name]) if name in group else None
 
@@ -460,8 +467,11 @@ def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleS
     )
 
 
-# What a codec's checksum, or a file cut short, raises.
-_UNREADABLE = (ValueError, RuntimeError, OSError)
+# What a codec's checksum, or a file cut short, raises. (No OSError: that may pass, and says nothing
+# of what is on the disk.)
+_UNREADABLE = (ValueError, RuntimeError)
+# What metadata raises that isn't what was written.
+_MALFORMED = (*_UNREADABLE, KeyError, TypeError, AttributeError)
 
 
 def _reads(array: Any, at: slice, expected: np.ndarray) -> bool:
@@ -477,25 +487,85 @@ def _reads(array: Any, at: slice, expected: np.ndarray) -> bool:
 #
 
 
-def _locked(path: Path) -> Any:
+def _folder(path: Any) -> Path:
     """
+    **Raises:** `ValueError` for the address of an object store, `TypeError` for what is no path.
+    """
+    if not isinstance(path, str | os.PathLike):
+        raise TypeError(f"store must be a path, such as 'sweep.zarr', got {path!r}.")
+    if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
+        raise ValueError(
+            f"store must be a path of a file system, got {os.fspath(path)!r}: a store can't be "
+            f"written to {address[0]}/ directly. Give a local path, and copy the folder when it "
+            "is complete."
+        )
+    return Path(path)
+
+
+def _opened(path: str | os.PathLike, mode: Any) -> Any:
+    """The Zarr group.
+
+    **Raises:** `StoreError` where there is none, or its metadata is damaged.
+    """
+    zarr = _zarr()
+    with _reading(path):
+        try:
+            return zarr.open_group(os.fspath(path), mode=mode)
+        except FileNotFoundError as e:
+            raise StoreError(f"there is no store at {os.fspath(path)!r}.") from e
+        except zarr.errors.ContainsArrayError as e:
+            raise StoreError(f"the Zarr array at {os.fspath(path)!r} is no ensemble.") from e
+
+
+@contextlib.contextmanager
+def _reading(path: Any) -> Iterator[None]:
+    """Says so where the metadata of the store isn't what was written.
+
+    **Raises:** `StoreError`.
+    """
+    try:
+        yield
+    except StoreError:
+        raise
+    except _MALFORMED as e:
+        raise _damaged(path, e) from e
+
+
+def _damaged(path: Any, why: Any) -> StoreError:
+    """What of the metadata can't be read, as far as that can be told."""
+    about = [Path(path) / "zarr.json", *sorted(Path(path).glob("*/zarr.json"))]
+    broken = [str(file) for file in about if not _is_json(file)]
+    what = f"{broken[0]} is not what was written there" if broken else f"{why}"
+    return StoreError(
+        f"the store at {os.fspath(path)!r} is damaged: {what}. Put that back from a copy, or "
+        "delete the store and compute it again."
+    )
+
+
+def _is_json(file: Path) -> bool:
+    try:
+        return isinstance(json.loads(file.read_bytes()), dict)
+    except ValueError:
+        return False
+
+
+def _locked(path: Path) -> Any:
+    """By the folder that it is, whatever symbolic links lead there.
+
     **Raises:** `StoreError` where another process has it.
     """
+    _zarr()
+    real = path.resolve()
+    real.parent.mkdir(parents=True, exist_ok=True)
     try:
-        import filelock
+        return locked(f"{real}.lock")
     except ImportError as e:
         raise ImportError("store needs filelock: pip install 'ensembleode[store]'.") from e
-    _zarr()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(f"{path}.lock")
-    try:
-        lock.acquire(timeout=0)
-    except filelock.Timeout as e:
+    except Locked as e:
         raise StoreError(
             f"another process (or solve) is writing to the store {path}: wait for it to end, or "
             "give another path."
         ) from e
-    return lock
 
 
 def _zarr() -> Any:

@@ -6,9 +6,11 @@ index is found by walking the jaxpr of `prob_func`, so that the weights of a net
 never copied once a trajectory.
 """
 
+import contextlib
 import dataclasses
 import functools
 import types
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -18,10 +20,20 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from .field_errors import check_signature, explain
 from .logs import log_once
 from .options import check_tolerance_shape, resolve, STATIC_OPTIONS, time_dtype_of
 from .problem import EnsembleContext, EnsembleProblem, ODEProblem
-from .program import is_tracer, NOT_TRACEABLE, Program, Static, trace
+from .program import being_staged, is_tracer, Program, Static, trace
+from .purity import (
+    check_once,
+    contents,
+    is_known,
+    numbers_among,
+    numbers_in,
+    owned,
+    random_state,
+)
 from .saving import grid, resolve_saving, Saving, Spacing
 
 
@@ -92,6 +104,10 @@ def _evaluated(ens, maker, solve_options, key, trajectories) -> Trajectories:
     n = trajectories or 1
     try:
         return _traced(maker, key, n)
+    except _Impure as error:
+        if being_staged():
+            raise TypeError(str(error)) from None
+        message = _CALLED_AS_IMPURE
     except Exception as error:
         if ens.prob_func is None:
             raise
@@ -103,15 +119,37 @@ def _evaluated(ens, maker, solve_options, key, trajectories) -> Trajectories:
             ens = _with_prob_func(ens, lifted)
             maker = _Maker(ens, solve_options, trajectories)
             return _evaluated(ens, maker, solve_options, key, trajectories)
-        # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the
-        # first case, and raises its plain error in the second.
-        called = _called(_Maker(ens, solve_options, trajectories, concrete=True), key, n)
-        log_once(
-            "prob_func can't be traced over the index, so it is called once a trajectory, which "
-            f"is slow ({_summary(error)}). Index JAX arrays, "
-            "jnp.asarray(u0s)[ctx.index], and use jnp.where instead of `if`."
+        message = _CALLED_AS_NOT_TRACEABLE.format(_summary(error))
+    # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the first
+    # case, and raises its plain error in the second. (Here, where the trace is forgotten: as long
+    # as a constant of it lives, JAX takes it for the NumPy array that it was made of, even where
+    # that has changed.)
+    called = _called(_Maker(ens, solve_options, trajectories, concrete=True), key, n)
+    log_once(message)
+    return called
+
+
+_CALLED_AS_NOT_TRACEABLE = (
+    "prob_func can't be traced over the index, so it is called once a trajectory, which is slow "
+    "({}). Index JAX arrays, jnp.asarray(u0s)[ctx.index], and use jnp.where instead of `if`."
+)
+_CALLED_AS_IMPURE = (
+    "prob_func makes another problem each time it is called (by random numbers of NumPy or Python, "
+    "or the clock), so it is called once a trajectory, which is slow. Draw them by jax.random with "
+    "ctx.key: fast, and the same whatever the batches or devices."
+)
+
+
+class _Impure(Exception):
+    """A `prob_func` that makes another problem each time it is called."""
+
+    def __init__(self):
+        super().__init__(
+            "prob_func makes another problem each time it is called (by random numbers of NumPy or "
+            "Python, or the clock). Inside jit it is called once, for all trajectories and every "
+            "later run: draw random numbers by jax.random with ctx.key, or pass them in from "
+            "outside."
         )
-        return called
 
 
 def _summary(error: Exception) -> str:
@@ -139,7 +177,7 @@ class _Maker:
         self.concrete = concrete
         self.kept: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
-        self._f: tuple | None = None
+        self._f: tuple | None = None  # what was traced last, and what it closes over
 
     def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
         prob = self.ens.make(EnsembleContext(index, repeat, key))
@@ -167,19 +205,34 @@ class _Maker:
     def _trace_field(self, prob, p, types, dtype, index) -> tuple:
         others = [x for x in jtu.tree_leaves(prob.p) if not _is_numeric(x)]
         same = (prob.f, jtu.tree_structure(prob.p), types, *others)
-        if self.concrete and self._f is not None and _identical(self._f[0], same):
-            return self._f[1]  # called once a trajectory, but f is the one traced already
-        field, consts = trace_field(prob, p, dtype)
+        if self._f is not None and _identical(self._f[0], same):
+            field, consts = self._f[1]  # called again, but f is the one traced already
+        else:
+            field, consts = trace_field(prob, p, dtype)
         self._keep("field", field, "the computation that f does", index)
-        self._f = (same, consts)
+        self._f = (same, (field, consts))
         return consts
+
+    def again(self) -> "_Maker":
+        """One that is to make the same, to find whether it does."""
+        maker = _Maker(self.ens, self.solve_options, self.n)
+        if self._f is not None and not any(map(is_tracer, self._f[1][1])):
+            maker._f = self._f
+        return maker
+
+    def static_numbers(self) -> tuple:
+        """What it kept that isn't among the leaves: shapes, and numbers that all share."""
+        numbers = contents(numbers_among(self.options))
+        return self.kept["u0"], self.kept["p"], self.kept["saving"], numbers
 
     def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
         if self.kept.setdefault(name, value) != value:
+            remedy = "Solve one ensemble for each."
+            if name == "field":
+                remedy += " (Where f differs in a number only, pass it in p.)"
             raise ValueError(
                 f"prob_func varies {what} with the index (first at index {index}: {value}, before: "
-                f"{self.kept[name]}); all trajectories of an ensemble must have the same. Solve "
-                "one ensemble for each."
+                f"{self.kept[name]}); all trajectories of an ensemble must have the same. {remedy}"
             )
 
 
@@ -216,29 +269,37 @@ def trace_field(prob: ODEProblem, p: tuple, dtype: np.dtype) -> tuple[Program, t
 
     u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
     t = jax.ShapeDtypeStruct((), dtype)
+    if not is_known(prob.f):
+        check_signature(prob.f)
     try:
         program, consts = trace(field, u, p, t, rules=True)
-    except NOT_TRACEABLE as e:
-        raise TypeError(
-            "f must be written in JAX, as it is traced: use jnp instead of np, and jnp.where "
-            f"instead of `if`. ({e})"
-        ) from e
-    except TypeError as e:
-        if "is not a valid JAX type" not in str(e):
+    except Exception as e:
+        paths = [(k, x) for k, x in jtu.tree_leaves_with_path(prob.p) if _is_numeric(x)]
+        explained = explain(e, prob.p, paths)
+        if explained is e:
             raise
-        raise TypeError(
-            f"f must return an array like the state u (shape {u.shape}, dtype {u.dtype}); {e}"
-        ) from e
+        raise explained from e
+    check_once(
+        prob.f,
+        lambda: numbers_in(program, consts) == numbers_in(*trace(field, u, p, t)),
+        "f gives another value each time it is called with the same u, p and t (by random numbers "
+        "of NumPy or Python, or the clock). It is traced once, and they would be drawn once for "
+        "the whole solve: draw them before, and pass them in p (in prob_func by jax.random with "
+        "ctx.key).",
+    )
     if program.out_tree != jtu.tree_structure(0):
+        hint = "Use jnp.array([...]) or jnp.stack on its parts."
+        if program.out_tree == jtu.tree_structure(None):
+            hint = "Is a `return` missing? " + hint
         raise TypeError(
             f"f must return one array of shape {u.shape}; it returned the structure "
-            f"{program.out_tree}. Use jnp.array([...]) or jnp.stack on its parts."
+            f"{program.out_tree}. {hint}"
         )
     (out,) = program.out_avals
     if out.shape != u.shape:
         raise ValueError(
             f"f must return an array of the shape of the state u, {u.shape}; it returned the shape "
-            f"{out.shape}."
+            f"{out.shape}. (It is called as f(u, p, t).)"
         )
     if out.dtype != u.dtype:
         raise TypeError(
@@ -268,8 +329,16 @@ def _as_input(x: Any) -> Any:
 #
 
 
-def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
-    """Trace `maker` over the index."""
+class _Trace(NamedTuple):
+    """A `prob_func` traced over the index: the numbers of a trajectory, some of them traced."""
+
+    program: Program
+    consts: list
+    leaves: list
+    structure: Any
+
+
+def _trace(maker: _Maker, key: Any) -> _Trace:
     found: dict[str, Any] = {}
 
     def outputs(index, repeat, key):
@@ -278,14 +347,63 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
 
     # Python numbers trace as weakly typed: ctx.index mixes with any dtype, as an int does.
     program, consts = trace(outputs, 0, 1, key, rules=True)
-    is_output = [is_tracer(x) for x in found["leaves"]]
-    values = [None if is_tracer(x) else _as_input(x) for x in found["leaves"]]
+    return _Trace(program, consts, **found)
+
+
+def _numbers(maker: _Maker, made: _Trace) -> tuple:
+    """Every number that a call of `prob_func` led to."""
+    known = jtu.tree_leaves(maker.ens.prob)
+    field = numbers_in(maker.kept["field"], ())  # what it closes over is among the leaves
+    program = numbers_in(made.program, made.consts, known)
+    return program, contents(made.leaves, known), field, maker.static_numbers()
+
+
+_CALLS_WITH_DRAWS = 12
+_known_as_pure: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
+
+
+def _trace_checked(maker: _Maker, key: Any) -> _Trace:
+    """The trace of `maker`, made twice where its `prob_func` is met for the first time.
+
+    **Raises:** `_Impure` where the second is another.
+    """
+    prob_func = maker.ens.prob_func
+    if prob_func is None:
+        return _trace(maker, key)
+    state = random_state()
+    made = _trace(maker, key)
+    drew = random_state() != state
+    if not drew and _known_as_pure.get(id(prob_func)) is prob_func:
+        return made
+    numbers = _numbers(maker, made)  # now, as the second call may write into these arrays
+    # JAX keeps what it made of a NumPy array for as long as that lives.
+    made = made._replace(consts=list(map(owned, made.consts)), leaves=list(map(owned, made.leaves)))
+    # Once more; and where random numbers are drawn (perhaps in another thread) several times, as
+    # they may decide about a branch, which need not be another each time.
+    for _ in range(_CALLS_WITH_DRAWS):
+        state, again = random_state(), maker.again()
+        if _numbers(again, _trace(again, key)) != numbers:
+            raise _Impure
+        drew, drew_before = random_state() != state, drew
+        if not (drew or drew_before):
+            break
+    with contextlib.suppress(TypeError):  # few callables have no weak references
+        _known_as_pure[id(prob_func)] = prob_func
+    return made
+
+
+def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
+    """Trace `maker` over the index."""
+    made = _trace_checked(maker, key)
+    program, consts = made.program, made.consts
+    is_output = [is_tracer(x) for x in made.leaves]
+    values = [None if is_tracer(x) else _as_input(x) for x in made.leaves]
     varies = tuple(program.depends_on([True] * 3))
 
     def fill(outs, rest):
         outs = iter(outs)
         leaves = [next(outs) if out else x for out, x in zip(is_output, rest, strict=True)]
-        return jtu.tree_unflatten(found["structure"], leaves)
+        return jtu.tree_unflatten(made.structure, leaves)
 
     aval: Any = program.jaxpr.invars[0].aval
     integer = aval.dtype
@@ -301,8 +419,8 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
 
     if maker.ens.prob_func is not None and n > 1 and not any(varies):
         log_once(
-            "prob_func makes the same problem for every trajectory. It is traced once for all, so "
-            "random numbers of NumPy or Python are drawn once: use jax.random with ctx.key."
+            "prob_func makes the same problem for every trajectory: let it depend on ctx.index, or "
+            "draw random numbers by jax.random with ctx.key."
         )
     return Trajectories(
         field=maker.kept["field"],
@@ -335,7 +453,8 @@ def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
         """Leaf by leaf, the values in all lanes."""
         return list(zip(*map(jtu.tree_leaves, lanes), strict=True))
 
-    made = [maker(i, 1, key) for i in range(n)]
+    keep = _Keeper()
+    made = [keep(maker(i, 1, key)) for i in range(n)]
     structure = jtu.tree_structure(made[0])
     names = [n for n, x in zip(Lane._fields, made[0], strict=True) for _ in jtu.tree_leaves(x)]
     firsts = columns(made)
@@ -349,7 +468,7 @@ def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
 
     def lanes(indices, repeat):
         if isinstance(repeat, int) and repeat > 1:
-            again = columns([maker(int(i), repeat, key) for i in np.asarray(indices)])
+            again = columns([keep(maker(int(i), repeat, key)) for i in np.asarray(indices)])
             leaves = []
             for name, column, v, x in zip(names, again, varies, table, strict=True):
                 if not v and not _all_same(name, [x, *column]):
@@ -378,6 +497,26 @@ def _called(maker: _Maker, key: Any, n: int) -> Trajectories:
         traced=any(map(is_tracer, table)),
         repeatable=False,
     )
+
+
+class _Keeper:
+    """Copies NumPy arrays, which the next call may write into: one copy for as long as an array
+    stays as it is."""
+
+    def __init__(self):
+        self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
+
+    def __call__(self, lane: Lane) -> Lane:
+        return jax.tree.map(self._kept, lane)
+
+    def _kept(self, x: Any) -> Any:
+        if not isinstance(x, np.ndarray):
+            return x
+        original, copy = self.copies.get(id(x), (None, None))
+        if original is not x or copy is None or contents([copy]) != contents([x]):
+            copy = x.copy()
+            self.copies[id(x)] = x, copy
+        return copy
 
 
 _ARRAYS = ("u0", "p", "consts")

@@ -1,9 +1,14 @@
 """The command line, up to what its commands do."""
 
+import errno
 import json
+import os
 import pathlib
+import re
 import subprocess
 import sys
+import tempfile
+import tomllib
 import typing
 
 import equinox as eqx
@@ -12,7 +17,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ensembleode import cli, doctor
+import ensembleode as eo
+from ensembleode import cli, doctor, scripts
 from ensembleode.engines.julia import environment
 
 
@@ -133,23 +139,57 @@ def test_help(path, capsys):
     assert "usage: ensembleode" in capsys.readouterr().out
 
 
-def test_help_imports_little():
+def of_the_script(*arguments, after=""):
+    """What the console script prints, run in a process of its own; and then this."""
+    name, _, function = SCRIPT.partition(":")
     program = (
-        "import runpy, sys\n"
-        f"main = runpy.run_path({str(pathlib.Path(cli.__file__))!r})['main']\n"
+        f"import sys; sys.argv[1:] = {list(arguments)!r}\n"
+        f"from {name} import {function} as script\n"
         "try:\n"
-        "    main(['julia', 'install', '--help'])\n"
-        "finally:\n"
-        "    assert not {'jax', 'numpy', 'juliacall'} & set(sys.modules)\n"
+        "    script()\n"
+        "except SystemExit as e:\n"
+        "    code = e.code\n" + after
     )
-    subprocess.run([sys.executable, "-c", program], check=True, capture_output=True)
+    found = subprocess.run(
+        [sys.executable, "-c", program], check=False, capture_output=True, text=True
+    )
+    assert found.returncode == 0, found.stderr
+    return found.stdout
 
 
-def test_entry_point():
-    from importlib.metadata import entry_points
+ROOT = pathlib.Path(__file__).parents[1]
+SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["ensembleode"]
 
-    for entry in entry_points(group="console_scripts", name="ensembleode"):
-        assert entry.load() is cli.main
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["julia", "install", "--help"]])
+def test_help_imports_little(arguments):
+    said = of_the_script(
+        *arguments,
+        after="assert not {'jax', 'numpy', 'ensembleode', 'juliacall'} & set(sys.modules)\n",
+    )
+    if arguments == ["--version"]:
+        assert said == f"ensembleode {eo.__version__}\n"
+
+
+def test_the_first_help(capsys):
+    """What there is, examples that can be run, and where more is."""
+    assert run("--help") == 0
+    said = capsys.readouterr().out
+    for name in cli.COMMANDS:
+        assert f"\n    {name} " in said
+    examples = [x.split("   ")[0].split() for x in said.splitlines() if x.startswith("  ensemble")]
+    assert len(examples) > 2
+    for _, *arguments in examples:
+        assert run(*arguments, "--print_config" if len(arguments) > 1 else "--help") == 0
+    pages = re.findall(r"[\w/-]+\.md", said)
+    assert len(pages) > 2
+    assert all((ROOT / "docs" / page).exists() for page in pages)
+
+
+def test_a_command_of_the_script():
+    """It imports the package by itself."""
+    said = of_the_script("doctor", "--json")
+    assert json.loads(said)["versions"]["ensembleode"] == eo.__version__
 
 
 MODEL = """
@@ -210,6 +250,89 @@ def test_train_that_can_not(model, capsys, arguments, message):
     assert message in capsys.readouterr().err
 
 
+DEEP = """
+import jax.numpy as jnp
+
+def reshaped(x):
+    return x.reshape(3, 5)
+
+def problem():
+    return {"loss": lambda p, b: reshaped(b), "params": jnp.array(0.0), "data": jnp.ones(8)}
+
+def failing():
+    return int("one")
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "error", "where"),
+    [("problem", TypeError, "reshaped"), ("failing", ValueError, "failing")],
+)  # fmt: skip
+def test_train_shows_where_the_users_code_fails(model, function, error, where):
+    (model / "deep.py").write_text(DEEP)
+    with pytest.raises(error) as caught:
+        run("train", f"deep.py:{function}", "--epochs", "1", "--quiet")
+    frames = [(frame.path.name, frame.name) for frame in caught.traceback if frame.path]
+    assert ("deep.py", where) in frames
+
+
+def test_train_knows_at_once_where_it_can_not_write(model, capsys):
+    path = "nowhere/best.eqx"
+    (model / "model.py").write_text(MODEL.replace("x = np", "print('begun')\n    x = np"))
+    assert run("train", "model.py:problem", "--epochs", "1", "--quiet", "--output", path) == 1
+    said = capsys.readouterr()
+    assert path in said.err
+    assert "begun" not in said.out
+
+
+def test_train_with_no_room_for_the_parameters(model, capsys, monkeypatch):
+    """They are put where there is, and what was there stays."""
+    replace = os.replace
+    (model / "best.eqx").write_text("good")
+
+    def full(source, target):
+        if pathlib.Path(target).name == "best.eqx":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", full)
+    monkeypatch.setattr(tempfile, "tempdir", str(model))
+    arguments = ("--epochs", "3", "--quiet", "--output", "best.eqx")
+    with jax.numpy_dtype_promotion("standard"):
+        assert run("train", "model.py:problem", *arguments) == 1
+    said = capsys.readouterr()
+    assert "No space left on device: 'best.eqx'" in said.err
+    assert (model / "best.eqx").read_text() == "good"
+    place = said.out.split(" are in ")[1].strip()
+    assert eqx.tree_deserialise_leaves(place, jnp.array(0.0)) != 0.0
+
+
+def test_train_that_is_stopped_writes_what_it_has(model, capsys):
+    callback = "'callback': lambda s: 1 // (3 - s.step) > 9, "
+    (model / "model.py").write_text(MODEL.replace('{"loss"', "{" + callback + '"loss"'))
+    arguments = ("--epochs", "9", "--quiet", "--output", "best.eqx")
+    with jax.numpy_dtype_promotion("standard"), pytest.raises(ZeroDivisionError):
+        run("train", "model.py:problem", *arguments)
+    assert "the best parameters so far" in capsys.readouterr().err
+    assert eqx.tree_deserialise_leaves("best.eqx", jnp.array(0.0)) != 0.0
+
+
+def test_a_script_is_sent_to_workers_by_value(tmp_path):
+    """To processes that have no module of its name."""
+    cloudpickle = pytest.importorskip("cloudpickle")
+    script = tmp_path / "app.py"
+    script.write_text("RATE = 3\nother = lambda u: RATE * u\ndef host(u): return other(u)\n")
+    host = scripts.named(str(script), "host")
+    program = "import pickle, sys; print(pickle.load(sys.stdin.buffer)(2))"
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        input=cloudpickle.dumps(host),
+        capture_output=True,
+        check=True,
+    )
+    assert done.stdout.strip() == b"6"
+
+
 def test_doctor(capsys, monkeypatch):
     assert run("doctor") == 0
     said = capsys.readouterr().out
@@ -229,3 +352,6 @@ def test_bench(capsys):
     rows = json.loads(capsys.readouterr().out)["rows"]
     assert {row["algorithm"] for row in rows} >= {"EnsembleSerial()", "EnsembleThreads()"}
     assert all(row["failed"] == 0 and row["seconds"] > 0 for row in rows)
+    for option in ("--trajectories", "--repeats"):
+        assert run("bench", option, "0") == 1
+        assert f"{option[2:]} must be a positive integer, got 0" in capsys.readouterr().err

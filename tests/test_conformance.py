@@ -366,8 +366,13 @@ def test_batches_change_nothing(name, alg, mode, batch_size):
     np.testing.assert_allclose(split.u, whole.u, **CLOSE)
     if name not in SHARED_STEPS:
         np.testing.assert_array_equal(split.stats.naccept, whole.stats.naccept)
-    if mode == "eager" and batch_size < 7:
-        assert isinstance(split.u, np.ndarray)
+    assert jax.tree.map(type, (split.u, split.t)) == jax.tree.map(type, (whole.u, whole.t))
+    if mode == "eager":
+        assert isinstance(split.u, jax.Array)
+        assert isinstance(split.t, jax.Array)
+        counted = (split.retcode, split.lengths, split.stats)
+        assert all(isinstance(x, np.ndarray) for x in jax.tree.leaves(counted))
+        np.testing.assert_array_equal(split.u.at[0].set(0.0)[1:], split.u[1:])
 
 
 def test_batches_of_every_step(alg):

@@ -12,6 +12,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.lanes.chunks import width_of
+from ensembleode.executors import sharded
 
 from .marks import slow_unless
 
@@ -289,6 +290,7 @@ def test_too_late_is_told_once():
 import jax, jax.numpy as jnp
 jnp.zeros(3)
 import ensembleode as eo
+from ensembleode.executors import sharded
 prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
 for _ in range(2):
     print(eo.solve(eo.EnsembleProblem(prob), trajectories=3).retcode)
@@ -298,3 +300,42 @@ eo.solve(eo.EnsembleProblem(prob), eo.EnsembleThreads(1), trajectories=3)
     assert out.count("[1 1 1]") == 2
     assert error.count("EnsembleThreads runs on one core") == 1
     assert "Import ensembleode first" in error
+
+
+@pytest.mark.parametrize("waits", [True, False], ids=["older jaxlib", "newer jaxlib"])
+def test_where_devices_may_wait_for_each_other_there_is_one(waits, monkeypatch):
+    """All of them factorise matrices with an implicit method, or an `f` that does, however deep."""
+    used = []
+    mesh = sharded.Mesh
+
+    def seen(devices, *args, **kwargs):
+        used.append(len(devices))
+        return mesh(devices, *args, **kwargs)
+
+    monkeypatch.setattr(sharded, "_WAITS_IN_LAPACK", waits)
+    monkeypatch.setattr(sharded, "Mesh", seen)
+
+    def plain(u, p, t):
+        return -u
+
+    @jax.jit
+    def inner(u):
+        return jnp.linalg.solve(jnp.eye(2, dtype=u.dtype), u)
+
+    def factorises(u, p, t):
+        return jax.lax.cond(t >= 0, lambda: -inner(u), lambda: -u)
+
+    for f, alg, alone in (
+        (plain, eo.Euler(), False),
+        (factorises, eo.Euler(), True),
+        (plain, eo.ImplicitEuler(), True),
+    ):
+        used.clear()
+        ens = eo.EnsembleProblem(
+            eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0)),
+            lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index)),
+        )
+        sim = eo.solve(ens, alg, eo.EnsembleThreads(2), trajectories=300, dt=0.5, adaptive=False)
+        assert used == ([] if waits and alone else [2])
+        end = 1 / 2.25 if alg == eo.ImplicitEuler() else 0.25
+        np.testing.assert_allclose(sim.u[:, -1, 0], end * np.arange(1, 301), rtol=1e-6)

@@ -1,5 +1,11 @@
 """Bad input raises at once, says which argument it was, and compiles nothing."""
 
+import doctest
+import functools
+import inspect
+import pickle
+import re
+
 import diffrax
 import jax
 import jax.numpy as jnp
@@ -8,6 +14,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode import other_names
+from ensembleode.solvers.julia_alg import PACKAGES
 
 from .problems import decay, linear
 
@@ -148,7 +156,7 @@ PROBLEMS = [
     case(
         "unknown option",
         TypeError,
-        "'sav' is neither f, u0, tspan or p nor a solver option",
+        "an ODEProblem has no option 'sav': it has saveat",
         lambda: decay(sav=0.1),
     ),
     case(
@@ -256,6 +264,193 @@ FIELDS = [
         TypeError,
         r"\bf must be written in JAX.*jnp\.where",
         lambda: field(lambda u, p, t: u if u[0] > 0 else -u),
+    ),
+]
+
+
+def time_first(t, y):
+    return -y
+
+
+def time_last(y, t):
+    return -y
+
+
+def scipy_with_parameters(t, y, p):
+    return -p * y
+
+
+def odeint_with_parameters(y, t, k):
+    return -k * y
+
+
+def without_time(u, p):
+    return -u
+
+
+def julia_in_place(du, u, p, t):
+    du[0] = -u[0]
+
+
+def numpy_in_place(u, p, t):
+    du = np.zeros(2)
+    du[0] = -u[0]
+    return du
+
+
+def jax_in_place(u, p, t):
+    du = jnp.zeros(2)
+    du[0] = -u[0]
+    return du
+
+
+def loop(u, p, t):
+    for _ in range(p["n"]):
+        u = 0.5 * u
+    return u
+
+
+def flagged(u, p, t):
+    return -u if p["more"][0] else u
+
+
+def without_parameters(f):
+    return solve(prob=eo.ODEProblem(f, U0, (0.0, 1.0)))
+
+
+SIGNATURES = [
+    *(
+        case(
+            f"f {fn.__name__}",
+            TypeError,
+            rf"\bf must take.*f\(u, p, t\).*{match}",
+            lambda fn=fn: field(fn),
+        )
+        for fn, match in (
+            (time_first, r"takes \(t, y\): write f\(y, p, t\)"),
+            (time_last, r"takes \(y, t\): write f\(y, p, t\)"),
+            (scipy_with_parameters, r"\(t, y, p\), with the time first.*f\(y, p, t\)"),
+            (odeint_with_parameters, r"\(y, t, k\), with the time second.*f\(y, k, t\)"),
+            (without_time, r"takes \(u, p\): give it all three"),
+            (julia_in_place, r"takes \(du, u, p, t\): in place.*return du"),
+        )
+    ),
+    case(
+        "f of a partial",
+        TypeError,
+        "with the time first",
+        lambda: field(functools.partial(scipy_with_parameters)),
+    ),
+    *(
+        case(
+            f"f {fn.__name__}",
+            TypeError,
+            r"f must return du, and can't write it into an array.*jnp\.array.*\.at\[0\]\.set",
+            lambda fn=fn: field(fn),
+        )
+        for fn in (numpy_in_place, jax_in_place)
+    ),
+    *(
+        case(
+            f"f uses p, which is None: {name}",
+            TypeError,
+            r"p is None, as this problem has no parameters.*ODEProblem\(f, u0, tspan, p\)",
+            lambda fn=fn: without_parameters(fn),
+        )
+        for name, fn in {
+            "subscript": lambda u, p, t: p[0] * u,
+            "product": lambda u, p, t: p * u,
+            "key": lambda u, p, t: p["k"] * u,
+        }.items()
+    ),
+    *(
+        case(
+            f"f {fn.__name__}",
+            TypeError,
+            rf"f needs to know {name}, .*functools\.partial",
+            lambda fn=fn, p=p: solve(prob=eo.ODEProblem(fn, U0, (0.0, 1.0), p)),
+        )
+        for fn, p, name in (
+            (loop, {"a": 1.0, "n": 3}, r"p\['n'\]"),
+            (flagged, {"a": 1, "more": (True, 2.0)}, r"p\['more'\]\[0\]"),
+        )
+    ),
+    case(
+        "f with a mask",
+        TypeError,
+        r"f must be written in JAX.*jnp\.where",
+        lambda: field(lambda u, p, t: u[u > 0]),
+    ),
+]
+
+DOSES = r"no events and callbacks yet.*interval by interval.*jump_ts=.*Doses and discontinuities"
+OTHER_NAMES = [
+    *(
+        case(
+            f"{name} of {where}",
+            TypeError,
+            rf"has no option '{name}': .*{match}",
+            lambda call=call, name=name: call(**{name: 1.0}),
+        )
+        for name, match in {
+            "rtol": "it is called reltol",
+            "atol": "it is called abstol",
+            "method": r"alg, such as eo\.Tsit5\(\), or eo\.Kvaerno5\(\) if stiff",
+            "max_step": r"diffrax\.PIDController\(.*dtmax=",
+            "dtmax": r"diffrax\.PIDController\(.*dtmax=",
+            "events": DOSES,
+            "callback": DOSES,
+            "tstops": DOSES,
+            "d_discontinuities": DOSES,
+            "t_eval": "it is called saveat",
+            "dense_output": r"save_everystep=True.*sol\(t\)",
+            "save_idxs": "output_func=lambda",
+            "prob_funk": "it has",
+        }.items()
+        for where, call in {
+            "solve": solve,
+            "remake": lambda **options: eo.remake(decay(), **options),
+            "ODEProblem": decay,
+            "EnsembleProblem": lambda **options: eo.EnsembleProblem(decay(), **options),
+        }.items()
+    ),
+    case(
+        "saveatt",
+        TypeError,
+        "solve has no option 'saveatt': it has saveat",
+        lambda: solve(saveatt=1),
+    ),
+    *(
+        case(
+            f"eo.{name}",
+            AttributeError,
+            rf"module 'ensembleode' has no attribute '{name}': .*{match}",
+            lambda name=name: getattr(eo, name),
+        )
+        for name, match in {
+            "Rodas5P": r"eo\.Kvaerno5\(\).*eo\.JuliaAlg\('Rodas5P\(\)'\)",
+            "FBDF": r"eo\.Kvaerno5\(\).*eo\.JuliaAlg\('FBDF\(\)'\)",
+            "AutoTsit5": r"switches.*eo\.JuliaAlg\('AutoTsit5\(Rosenbrock23\(\)\)'\)",
+            "LSODA": r"switches by itself",
+            "BDF": r"for stiff problems there is eo\.Kvaerno5\(\)",
+            "Radau": r"for stiff problems there is eo\.Kvaerno5\(\)",
+            "RK45": r"here it is eo\.Dopri5\(\), or better eo\.Tsit5\(\)",
+            "BS3": r"here it is eo\.Bosh3\(\)",
+            "Vern6": r"eo\.Vern7\(\).*eo\.JuliaAlg\('Vern6\(\)'\)",
+            "EM": "no stochastic ones",
+            "VelocityVerlet": "symplectic",
+            "DiscreteCallback": DOSES,
+            "SaveAt": "saveat=",
+        }.items()
+    ),
+    *(
+        case(f"alg {text}", TypeError, f"got the string '{text}'; {match}", lambda t=text: solve(t))
+        for text, match in {
+            "tsit5": r"give eo\.Tsit5\(\)\.",
+            "BDF": r"for stiff problems there is eo\.Kvaerno5\(\)",
+            "RK45": r"here it is eo\.Dopri5",
+            "nothing": r"give one such as eo\.Tsit5\(\), or eo\.Kvaerno5\(\)",
+        }.items()
     ),
 ]
 
@@ -725,7 +920,8 @@ FUNCTIONS = [
 
 
 @pytest.mark.parametrize(
-    ("error", "match", "call"), [*PROBLEMS, *FIELDS, *TIMES, *OPTIONS, *FUNCTIONS]
+    ("error", "match", "call"),
+    [*PROBLEMS, *FIELDS, *SIGNATURES, *OTHER_NAMES, *TIMES, *OPTIONS, *FUNCTIONS],
 )
 def test_bad_input(error, match, call, compiles):
     with pytest.raises(error, match="(?s)" + match):
@@ -779,3 +975,74 @@ def test_reduction_returns_no_pair(error, match, call):
     """Found after the first batch, as a reduction may be any Python."""
     with pytest.raises(error, match=match):
         call()
+
+
+def test_the_module_is_a_module_still():
+    """What asks for a name that is missing gets the answer that it expects."""
+    assert not hasattr(eo, "Rodas5P")
+    assert getattr(eo, "Rodas5P", None) is None
+    with pytest.raises(ImportError, match="Rodas5P"):
+        from ensembleode import Rodas5P  # noqa: F401  # pyright: ignore
+    with pytest.raises(AttributeError) as missing:
+        eo.Tsti5  # noqa: B018
+    assert (missing.value.name, missing.value.obj) == ("Tsti5", eo)  # "Did you mean: 'Tsit5'?"
+    assert dict(inspect.getmembers(eo))["Tsit5"] is eo.Tsit5
+    assert type(pickle.loads(pickle.dumps(eo.Tsit5()))) is eo.Tsit5
+    assert doctest.DocTestFinder().find(eo)
+
+
+def test_whatever_is_said_to_be_here_is():
+    """Each name in the hints exists, and so does every method that Julia is said to have."""
+    words = vars(other_names).values()
+    texts = [x for x in words if isinstance(x, str)]
+    texts += [text for x in words if isinstance(x, dict) for text in map(str, x.values())]
+    for name in {name for text in texts for name in re.findall(r"eo\.(\w+)\(", text)}:
+        assert hasattr(eo, name), name
+    for package in PACKAGES.values():
+        for name in package.split():
+            if not hasattr(eo, name):
+                eo.JuliaAlg(re.findall(r"JuliaAlg\('(.*)'\)", other_names.instead_of(name))[0])
+    options = inspect.signature(eo.solve).parameters
+    assert not set(options) & set(other_names._OPTIONS)
+
+
+@pytest.mark.parametrize("transform", [jax.jit, jax.grad])
+def test_a_derivative_rule_that_closes_over_a_traced_value(transform):
+    def scaled_by(a):
+        @jax.custom_jvp
+        def g(x):
+            return -x
+
+        g.defjvp(lambda primals, tangents: (g(*primals), a * tangents[0]))
+        return g
+
+    def end(a):
+        return eo.solve(eo.ODEProblem(lambda u, p, t: scaled_by(a)(u), U0, (0.0, 1.0))).u[-1, 0]
+
+    with pytest.raises(TypeError, match=r"derivative rule.*make it an argument of the function"):
+        transform(end)(-2.0)
+
+
+@pytest.mark.parametrize("engine", ["lanes", "diffrax"])
+def test_a_shard_map_that_checks_what_varies(engine):
+    def end(rates):
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p=rates[ctx.index])
+
+        return solve_of(prob_func)
+
+    def solve_of(prob_func):
+        ens = eo.EnsembleProblem(decay(), prob_func)
+        return eo.solve(ens, trajectories=2, engine=engine).u[:, -1]
+
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:1]), ("devices",))
+    spec = jax.sharding.PartitionSpec("devices")
+
+    def mapped(**options):
+        fn = jax.shard_map(end, mesh=mesh, in_specs=spec, out_specs=spec, **options)
+        return fn(jnp.array([-1.0, -2.0]))
+
+    with pytest.raises(TypeError, match="pass check_vma=False"):
+        mapped()
+    if engine == "lanes":
+        assert mapped(check_vma=False).shape == (2, 2)

@@ -1,5 +1,7 @@
 """Gradients: against finite differences, in every mode of differentiation, and past failures."""
 
+import functools
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -10,11 +12,11 @@ from jax.flatten_util import ravel_pytree
 import ensembleode as eo
 
 from .marks import slow_unless
-from .problems import linear, lorenz, lotka_volterra, mlp, network
+from .problems import linear, lorenz, lotka_volterra, mlp, network, scaled
 from .test_conformance import ALGORITHMS as ALL
 
 
-# (Those by kernels are in tests/engines/kernel/test_gradients.py.)
+# (Those by kernels are in tests/engines/compiled/gpu/test_gradients.py.)
 ALGORITHMS = {name: alg for name, alg in ALL.items() if name != "kernel"}
 
 
@@ -133,6 +135,58 @@ def test_forward_mode_of_a_reverse_adjoint_names_the_remedy(name, way, sensealg)
     loss, x = loss_of("linear", ALGORITHMS[name], sensealg=sensealg)
     with pytest.raises(TypeError, match=r"sensealg=ForwardDiffSensitivity\(\) for forward mode"):
         WAYS_FORWARD[way](loss, x)
+
+
+WAYS_TWICE = {
+    "jvp of grad": lambda loss, x, v: jax.jvp(jax.grad(loss), (x,), (v,))[1],
+    "jacfwd of grad": lambda loss, x, v: jax.jacfwd(jax.grad(loss))(x),
+    "grad of grad along": lambda loss, x, v: jax.grad(lambda x: jax.grad(loss)(x) @ v)(x),
+    "grad of jvp": lambda loss, x, v: jax.grad(lambda x: jax.jvp(loss, (x,), (v,))[1])(x),
+    "jacfwd of jacfwd": lambda loss, x, v: jax.jacfwd(jax.jacfwd(loss))(x),
+    "jacrev of jacrev": lambda loss, x, v: jax.jacrev(jax.jacrev(loss))(x),
+    "hessian": lambda loss, x, v: jax.hessian(loss)(x),
+    "grad of grad by another": lambda loss, x, v: jax.grad(
+        lambda a: jax.grad(lambda x: a * loss(x))(x) @ v
+    )(1.0),
+}
+ONCE = [
+    ("lanes", eo.ReplayAdjoint()),
+    ("lanes", eo.GaussAdjoint()),
+    ("lanes", eo.BacksolveAdjoint()),
+    ("lanes", eo.ForwardDiffSensitivity()),
+    ("diffrax", eo.RecursiveCheckpointAdjoint()),
+    ("diffrax", eo.BacksolveAdjoint()),
+    ("diffrax", eo.ForwardDiffSensitivity()),
+]
+
+
+@pytest.mark.parametrize(
+    ("engine", "sensealg", "wrap"),
+    [(*which, lambda f: f) for which in ONCE] + [(*ONCE[0], jax.jit), (*ONCE[4], jax.jit)],
+)
+def test_second_derivatives_work_or_name_the_remedy(engine, sensealg, wrap):
+    """Nothing is left to JAX's own errors, which say nothing of `sensealg`."""
+    x, v = jnp.array([1.5, 0.5]), jnp.array([0.3, -0.7])
+
+    def loss(x):
+        prob = eo.ODEProblem(lambda u, p, t: -p[0] * u + p[1], jnp.array([1.0]), (0.0, 1.0), x)
+        ens = eo.EnsembleProblem(prob, scaled)
+        how = {"engine": engine, "sensealg": sensealg, "maxiters": 64, "reltol": 1e-8}
+        return jnp.sum(eo.solve(ens, trajectories=2, **how).u[:, -1] ** 2)
+
+    def exact(x):
+        u0, decayed = jnp.arange(1.0, 3.0), jnp.exp(-x[0])
+        return jnp.sum((u0 * decayed + x[1] / x[0] * (1 - decayed)) ** 2)
+
+    for name, way in WAYS_TWICE.items():
+        derivative = wrap(functools.partial(way, loss))
+        if isinstance(sensealg, eo.ForwardDiffSensitivity) and name == "jacfwd of jacfwd":
+            np.testing.assert_allclose(derivative(x, v), jax.hessian(exact)(x), rtol=1e-4)
+            continue
+        # (The backward pass of diffrax's BacksolveAdjoint multiplies integers with states.)
+        how = jax.numpy_dtype_promotion("standard")
+        with how, pytest.raises(TypeError, match=r"sensealg=.*sensealg=DirectAdjoint\(\)"):
+            derivative(x, v)
 
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])

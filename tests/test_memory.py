@@ -32,7 +32,7 @@ def test_a_million_trajectories_in_bounded_memory():
     )
     ens = eo.EnsembleProblem(prob, prob_func, reduction=reduction, u_init=np.zeros(3))
     sim = eo.solve(ens, trajectories=1_000_000, batch_size=20_000, save_start=False)
-    assert len(calls) == 1
+    assert len(calls) == 2
     assert len(sim) == 1_000_000
     assert (sim.retcode == eo.ReturnCode.Success).all()
     assert len(peaks) > 20

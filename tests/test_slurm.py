@@ -4,10 +4,10 @@ played by two commands."""
 import ast
 import os
 import pathlib
+import signal
 
 import numpy as np
 import pytest
-from dask_jobqueue import SLURMCluster
 
 import ensembleode as eo
 
@@ -15,7 +15,19 @@ from .problems import decay, scaled
 from .test_docs import blocks_of
 
 
+# Importing it makes Ctrl-C a sys.exit(), for all tests that come after.
+_ctrl_c = signal.getsignal(signal.SIGINT)
+from dask_jobqueue import SLURMCluster  # noqa: E402
+
+
+signal.signal(signal.SIGINT, _ctrl_c)
+
 PAGE = pathlib.Path(__file__).parents[1] / "docs" / "clusters" / "slurm.md"
+
+
+def test_ctrl_c_is_left_alone():
+    assert signal.getsignal(signal.SIGINT) is _ctrl_c
+    assert getattr(_ctrl_c, "__module__", None) != "dask_jobqueue.runner"
 
 
 def arguments():

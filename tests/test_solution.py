@@ -1,5 +1,8 @@
 """What a solve returns."""
 
+import copy
+import pickle
+
 import hypothesis
 import hypothesis.strategies as st
 import jax
@@ -9,6 +12,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode import batches
+from ensembleode.executors.job import blank
 from ensembleode.solution import _hermite, count_codes, EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled
@@ -488,3 +493,83 @@ def test_interpolation_over_no_time():
     value, gradient = jax.jit(jax.value_and_grad(at_start))(jnp.array(-0.5))
     assert value == 1
     assert gradient == 0
+
+
+#
+# One type, whatever the batches
+#
+
+
+def of_kind(kind, datas):
+    def output_func(sol, ctx):
+        return {"end": sol.u[-1], "key": ctx.index}, (ctx.repeat < 3) & (ctx.index == 2)
+
+    def reduction(u, data, indices):
+        datas.append(data)
+        return u + data["end"].sum(), False
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=ctx.sim_id * prob.u0, tspan=(0.0, 1.0 * ctx.sim_id))
+
+    output = {} if kind == "trajectories" else {"output_func": output_func}
+    reduced = {"reduction": reduction, "u_init": 0.0} if kind == "reduced" else {}
+    return eo.EnsembleProblem(decay(), prob_func, **output, **reduced)
+
+
+@pytest.mark.parametrize(
+    ("kind", "options"),
+    [
+        ("trajectories", {"saveat": 0.5}),
+        ("trajectories", {"save_everystep": True}),
+        ("outputs", {}),
+        ("reduced", {}),
+    ],
+)
+def test_types_do_not_depend_on_the_batches(kind, options):
+    types = set()
+    for batch_size in (None, 5, 2):
+        datas = []
+        sim = eo.solve(of_kind(kind, datas), trajectories=5, batch_size=batch_size, **options)
+        assert all(isinstance(x, jax.Array) for x in jax.tree.leaves((sim.u, sim.t, datas)))
+        one = datas[:1]
+        leaves = jax.tree.leaves((sim.retcode, sim.lengths, sim.stats, sim.converged, one))
+        types.add(tuple(map(type, leaves)))
+    assert len(types) == 1
+
+
+@pytest.mark.parametrize(("limit", "moved"), [(10**6, False), (319, True)])
+def test_what_is_too_large_for_an_accelerator_stays_in_the_memory_of_the_host(
+    limit, moved, monkeypatch
+):
+    class Accelerator:
+        platform = "gpu"
+
+        def memory_stats(self):
+            return {"bytes_limit": limit}
+
+    monkeypatch.setattr(batches, "_default_device", Accelerator)
+    gathered, there = blank((10, 1), np.dtype(float)), jnp.ones(3)
+    gathered[...] = 2.0
+    result, same = batches.as_jax_arrays((gathered, there))
+    assert same is there
+    assert isinstance(result, jax.Array)
+    assert result.committed == moved  # to the CPU, whichever the default device is
+    np.testing.assert_array_equal(result, 2.0)
+
+
+def test_what_is_gathered_is_not_copied():
+    array = blank((3, 5), np.dtype(np.float32))
+    assert batches.as_jax_arrays(array).unsafe_buffer_pointer() == array.ctypes.data
+
+
+def test_attributes_by_their_names_elsewhere():
+    sim = solution()
+    for name, remedy in (("save", "to_netcdf"), ("ys", "called u"), ("success", "retcode")):
+        for of in (sim, sim[0]):
+            assert not hasattr(of, name)
+            with pytest.raises(AttributeError, match=remedy):
+                getattr(of, name)
+    with pytest.raises(AttributeError, match=r"'EnsembleSolution' object has no attribute 'x'$"):
+        _ = sim.x
+    again = pickle.loads(pickle.dumps(sim))
+    np.testing.assert_array_equal(again.u, copy.deepcopy(sim).u)

@@ -1,15 +1,19 @@
 """Ensembles on disk: what is finished is neither lost nor computed again."""
 
 import contextlib
+import errno
+import functools
 import json
 import os
 import random
 import signal
 import subprocess
 import sys
+import threading
 import time
 from pathlib import Path
 
+import diffrax
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -18,6 +22,9 @@ import xarray
 import zarr
 
 import ensembleode as eo
+from ensembleode import store as store_module
+from ensembleode.fingerprint import fingerprint
+from ensembleode.solve import job_for
 
 from .marks import slow_unless
 from .problems import decay, lotka_volterra, scaled
@@ -280,6 +287,188 @@ def test_what_is_deep_inside_is_refused(tmp_path):
             eo.solve(other, None, eo.EnsembleSerial(), **options, **engine)
 
 
+def calls(host, output_func=False):
+    """An ensemble whose f, or output_func, is computed on the host."""
+
+    def called(u, *_):
+        shape = jax.ShapeDtypeStruct(u.shape, u.dtype)
+        return jax.pure_callback(host, shape, u, vmap_method="expand_dims")
+
+    prob = eo.ODEProblem(called, jnp.ones(1), (0.0, 1.0))
+    if not output_func:
+        return eo.EnsembleProblem(prob, scaled)
+    return eo.EnsembleProblem(
+        eo.remake(prob, f=lambda u, p, t: -u), scaled, lambda sol, ctx: (called(sol.u[-1]), False)
+    )
+
+
+def of_module(rate, text):
+    names = {"np": np, "RATE": rate}
+    exec(text, names)
+    return names["host"]
+
+
+class Rate:
+    def __init__(self, rate):
+        self.rate = rate
+
+    def __call__(self, u):
+        return self.rate * np.asarray(u)
+
+    def method(self, u):
+        return self.rate * np.asarray(u)
+
+
+def from_table(table, u):
+    return table[2500] * np.asarray(u)
+
+
+WHERE = {
+    "a constant": lambda r: of_module(0, f"def host(u): return {r} * np.asarray(u)"),
+    "a default": lambda r: of_module(r, "def host(u, rate=RATE): return rate * np.asarray(u)"),
+    "a lambda within": lambda r: of_module(0, f"def host(u): return (lambda x: {r} * x)(u)"),
+    "a comprehension": lambda r: of_module(
+        0, f"def host(u): return np.stack([{r} * x for x in np.asarray(u)])"
+    ),
+    "a callable object": Rate,
+    "a bound method": lambda r: Rate(r).method,
+    "an array of a partial": lambda r: functools.partial(
+        from_table, np.where(np.arange(5000) == 2500, r, 0.0)
+    ),
+    "a global": lambda r: of_module(r, "def host(u): return RATE * np.asarray(u)"),
+    "another function": lambda r: of_module(
+        r, "def other(u): return RATE * np.asarray(u)\ndef host(u): return other(u)"
+    ),
+}
+CALLING = {
+    "alg": eo.Euler(),
+    "ensemblealg": eo.EnsembleSerial(),
+    "trajectories": 3,
+    "dt": 0.5,
+    "adaptive": False,
+    "engine": "diffrax",
+}
+
+
+@pytest.mark.parametrize("name", WHERE)
+def test_what_the_host_computes_is_told_apart(name):
+    """Wherever the number is that differs."""
+
+    def digest(rate):
+        ens, dt = calls(WHERE[name](rate)), {"dt": 0.5}
+        job, _ = job_for(ens, dt, jax.random.key(0), 3, "diffrax", eo.Euler())
+        return fingerprint(job)["#f"]
+
+    assert digest(-1.0) == digest(-1.0) != digest(-3.0)
+
+
+def test_a_store_of_another_global_is_refused(tmp_path):
+    options = {**CALLING, "store": tmp_path / "a.zarr"}
+    first = eo.solve(calls(WHERE["another function"](-1.0)), **options)
+    again = eo.solve(calls(WHERE["another function"](-1.0)), **options)
+    np.testing.assert_array_equal(first.u, again.u)
+    with pytest.raises(eo.StoreError, match=r"differs in f\."):
+        eo.solve(calls(WHERE["another function"](-3.0)), **options)
+
+
+def test_a_derivative_rule_is_told_apart():
+    """An implicit method solves by it."""
+
+    def digest(slope, table):
+        @jax.custom_jvp
+        def decaying(u):
+            return -u
+
+        @decaying.defjvp
+        def rule(primals, tangents):
+            return decaying(*primals), slope * jnp.asarray(table)[1000] * tangents[0]
+
+        @jax.custom_jvp
+        def refusing(u):
+            return -u
+
+        @refusing.defjvp
+        def refused(primals, tangents):
+            raise NotImplementedError
+
+        prob = eo.ODEProblem(lambda u, p, t: decaying(u) + refusing(u), jnp.ones(1), (0.0, 1.0))
+        job, _ = job_for(
+            eo.EnsembleProblem(prob), {}, jax.random.key(0), 3, "diffrax", eo.Kvaerno5()
+        )
+        return fingerprint(job)["#f"]
+
+    ones = np.ones(2000)
+    other = np.where(np.arange(2000) == 1000, 2.0, ones)
+    assert digest(-1.0, ones) == digest(-1.0, ones)
+    assert len({digest(-1.0, ones), digest(-3.0, ones), digest(-1.0, other)}) == 3
+
+
+def test_what_the_output_computes_is_told_apart(tmp_path):
+    options = {**CALLING, "store": tmp_path / "a.zarr"}
+    eo.solve(calls(Rate(-1.0), output_func=True), **options)
+    with pytest.raises(eo.StoreError, match=r"differs in output_func\."):
+        eo.solve(calls(Rate(-3.0), output_func=True), **options)
+
+
+def test_a_key_for_what_can_not_be_told(tmp_path):
+    """A lock can't be compared; a key says that it needn't be."""
+    lock = threading.Lock()
+
+    def locked(u):
+        with lock:
+            return -np.asarray(u)
+
+    options = {**CALLING, "store": tmp_path / "a.zarr"}
+    told = r"f runs Python code, and it holds a _thread\.lock, .* Give store_key='\.\.\.', a string"
+    with pytest.raises(eo.StoreError, match=told):
+        eo.solve(calls(locked), **options)
+    assert not (tmp_path / "a.zarr").exists()
+    first = eo.solve(calls(locked), **options, store_key="one")
+    again = eo.solve(calls(locked), **options, store_key="one")
+    np.testing.assert_array_equal(first.u, again.u)
+    differs = r"differs in store_key \(one there, two here\)"
+    with pytest.raises(eo.StoreError, match=differs):
+        eo.solve(calls(locked), **options, store_key="two")
+    with pytest.raises(eo.StoreError, match=r"differs in dt\."):  # all else is compared
+        eo.solve(calls(locked), **{**options, "dt": 0.25}, store_key="one")
+    with pytest.raises(ValueError, match="store_key is given without store"):
+        eo.solve(calls(locked), **CALLING, store_key="one")
+    with pytest.raises(TypeError, match="store_key must be a string"):
+        eo.solve(calls(locked), **options, store_key=3)
+
+
+def test_a_printing_f_is_told(tmp_path):
+    """What is printed is no result, whatever prints it."""
+
+    def printing(lock):
+        def f(u, p, t):
+            jax.debug.callback(lambda u: lock.locked(), u)
+            return -u
+
+        return eo.EnsembleProblem(eo.remake(decay(), f=f), scaled)
+
+    options = {**CALLING, "store": tmp_path / "a.zarr"}
+    eo.solve(printing(threading.Lock()), **options)
+    eo.solve(printing(threading.Lock()), **options)
+
+
+class Halved(diffrax.Euler):
+    """A solver of the user's."""
+
+    def step(self, terms, t0, t1, y0, *rest):
+        return super().step(terms, t0, t0 + (t1 - t0) / 2, y0, *rest)
+
+
+def test_a_solver_of_the_users_is_told_apart(tmp_path, monkeypatch):
+    options = {**CALLING, "alg": Halved(), "store": tmp_path / "a.zarr"}
+    ens = eo.EnsembleProblem(decay(), scaled)
+    eo.solve(ens, **options)
+    eo.solve(ens, **options)
+    monkeypatch.setattr(Halved, "step", diffrax.Euler.step)
+    with pytest.raises(eo.StoreError, match="differs in the solver's options"):
+        eo.solve(ens, **options)
+
+
 def test_an_output_called_t(tmp_path):
     ens = ensemble(output_func=lambda sol, ctx: ({"t": sol.t[-1], "u": sol.u[-1]}, False))
     sim = eo.solve(ens, **OPTIONS, store=tmp_path / "a.zarr")
@@ -409,6 +598,139 @@ def test_two_processes(tmp_path):
     eo.solve(ensemble(20_000), **BIG, store=path)
 
 
+@pytest.mark.parametrize("where", ["the store", "a folder above", "dangling", "the same"])
+def test_one_store_by_two_names(tmp_path, where):
+    """While one writes, the other is refused, whatever name it has for the store."""
+    real = tmp_path / "real" / "a.zarr"
+    real.parent.mkdir()
+    if where == "the same":
+        link = tmp_path / "real" / ".." / "real" / "a.zarr"
+    elif where == "a folder above":
+        (tmp_path / "link").symlink_to(real.parent)
+        link = tmp_path / "link" / "a.zarr"
+    else:
+        if where == "the store":
+            eo.solve(ensemble(), **OPTIONS, store=real)
+        link = tmp_path / "link.zarr"
+        link.symlink_to(real)
+    for one, other in ((real, link), (link, real)):
+        lock = store_module._locked(one)
+        with pytest.raises(eo.StoreError, match="another process"):
+            eo.solve(ensemble(), **OPTIONS, store=other)
+        lock.release()
+    expected = eo.solve(ensemble(), **OPTIONS, store=link)
+    written = files(real)
+    same(eo.solve(ensemble(), **OPTIONS, store=real), expected)
+    assert files(real) == written
+    assert [x.name for x in tmp_path.rglob("*.lock")] == ["a.zarr.lock"]
+
+
+def test_no_object_store(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    for address in ("s3://bucket/a.zarr", "gs://bucket/a.zarr", "file:///a.zarr", "memory://a"):
+        with pytest.raises(ValueError, match="store must be a path of a file system, got"):
+            eo.solve(ensemble(), **OPTIONS, store=address)
+    with pytest.raises(TypeError, match="store must be a path"):
+        eo.solve(ensemble(), **OPTIONS, store=3)
+    assert not list(tmp_path.iterdir())
+
+
+def result_or_error(call):
+    try:
+        return call(), None
+    except eo.StoreError as e:
+        return None, e
+
+
+def test_whichever_write_fails(tmp_path, monkeypatch):
+    """The error names the store and has what is in it; then it goes on."""
+    options = {"trajectories": 8, "batch_size": 4}
+    ens = eo.EnsembleProblem(decay(), scaled)
+    expected = eo.solve(ens, **options)
+    replace = os.replace
+    failing, count = 0, -1
+
+    def fails(*args, **names):
+        nonlocal count
+        count += 1
+        if count == failing:
+            raise OSError(number, os.strerror(number))
+        replace(*args, **names)
+
+    monkeypatch.setattr(os, "replace", fails)
+    while True:
+        path = tmp_path / f"{failing}.zarr"
+        count, number = -1, (errno.ENOSPC, errno.EIO)[failing % 2]
+        _, error = result_or_error(lambda path=path: eo.solve(ens, **options, store=path))
+        if error is None:
+            assert count < failing
+            break
+        assert f"{path} can't be written to: {os.strerror(number)}" in str(error)
+        written = {}
+        if error.solution is not None:
+            done = np.asarray(error.solution.retcode) == 1
+            np.testing.assert_array_equal(error.solution.u[done], expected.u[done])
+            whole = np.flatnonzero(zarr.open_group(path)["digest"][:])
+            written = {f: at for f, at in files(path).items() if batch_of(f) in whole}
+        same(eo.solve(ens, **options, store=path), expected)
+        assert all(files(path)[f] == at for f, at in written.items())
+        failing += 1
+    assert failing > 20  # (so many files there are)
+
+
+def test_what_can_not_be_read_is_not_computed_again(tmp_path, monkeypatch):
+    """An error of the file system may pass: nothing is written over."""
+    path = tmp_path / "a.zarr"
+    expected = eo.solve(ensemble(), **OPTIONS, store=path)
+    before = files(path)
+    with monkeypatch.context() as patch:
+        read = zarr.storage._local._get
+
+        def fails(path, *args):
+            if "/c/" in str(path):
+                raise OSError(errno.EIO, os.strerror(errno.EIO))
+            return read(path, *args)
+
+        patch.setattr(zarr.storage._local, "_get", fails)
+        with pytest.raises(eo.StoreError, match="can't be read: Input/output error"):
+            eo.solve(ensemble(), **OPTIONS, store=path)
+    same(eo.solve(ensemble(), **OPTIONS, store=path), expected)
+    assert files(path) == before
+
+
+@pytest.mark.parametrize("complete", [True, False])
+@pytest.mark.parametrize("content", [b"", b"{", b"[1]", b"{}", b"\xff", None])
+def test_damaged_metadata(tmp_path, content, complete):
+    """Is said to be damaged, or does no harm; whichever file it is."""
+    path = tmp_path / "a.zarr"
+    options = {"trajectories": 8, "batch_size": 4, "store": path}
+    ens = eo.EnsembleProblem(decay(), scaled)
+    expected = eo.solve(ens, **options)
+    if not complete:
+        kept = json.loads((path / "zarr.json").read_bytes())
+        kept["attributes"]["ensembleode"]["complete"] = False
+        del kept["consolidated_metadata"]
+        (path / "zarr.json").write_text(json.dumps(kept))
+    for file in (path / "zarr.json", path / "u" / "zarr.json", path / "digest" / "zarr.json"):
+        good = file.read_bytes()
+        if content is None:
+            file.write_bytes(good[: len(good) // 2])
+        else:
+            file.write_bytes(content)
+        whole = complete and file.parent != path
+        for opened in (eo.open_ensemble, lambda path: eo.solve(ens, **options)):
+            sim, error = result_or_error(lambda opened=opened: opened(path))
+            if error is None:
+                assert whole or (file.parent.name == "digest" and opened == eo.open_ensemble)
+                np.testing.assert_array_equal(sim.retcode, expected.retcode)
+            else:
+                assert not whole
+                assert str(file) in str(error) or content in (b"{}", b"[1]")
+                assert "damaged" in str(error) or "not that of an ensemble" in str(error)
+        file.write_bytes(good)
+    same(eo.solve(ens, **options), expected)
+
+
 def test_interrupted(tmp_path, monkeypatch):
     """What is finished is in the store; with `on_interrupt="return"` it is returned."""
     path = tmp_path / "sweep.zarr"
@@ -501,16 +823,20 @@ def test_a_disk_that_is_full(tmp_path):
 
 
 def test_a_store_that_can_not_be_written(tmp_path):
-    """By a user who may not."""
+    """By a user who may not: root without its capabilities, if that is who runs the tests. (As
+    another user it might not even be able to read its packages.)"""
     path = tmp_path / "sweep.zarr"
     eo.solve(ensemble(20_000), **BIG, store=path)
     for f in (tmp_path, *tmp_path.rglob("*")):
         f.chmod(0o555 if f.is_dir() else 0o444)
     scripts = tmp_path.parent / "scripts"
     scripts.mkdir(exist_ok=True)
-    # (What is imported late may not be readable to that one, either.)
-    warm = f"eo.solve(ensemble(), trajectories=10, store={str(scripts / 'a.zarr')!r})"
-    before = f"import os; {warm}; os.getuid() or os.setuid(65534)"
+    # capset(2), version 3 of its header, with no capabilities.
+    before = (
+        "import ctypes, os; "
+        "header, none = (ctypes.c_uint32 * 2)(0x20080522, 0), (ctypes.c_uint32 * 6)(); "
+        "assert os.getuid() or ctypes.CDLL(None, use_errno=True).capset(header, none) == 0"
+    )
     process = another_process(scripts, path, before=before)
     _, error = process.communicate(timeout=120)
     assert process.returncode != 0

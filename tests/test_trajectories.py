@@ -1,6 +1,9 @@
 """From a prob_func to arrays: what varies with the index, and with which numbers."""
 
 import functools
+import itertools
+import random
+import time
 
 import equinox as eqx
 import hypothesis
@@ -177,10 +180,10 @@ def test_one_call_whatever_the_number_of_trajectories(compiles):
         return scaled(prob, ctx)
 
     described(prob_func, n=3, saveat=0.1)
-    assert len(calls) == 1
+    assert len(calls) == 2  # the second to see that it makes the same
     compiles.count = 0
     described(prob_func, n=10**9, saveat=0.1)
-    assert len(calls) == 2
+    assert len(calls) == 3
     assert all(map(is_tracer, calls))
     assert compiles.count == 0
 
@@ -620,3 +623,137 @@ def test_an_error_at_one_index_comes_through():
     with pytest.raises(ValueError, match="no third one"):
         described(prob_func)
     described(prob_func, n=2)
+
+
+#
+# A prob_func that makes another problem each time
+#
+
+
+def written_into(rng):
+    row = np.ones(2)
+
+    def prob_func(prob, ctx):
+        row[:] = rng.random(2)
+        return eo.remake(prob, u0=row)
+
+    return prob_func
+
+
+def parameters_written_into(rng):
+    prob = eo.remake(decay(), p=np.ones(1))
+
+    def prob_func(_, ctx):
+        prob.p[:] = rng.random(1)
+        return prob
+
+    return prob_func
+
+
+def counted(rng):
+    ticks = itertools.count(1)
+    return lambda prob, ctx: eo.remake(prob, p=float(next(ticks)), u0=ctx.index * prob.u0)
+
+
+def closed_over(rng):
+    def prob_func(prob, ctx):
+        rate = jnp.asarray(rng.random(2))
+        return eo.remake(prob, f=lambda u, p, t: rate * u)
+
+    return prob_func
+
+
+def drawn(**changes):
+    """A prob_func that remakes with functions of the random numbers and of the index."""
+
+    def make(rng):
+        def prob_func(prob, ctx):
+            return eo.remake(prob, **{name: fn(rng, ctx) for name, fn in changes.items()})
+
+        return prob_func
+
+    return make
+
+
+def legacy():
+    return np.random.random()  # noqa: NPY002
+
+
+IMPURE = {
+    "p": drawn(p=lambda rng, ctx: rng.random(), u0=lambda rng, ctx: ctx.index * np.ones(2)),
+    "p mixed with the index": drawn(p=lambda rng, ctx: ctx.index + rng.random()),
+    "u0": drawn(u0=lambda rng, ctx: rng.random(2)),
+    "tspan": drawn(tspan=lambda rng, ctx: (0.0, 1.0 + rng.random())),
+    "saveat": drawn(saveat=lambda rng, ctx: [rng.random(), 1.0]),
+    "reltol": drawn(reltol=lambda rng, ctx: rng.random()),
+    "dt": drawn(dt=lambda rng, ctx: rng.random()),
+    "an inner jit": drawn(p=lambda rng, ctx: jax.jit(jnp.multiply)(rng.random(), ctx.index + 1)),
+    "an array written into": written_into,
+    "parameters written into": parameters_written_into,
+    "a counter": counted,
+    "the closure of f": closed_over,
+    "NumPy's generator of all": lambda _: drawn(p=lambda rng, ctx: legacy())(None),
+    "Python's generator of all": lambda _: drawn(p=lambda rng, ctx: random.random())(None),
+    "a branch by NumPy's": lambda _: drawn(p=lambda rng, ctx: np.float64(legacy() > 0.5))(None),
+    "the clock": lambda _: drawn(p=lambda rng, ctx: time.perf_counter())(None),
+}
+
+
+@pytest.mark.parametrize("make", IMPURE.values(), ids=IMPURE)
+def test_what_changes_from_call_to_call_is_drawn_for_each(make, caplog):
+    """As in SciML; and inside jit, where nothing can be drawn, it is refused."""
+    log_once.cache_clear()
+    np.random.seed(0)  # noqa: NPY002
+    n = 20
+    prob_func = make(np.random.default_rng(0))
+    lanes = lanes_of(prob_func, n=n)
+    varying = [x for x in jax.tree.leaves(lanes) if np.shape(x)[:1] == (n,)]
+    most = max(len(np.unique(x, axis=0)) for x in varying)
+    assert most == (2 if make is IMPURE["a branch by NumPy's"] else n)
+    assert "by jax.random with ctx.key" in caplog.text
+    with pytest.raises(TypeError, match=r"jit.*ctx\.key"):
+        jax.jit(lambda: lanes_of(make(np.random.default_rng(0))).u0)()
+
+
+def fresh_callback(prob, ctx):
+    return eo.remake(prob, f=lambda u, p, t: jax.pure_callback(lambda u: -u, u, u))
+
+
+def fresh_module(prob, ctx):
+    net = eqx.nn.MLP(2, 2, 4, 1, key=jax.random.key(0))
+    return eo.remake(prob, f=lambda u, p, t: net(u), u0=ctx.index * jnp.ones(2))
+
+
+def seeded(prob, ctx):
+    return eo.remake(prob, u0=ctx.index * np.random.default_rng(0).random(2), p=np.nan)
+
+
+def drawing_for_nothing(prob, ctx):
+    legacy()
+    return scaled(prob, ctx)
+
+
+@pytest.mark.parametrize(
+    "prob_func", [fresh_callback, fresh_module, seeded, drawing_for_nothing, scaled]
+)
+def test_what_is_made_anew_but_the_same_is_traced(prob_func, caplog):
+    log_once.cache_clear()
+    assert described(prob_func).repeatable
+    assert "is called once a trajectory" not in caplog.text
+
+
+@pytest.mark.parametrize("many", [False, True])
+def test_a_field_that_changes_from_call_to_call(many):
+    rng = np.random.default_rng(0)
+    prob = eo.ODEProblem(lambda u, p, t: -u + rng.normal(), jnp.ones(2), (0.0, 1.0))
+    with pytest.raises(
+        TypeError, match=r"f gives another value each time.*pass them in p.*ctx\.key"
+    ):
+        described(scaled if many else None, n=3 if many else None, prob=prob)
+
+
+def test_an_output_that_changes_from_call_to_call():
+    rng = np.random.default_rng(0)
+    ens = eo.EnsembleProblem(decay(), None, lambda sol, ctx: (sol.u[-1] + rng.normal(), False))
+    with pytest.raises(TypeError, match=r"output_func gives another value.*ctx\.key"):
+        eo.solve(ens, trajectories=3)

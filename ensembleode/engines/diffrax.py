@@ -6,6 +6,7 @@ underflowed, with a return code; NaN where a trajectory did not get to; no host 
 """
 
 import functools
+import importlib.metadata
 from collections.abc import Callable
 from typing import Any, get_origin
 
@@ -22,7 +23,9 @@ from ..plan import Plan, Result
 from ..program import Static
 from ..solution import ReturnCode
 from ..solvers import ODESolver
+from ..solvers.time import STRETCH
 from ..trajectories import Lane
+from . import implicit
 from .checks import check_steps
 
 
@@ -41,6 +44,7 @@ class _Method(eqx.Module):
     controller: diffrax.AbstractStepSizeController | None
     adjoint: diffrax.AbstractAdjoint
     adaptive: bool
+    imex: bool
     stages: int | None
     fsal: bool
     direction: str
@@ -71,6 +75,13 @@ def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     )
 
 
+def versions(method: Static) -> dict[str, str]:
+    """Of the packages that do the arithmetic."""
+    del method
+    packages = ("diffrax", "equinox", "lineax", "optimistix")
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
@@ -78,8 +89,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     estimate; `TypeError` for a wrong `sensealg` or `stepsize_controller`.
     """
     ours = isinstance(alg, ODESolver)
-    solver = _solver(type(alg)) if ours else alg
-    can_adapt = alg.adaptive if ours else isinstance(solver, diffrax.AbstractAdaptiveSolver)
+    can_adapt = alg.adaptive if ours else isinstance(alg, diffrax.AbstractAdaptiveSolver)
     controller = options["stepsize_controller"]
     adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
     if controller is not None:
@@ -95,11 +105,14 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
             "and pass dt, or use an adaptive solver."
         )
     check_steps(label, can_adapt, adaptive, has_dt or isinstance(controller, diffrax.StepTo))
-    if ours and alg.implicit:
-        solver = _with_root_finder(solver, adaptive)
+    if ours:
+        solver = implicit.solver(label, adaptive) if alg.implicit else _solver(type(alg))
+    else:
+        solver = implicit.with_retries(alg)
+    imex = isinstance(alg, _IMEX)
     adjoint, direction = _adjoint(options["sensealg"])
     if isinstance(adjoint, diffrax.BacksolveAdjoint):
-        if isinstance(solver, _IMEX):
+        if imex:
             raise ValueError(
                 f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out."
             )
@@ -108,7 +121,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
                 "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
             )
     stages, fsal = (alg.stages, alg.fsal) if ours else _cost(solver)
-    return Static(_Method(solver, controller, adjoint, adaptive, stages, fsal, direction))
+    return Static(_Method(solver, controller, adjoint, adaptive, imex, stages, fsal, direction))
 
 
 def integrate(plan: Plan, lane: Lane) -> Result:
@@ -187,7 +200,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
     # BacksolveAdjoint can't take empty containers.
     args = (*lane.consts, *lane.p) or None
     terms = diffrax.ODETerm(field)
-    if isinstance(method.solver, _IMEX):
+    if method.imex:
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
     saving = plan.saving
     saveat, adjoint = diffrax.SaveAt(t0=saving.start, t1=True), method.adjoint
@@ -258,34 +271,6 @@ def _solver(cls: type) -> Any:
     return getattr(diffrax, cls.__name__)()
 
 
-def _with_root_finder(solver: Any, adaptive: bool) -> diffrax.AbstractSolver:
-    """The Jacobian anew in each stage; in each iteration where a step can't be tried shorter.
-
-    (diffrax computes it once a step by default, which converges so badly on stiff problems that
-    KenCarp4 needs many times the steps on Robertson's.) An iteration ends by how fast it converges
-    (Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.8): the residual itself
-    stays above the tolerance in single precision, where rounding is multiplied by the stiffness.
-    """
-    if adaptive:
-        chord = diffrax.with_stepsize_controller_tols(optimistix.Chord)
-        return type(solver)(root_finder=chord(kappa=0.1, cauchy_termination=False))
-    finder = diffrax.with_stepsize_controller_tols(_Newton)()
-    return type(solver)(root_finder=finder, root_find_max_steps=20)
-
-
-class _Newton(optimistix.Newton):
-    """Newton's method, which ends by the residual or by how fast it converges.
-
-    Where a step can't be tried shorter, it goes on after iterations that came no closer.
-    """
-
-    def terminate(self, fn, y, args, options, state, tags):
-        done, result = super().terminate(fn, y, args, options, state, tags)
-        rate = state.diffsize / state.diffsize_prev
-        close = state.diffsize * rate / (1 - rate) < self.kappa
-        return done | ((state.step >= 2) & (rate < 1) & close), result
-
-
 def _cost(solver: Any) -> tuple[int | None, bool]:
     """Stages of a step, None if they can't be counted; whether the last is the next one's first."""
     if isinstance(solver, diffrax.Euler):
@@ -324,8 +309,14 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
+        y1, error = y1_candidate, y_error
+        if self.adaptive:
+            # An infinite error of an infinite state would be NaN, and so would be the next step.
+            usable = _finite(y1_candidate) & _finite(y_error)
+            y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
+            error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
         keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
-            t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
+            t0, t1, y0, y1, args, error, error_order, controller_state
         )
         lost = ~(t1 > t0)
         if self.adaptive:
@@ -344,6 +335,11 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
             result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
         else:
             lost = lost | ~_finite(y1_candidate)
+            if self.dt is not None:
+                # diffrax goes to the end of the span from a hundred roundings away.
+                stretched = t1 - t0 > STRETCH * self.dt
+                keep = keep & ~stretched
+                result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
         result = diffrax.RESULTS.where(lost, _NONFINITE, result)
@@ -408,11 +404,23 @@ class _SaveTimes(diffrax.AbstractAdjoint):
 
         ts = jnp.full((rows,), jnp.inf, self.ts.dtype)
         ys = jnp.full((rows, *init_state.y.shape), jnp.inf, init_state.y.dtype)
+        saveat = diffrax.SaveAt(ts=self.ts)
+        if not isinstance(self.inner, diffrax.BacksolveAdjoint):  # (which takes no function)
+            # An interpolant may be of higher precision than the state.
+            saveat = diffrax.SaveAt(ts=self.ts, fn=_in(ys.dtype))
         return self.inner.loop(
-            saveat=diffrax.SaveAt(ts=self.ts),
+            saveat=saveat,
             init_state=eqx.tree_at(buffers, init_state, (ts, ys)),
             **kwargs,
         )
+
+
+def _in(dtype: Any) -> Callable:
+    def state(t, y, args):
+        del t, args
+        return y.astype(dtype)
+
+    return state
 
 
 _CODES = (

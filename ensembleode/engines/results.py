@@ -102,6 +102,12 @@ def _asked_for(numbers: Numbers) -> tuple:
     return jnp.isfinite(times), forwards < before
 
 
+def only(plan: Plan, result: Result) -> Result:
+    """The solution of the one trajectory that there is of several."""
+    t = result.t[0] if plan.own_times else result.t
+    return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
+
+
 def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
     """The result with its times, which it has not got where the trajectories share them."""
     t = shared_times(plan, lanes) if result.t is None else _own_times(plan, lanes, result)

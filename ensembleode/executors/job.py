@@ -1,6 +1,7 @@
 """One solve of an ensemble: what the executors are given, and what they give back."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from ..options import time_dtype_of
 from ..plan import Plan, Result
 from ..problem import EnsembleContext
 from ..program import is_tracer, NOT_TRACEABLE, trace
+from ..purity import check_once, numbers_in
 from ..solution import EngineChoice, ODESolution, Stats
 from ..trajectories import Lane, Trajectories
 
@@ -167,6 +169,13 @@ def with_output(job: Job) -> Job:
             "output_func must be written in JAX, as it is traced once for all trajectories: use "
             f"jnp instead of np, and jnp.where instead of `if`. ({e})"
         ) from e
+    check_once(
+        output_func,
+        lambda: numbers_in(program, consts) == numbers_in(*trace(output, result, 0, 1, job.key)),
+        "output_func gives another value each time it is called with the same solution (by random "
+        "numbers of NumPy or Python, or the clock). It is traced once for all trajectories, and "
+        "they would be drawn once: draw them by jax.random with ctx.key.",
+    )
     traced = job.traced or any(map(is_tracer, consts))
     job = dataclasses.replace(job.replan(output=program), traced=traced)
     return dataclasses.replace(job, output_consts=tuple(consts))
@@ -192,9 +201,18 @@ def compiler_options(platform: str) -> dict[str, Any]:
 
 
 def blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
-    """Room for results: NaN, or zeros where they are integers."""
-    inexact = np.issubdtype(dtype, np.inexact)
-    return np.full(shape, np.nan, dtype) if inexact else np.zeros(shape, dtype)
+    """Room for results: NaN, or zeros where they are integers. (Aligned, so that JAX on the CPU
+    takes it as it is.)"""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    array = room[start : start + size].view(dtype).reshape(shape)
+    array[...] = np.nan if np.issubdtype(dtype, np.inexact) else 0
+    return array
+
+
+_ALIGNMENT = 64  # bytes
 
 
 def integers(values: Any) -> Any:

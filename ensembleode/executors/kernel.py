@@ -1,12 +1,11 @@
-"""EnsembleGPUKernel: the lanes engine's method in one kernel; without a GPU, that engine."""
+"""EnsembleGPUKernel: the compiled engine, on GPUs; without one, arrays on the CPU."""
 
 import dataclasses
 from typing import Any
 
 import jax
 
-from ..engines import kernel
-from ..engines.kernel import launch
+from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
 from ..logs import log_once
 from ..plan import Plan
@@ -18,7 +17,7 @@ from .sharded import arrays, Devices
 class Kernels(Devices):
     """The executor on these GPUs; none stands for the one where JAX computes.
 
-    Without a GPU (`on_gpu`) it is that of arrays, with the same things refused.
+    Without a GPU (`on_gpu`) it is that of arrays, on the CPU, with the same things refused.
     """
 
     on_gpu: bool = True
@@ -26,20 +25,20 @@ class Kernels(Devices):
     @property
     def how(self) -> str:
         """What a solution says of it."""
-        return "in one kernel" if self.on_gpu else "as arrays, for want of an NVIDIA GPU"
+        return "in one kernel" if self.on_gpu else "on the CPU, for want of an NVIDIA GPU"
 
     def check(self, plan: Plan) -> None:
         """
         **Raises:** `ValueError` for what has no kernel; `KernelError` where kernels can't be
         compiled.
         """
-        if reason := kernel.refusal(plan):
+        if reason := gpu.refusal(plan):
             raise ValueError(f"EnsembleGPUKernel() {reason} Use EnsembleGPUArray() for it.")
         if self.on_gpu:
             launch.check()
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
-        return super().run(job.replan(engine=kernel) if self.on_gpu else job, indices, repeat)
+        return super().run(job.replan(engine=gpu) if self.on_gpu else job, indices, repeat)
 
 
 def executor(ensemblealg: EnsembleGPUKernel) -> Kernels:
@@ -49,14 +48,22 @@ def executor(ensemblealg: EnsembleGPUKernel) -> Kernels:
     if computes_on_gpu():
         return Kernels(arrays(ensemblealg).devices)
     log_once(
-        "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the lanes engine runs "
-        "instead, as arrays on the CPU: the same solution, slower."
+        "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the trajectories "
+        "are solved as arrays on the CPU: the same solution, slower."
     )
     return Kernels(on_gpu=False)
 
 
 def computes_on_gpu() -> bool:
     """Whether JAX's default device is an NVIDIA GPU."""
+    return _computes_on("gpu") and "rocm" not in _device().client.platform_version.lower()
+
+
+def _computes_on(platform: str) -> bool:
+    return _device().platform == platform
+
+
+def _device() -> Any:
+    """JAX's default device."""
     chosen: Any = getattr(jax.config, "jax_default_device", None)
-    device: Any = chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
-    return device.platform == "gpu" and "rocm" not in device.client.platform_version.lower()
+    return chosen if isinstance(chosen, jax.Device) else jax.devices()[0]

@@ -5,11 +5,14 @@ Every device runs a loop over time of its own: they share nothing until the resu
 
 import dataclasses
 import functools
+import re
 from typing import Any
 
+import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import jaxlib
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -17,7 +20,7 @@ from .. import cpu_devices
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..keys import as_before, raw
 from ..plan import Plan, Result, shared_times
-from ..program import being_staged
+from ..program import being_staged, is_jaxpr, params_of
 from ..trajectories import Lane
 from .job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
 from .shards import AXIS, is_on_one_device, on_each_device
@@ -77,13 +80,43 @@ def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel) -> Devices:
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
     """The devices that have something to do; None for the one where JAX computes anyway."""
-    if is_on_one_device():
+    field: Any = plan.field
+    if is_on_one_device() or field.jaxpr.effects:
+        # (Places that are left over on some device would have the effects, too.)
         return None
     parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
+    alone = getattr(plan.engine, "one_device", False) or (_WAITS_IN_LAPACK and _factorises(plan))
+    if used and used[0].platform == "cpu" and alone:
+        used = used[:1]
     if not used or (len(used) == 1 and len(devices) > 1):
         return None
     return Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,))
+
+
+# jaxlib before 0.11.2 shares a batch of matrices out to the threads that the CPU's devices run on,
+# and waits for them. When all devices do so at once, they wait for ever.
+_WAITS_IN_LAPACK = tuple(map(int, re.findall(r"\d+", jaxlib.__version__)[:3])) < (0, 11, 2)
+_LAPACK = (
+    *("cholesky", "cholesky_update", "eig", "eigh", "geqp3", "geqrf", "hessenberg"),
+    *("householder_product", "lu", "ormqr", "qr", "schur", "svd", "triangular_solve"),
+    *("tridiagonal", "tridiagonal_solve"),
+)
+
+
+def _factorises(plan: Plan) -> bool:
+    """Whether the steps, or `f`, factorise matrices."""
+    solver = getattr(plan.method.value, "solver", None)
+    field: Any = plan.field
+    return isinstance(solver, diffrax.AbstractImplicitSolver) or _calls_lapack(field.jaxpr)
+
+
+def _calls_lapack(jaxpr: Any) -> bool:
+    def calls(eqn):
+        inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
+        return eqn.primitive.name in _LAPACK or any(map(_calls_lapack, inner))
+
+    return any(map(calls, jaxpr.eqns))
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:

@@ -1,10 +1,11 @@
 """A solve on each device of a mesh, differentiable, with no collective but at the end.
 
-The lanes engine works inside `jax.shard_map` as it is. diffrax and lineax do not (they compare
-abstract values, which know of the mesh there), so their program is traced outside and evaluated
-inside, and so is its reverse pass.
+What a field may use (lineax, optimistix, diffrax) compares abstract values, which know of the mesh
+inside `jax.shard_map`. So an engine's program is traced outside and evaluated inside, and so are
+its forward and backward pass.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -15,6 +16,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
+from .. import sensitivity
 from ..plan import Plan, Result
 from ..trajectories import Lane
 
@@ -40,10 +42,9 @@ def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any
 
     **Returns:** the result, split over the devices; without `t` where that is shared.
     """
-    if plan.engine.chunked:
-        return _mapped(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
     if plan.method.value.direction == "reverse":
-        return _with_adjoint(numbers, mask, plan, mesh)
+        label = type(plan.method.value.adjoint).__name__ + "()"
+        return _with_adjoint(sensitivity.reverse_only(numbers, label), mask, plan, mesh)
     return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
 
 
@@ -90,8 +91,11 @@ def evaluated_on_each(
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*structs)
     tree = jtu.tree_structure(out)
 
+    # One call, so that what maps or differentiates it does so outside of the mesh, too.
+    evaluate = jax.jit(functools.partial(jax.core.eval_jaxpr, closed.jaxpr))
+
     def local(consts, *args):
-        flat = jax.core.eval_jaxpr(closed.jaxpr, consts, *jtu.tree_leaves(args))
+        flat = evaluate(consts, *jtu.tree_leaves(args))
         result = jtu.tree_unflatten(tree, flat)
         return result if post is None else post(result)
 
@@ -103,38 +107,55 @@ def _with_adjoint(numbers, mask, plan, mesh):
     return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))
 
 
+class _PullBack(eqx.Module):
+    """A pullback as the devices hold it: its arrays have an axis of the devices first."""
+
+    arrays: list
+    structure: Any = eqx.field(static=True)
+
+
 @_with_adjoint.def_fwd
 def _(perturbed, numbers, mask, plan, mesh):
-    del perturbed
-    result = evaluated_on_each(
-        mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask)
+    (every, shared), (rest_every, rest_shared) = eqx.partition(numbers, perturbed)
+    structure: Any = None
+
+    def forward(every, shared, rest_every, rest_shared, mask):
+        nonlocal structure
+
+        def solve(every, shared):
+            lanes = eqx.combine(every, rest_every), eqx.combine(shared, rest_shared)
+            return eqx.partition(_solve(plan)(*lanes, mask), eqx.is_inexact_array)
+
+        inexact, pullback, counts = jax.vjp(solve, every, shared, has_aux=True)
+        arrays, structure = jtu.tree_flatten(pullback)
+        return eqx.combine(inexact, counts), [x[None] for x in arrays]
+
+    result, arrays = evaluated_on_each(
+        mesh,
+        forward,
+        (_SPLIT, _WHOLE, _SPLIT, _WHOLE, _SPLIT),
+        _SPLIT,
+        (every, shared, rest_every, rest_shared, mask),
     )
-    return result, eqx.filter(result, eqx.is_inexact_array)
+    return result, (_PullBack(arrays, structure), eqx.filter(result, eqx.is_inexact_array))
 
 
 @_with_adjoint.def_bwd
-def _(inexact, cotangents, perturbed, numbers, mask, plan, mesh):
+def _(residuals, cotangents, perturbed, numbers, mask, plan, mesh):
+    del perturbed, numbers, mask, plan
+    pullback, inexact = residuals
     cotangents = jax.tree.map(
         lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
     )
-    (every, shared), (rest_every, rest_shared) = eqx.partition(numbers, perturbed)
 
-    def pull_back(every, shared, rest_every, rest_shared, mask, cotangents):
-        def solve(every, shared):
-            lanes = eqx.combine(every, rest_every), eqx.combine(shared, rest_shared)
-            return eqx.filter(_solve(plan)(*lanes, mask), eqx.is_inexact_array)
-
-        return jax.vjp(solve, every, shared)[1](cotangents)
+    def pull_back(arrays, cotangents):
+        arrays = [x[0] for x in arrays]
+        return jtu.tree_unflatten(pullback.structure, arrays)(cotangents)
 
     def summed(gradients):
         every, shared = gradients
         return every, jax.tree.map(lambda g: jax.lax.psum(g, AXIS), shared)
 
     return evaluated_on_each(
-        mesh,
-        pull_back,
-        (_SPLIT, _WHOLE, _SPLIT, _WHOLE, _SPLIT, _SPLIT),
-        (_SPLIT, _WHOLE),
-        (every, shared, rest_every, rest_shared, mask, cotangents),
-        summed,
+        mesh, pull_back, (_SPLIT, _SPLIT), (_SPLIT, _WHOLE), (pullback.arrays, cotangents), summed
     )

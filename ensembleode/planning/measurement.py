@@ -323,7 +323,8 @@ def _run(arguments: list[str], log: pathlib.Path, cores: int | None, limit: floa
     with log.open("wb") as output, _affinity(cores):
         process = subprocess.Popen(
             command,
-            stdin=subprocess.DEVNULL,
+            # It ends when this end of the pipe is closed, however this process ends.
+            stdin=subprocess.PIPE,
             stdout=output,
             stderr=subprocess.STDOUT,
             env=environment,
@@ -341,6 +342,9 @@ def _run(arguments: list[str], log: pathlib.Path, cores: int | None, limit: floa
         if isinstance(e, subprocess.TimeoutExpired):
             return None
         raise
+    finally:
+        assert process.stdin is not None
+        process.stdin.close()
 
 
 @contextlib.contextmanager

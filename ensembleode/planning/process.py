@@ -8,8 +8,11 @@ has said where.
 import contextlib
 import json
 import math
+import os
 import pathlib
+import signal
 import sys
+import threading
 import time
 from collections.abc import Callable
 from typing import Any
@@ -128,6 +131,21 @@ def peak_memory(device: Any) -> int | None:
     return peak if sys.platform == "darwin" else 1024 * peak
 
 
+def _end_with_the_parent() -> None:
+    """Whichever way that ends: it holds the other end of the pipe which is our standard input."""
+    pipe = os.dup(0)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+
+    def wait():
+        os.read(pipe, 1)  # nothing comes but the end
+        if hasattr(os, "killpg") and os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)  # with the processes of its own
+        os._exit(1)
+
+    threading.Thread(target=wait, daemon=True).start()
+
+
 def _let_the_kernel_choose_this() -> None:
     """Of all processes, when Linux runs out of memory: not the one that waits for this."""
     with contextlib.suppress(OSError):
@@ -135,4 +153,5 @@ def _let_the_kernel_choose_this() -> None:
 
 
 if __name__ == "__main__":
+    _end_with_the_parent()
     main(*sys.argv[1:])

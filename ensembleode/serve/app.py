@@ -5,13 +5,13 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 
 
 try:
-    from fastapi import FastAPI, Request
+    from fastapi import FastAPI, Query, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.middleware.cors import CORSMiddleware
     from fastapi.responses import FileResponse, Response
@@ -23,7 +23,7 @@ except ImportError as e:
 
 from .. import __version__
 from . import documented, tokens as tokens_of, wire
-from .calls import Call, in_json, Reply, reply_to
+from .calls import Call, in_json, refusal, Reply, reply_to
 from .jobs import Jobs
 from .metrics import CONTENT_TYPE
 from .registry import Entry, Registry
@@ -35,6 +35,7 @@ from .wire import Refused
 _PAGE = Path(__file__).parent / "page"
 # Bytes of a body, or numbers of an answer, that would keep the event loop from others.
 _LARGE = 2**16
+_PAGE_OF_JOBS = 1000
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
     # (Asked for again, as the modules of two versions don't go together.)
@@ -115,6 +116,7 @@ def create_app(
 
     app = App(
         service=service,
+        cors=cors,
         title="ensembleode",
         version=__version__,
         description=documented.ABOUT,
@@ -137,7 +139,7 @@ def create_app(
     _add_page(app)
 
     async def refused(request: Request, e: Exception) -> Response:
-        return reply_to(e, secrets.token_hex(8)).response()
+        return reply_to(refusal(e, secrets.token_hex(8))).response()
 
     for kind in (HTTPException, RequestValidationError, Exception):
         app.add_exception_handler(kind, refused)
@@ -147,11 +149,11 @@ def create_app(
 class App(FastAPI):
     """Has endpoints that take a `Call`: these need neither FastAPI nor an ASGI server."""
 
-    def __init__(self, *, service: Service, **options: Any):
+    def __init__(self, *, service: Service, cors: Sequence[str] = (), **options: Any):
         super().__init__(**options)
         self.service = self.state.service = service
         self.endpoints: dict[str, Callable] = {}
-        self.router.route_class = _route_class(service)
+        self.router.route_class = _route_class(service, cors)
 
     def takes(self, what: str, **documented: Any) -> Callable:
         """Decorates the endpoint of `POST /v1/problems/{name}/{what}`, which takes a `Call`."""
@@ -175,7 +177,7 @@ class App(FastAPI):
         return {} if self.user_middleware else self.endpoints
 
 
-def _route_class(service: Service) -> type[APIRoute]:
+def _route_class(service: Service, cors: Sequence[str]) -> type[APIRoute]:
     class Route(APIRoute):
         """Answers by way of the service."""
 
@@ -186,6 +188,8 @@ def _route_class(service: Service) -> type[APIRoute]:
 
             async def answer(request: Request) -> Response:
                 async def handled(call: Call) -> Response:
+                    if request.method != "GET":
+                        call.check_origin(cors)
                     return await handle(request)
 
                 name = request.path_params.get("name", "")
@@ -209,6 +213,7 @@ def _add_problems(app: App, service: Service) -> None:
     async def solve(call: Call) -> Reply:
         """Solve one trajectory, or many."""
         entry, asked = await _asked(service, call)
+        wire.check_answer(entry, asked)
         solver = service.solvers[entry.name]
         program = solver.program(asked.rows, own=asked.numbers.p is not None)
         done = await service.done(call, program, asked.numbers, asked.deadline)
@@ -226,6 +231,7 @@ def _add_problems(app: App, service: Service) -> None:
     async def vjp(call: Call) -> Reply:
         """Pull a cotangent of the saved states back to u0 and p."""
         entry, asked = await _asked(service, call, "cotangent")
+        wire.check_answer(entry, asked, pulls=True)
         numbers = asked.numbers
         if numbers.p is None and entry.p.size:
             shared = np.broadcast_to(entry.p, (asked.n, entry.p.size))
@@ -264,7 +270,11 @@ async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, wire.
     def read() -> wire.Query:
         return wire.query(entry, wire.parsed(body, binary), more)
 
-    asked = await asyncio.to_thread(read) if len(body) > _LARGE else read()
+    if len(body) > _LARGE:
+        async with service.reading_large:  # which takes several times its bytes
+            asked = await asyncio.to_thread(read)
+    else:
+        asked = read()
     call.count = asked.n
     return entry, asked
 
@@ -286,15 +296,19 @@ def _add_ensembles(app: App, service: Service) -> None:
         here = jobs()
         service.ready()
         key = call.header(b"idempotency-key") or None
-        parsed = await asyncio.to_thread(wire.parsed, body, binary)
-        job = await asyncio.to_thread(here.create, entry, parsed, key)
+
+        def made() -> dict[str, Any]:
+            return here.create(entry, wire.parsed(body, binary), key)
+
+        async with service.reading_large if len(body) > _LARGE else contextlib.nullcontext():
+            job = await asyncio.to_thread(made)
         call.count = job["trajectories"]
         return in_json(job, 202)
 
     @app.get("/v1/ensembles", **documented.jobs())
-    async def every() -> Response:
-        """The ensembles that are kept."""
-        return _json({"ensembles": await asyncio.to_thread(jobs().every)})
+    async def every(after: str = "", most: Annotated[int, Query(ge=1)] = _PAGE_OF_JOBS) -> Response:
+        """The ensembles that are kept, page by page."""
+        return _json(await asyncio.to_thread(jobs().every, after, min(most, _PAGE_OF_JOBS)))
 
     @app.get("/v1/ensembles/{id}", **documented.job())
     async def one(id: str) -> Response:
@@ -302,8 +316,13 @@ def _add_ensembles(app: App, service: Service) -> None:
         return _json(await asyncio.to_thread(jobs().status, id))
 
     @app.delete("/v1/ensembles/{id}", **documented.job())
+    async def delete(id: str) -> Response:
+        """Delete one that has ended, with what is in it; or cancel it."""
+        return _json(await asyncio.to_thread(jobs().delete, id))
+
+    @app.post("/v1/ensembles/{id}/cancel", **documented.job())
     async def cancel(id: str) -> Response:
-        """Stop it; what is done stays."""
+        """Stop it, if it has not ended; what is done stays."""
         return _json(await asyncio.to_thread(jobs().cancel, id))
 
     @app.post("/v1/ensembles/{id}/resume", **documented.job())
@@ -329,13 +348,19 @@ def _add_ensembles(app: App, service: Service) -> None:
 def _add_health(app: FastAPI, service: Service) -> None:
     @app.get("/healthz", **documented.health())
     async def healthz() -> Response:
-        """Whether the process answers."""
-        return _json({"status": "ok"})
+        """Whether the process works; where it doesn't, only a new one will."""
+        dead = service.dead()
+        return _json({"status": "dead", "dead": dead}, 503) if dead else _json({"status": "ok"})
 
     @app.get("/readyz", **documented.health())
     async def readyz() -> Response:
         """Whether it solves."""
-        return _json({"status": service.status}, 200 if service.status == "ready" else 503)
+        status: dict[str, Any] = {"status": service.status}
+        if service.status == "warming" and service.compiled[1]:
+            status |= dict(zip(("compiled", "programs"), service.compiled, strict=True))
+        if service.status == "ready" and service.jobs is not None and not service.jobs.is_open:
+            status["ensembles"] = "waiting for another process"
+        return _json(status, 200 if service.status == "ready" else 503)
 
     @app.get("/metrics", **documented.metrics())
     async def metrics() -> Response:

@@ -11,6 +11,7 @@ import collections
 import logging
 import math
 import secrets
+import threading
 import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -24,6 +25,9 @@ logger = logging.getLogger("ensembleode.serve")
 _LULL = 0.05
 # Timers of event loops are no finer than this.
 _TICK = 0.002
+# Runs of parts of a batch that crashed: two for each halving find one culprit among thousands; if
+# everything crashes (a cluster is lost, say), there should not be many.
+_RUNS_APART = 32
 
 
 class QueueFull(Exception):
@@ -43,7 +47,7 @@ class DeadlineExceeded(Exception):
 
 
 class BatchFailed(Exception):
-    """The batch of the item crashed; the log has why, under this `id`."""
+    """Running the item crashed; the log has why, under this `id`."""
 
     def __init__(self, id: str):
         super().__init__(f"a batch crashed ({id})")
@@ -149,6 +153,8 @@ class Batcher:
         self._idle.set()
         self._task: asyncio.Task | None = None
         self._thread: ThreadPoolExecutor | None = None
+        self._runner: threading.Thread | None = None  # that of the executor
+        self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
@@ -159,6 +165,13 @@ class Batcher:
     @property
     def draining(self) -> bool:
         return self._draining
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether its task or its thread has ended, though nobody told it to."""
+        if self._ended or self._task is None:
+            return False
+        return self._task.done() or not (self._runner is None or self._runner.is_alive())
 
     def start(self) -> None:
         """Begin, in the event loop that runs."""
@@ -225,15 +238,19 @@ class Batcher:
             await asyncio.wait_for(self._idle.wait(), seconds)
         except TimeoutError:
             finished = False
+        self._ended = True
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
-        for item in [*self._items(), *self._running]:
-            if not item.future.done():
-                item.future.set_exception(Draining())
+        self._refuse_all(Draining())
         if self._thread is not None:
             self._thread.shutdown(wait=False, cancel_futures=True)
         return finished
+
+    def _refuse_all(self, error: Exception) -> None:
+        for item in [*self._items(), *self._running]:
+            if not item.future.done():
+                item.future.set_exception(error)
 
     #
     # The queue
@@ -300,14 +317,25 @@ class Batcher:
     #
 
     async def _go(self) -> None:
-        while True:
-            now = time.monotonic()
-            found, due = self._next(now)
-            if found is None:
-                await self._wait(due - now)
-                continue
-            problem, key = found
-            await self._batch(key, self._take(problem, key, now))
+        try:
+            while True:
+                now = time.monotonic()
+                found, due = self._next(now)
+                if found is None:
+                    await self._wait(due - now)
+                    continue
+                problem, key = found
+                parts = self._take(problem, key, now)
+                try:
+                    await self._batch(key, parts)
+                except Exception as e:  # no thread can be started, say
+                    self._end(parts, [self._crash(key, e)] * len(parts), 0.0)
+        except Exception as e:
+            # Without it nothing is solved any more: nobody waits for it, and nothing is taken.
+            self._draining = True
+            self._refuse_all(self._crash("all problems", e))
+            self._running = set()
+            raise
 
     async def _wait(self, seconds: float) -> None:
         """For so long, or until something is due before that."""
@@ -378,24 +406,29 @@ class Batcher:
     async def _batch(self, key: Any, parts: list[tuple[_Item, int, int]]) -> None:
         loop = asyncio.get_running_loop()
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
-        failure: BatchFailed | None = None
-        results, seconds, cause = await loop.run_in_executor(self._thread, self._ran, key, slices)
-        if cause is not None:
-            failure = BatchFailed(secrets.token_hex(8))
-            logger.error("batch %s of %s crashed", failure.id, key, exc_info=cause)
+        results, seconds = await loop.run_in_executor(self._thread, self._ran, key, slices)
         count = sum(stop - start for _, start, stop in parts)
         self._rate = 0.8 * self._rate + 0.2 * count / max(seconds, 1e-6)
+        self._end(parts, results, seconds)
         if self._observe is not None:
-            self._observe(key, count, len(parts), seconds)
+            try:
+                self._observe(key, count, len(parts), seconds)
+            except Exception as e:  # which is no reason to fail those of the batch
+                logger.error("a batch of %s can't be observed", key, exc_info=e)
+
+    def _end(
+        self, parts: list[tuple[_Item, int, int]], results: Sequence[Any], seconds: float
+    ) -> None:
+        """Hand the results of a batch to its items; a `BatchFailed` is raised there."""
         self._running = set()
-        for i, (item, _, stop) in enumerate(parts):
-            item.seconds += seconds
+        for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue
-            if failure is not None:
-                item.future.set_exception(failure)
+            item.seconds += seconds
+            if isinstance(result, BatchFailed):
+                item.future.set_exception(result)
                 continue
-            item.results.append(results[i])
+            item.results.append(result)
             if stop == item.n:
                 wait = item.started - item.submitted
                 if item.timer is None:  # there is nothing left to be done
@@ -404,17 +437,31 @@ class Batcher:
                 item.future.set_result(Done(item.results, wait, item.seconds))
         self._rest()
 
-    def _ran(
-        self, key: Any, slices: Sequence[Slice]
-    ) -> tuple[Sequence[Any], float, BaseException | None]:
-        """The results, the seconds they took (the event loop may be later), and what it raised."""
+    def _ran(self, key: Any, slices: Sequence[Slice]) -> tuple[Sequence[Any], float]:
+        """The results, or a `BatchFailed` in the place of one, and the seconds they took (the event
+        loop may be later)."""
+        self._runner = threading.current_thread()
         began = time.monotonic()
-        results: Sequence[Any] = ()
-        cause: BaseException | None = None
+        results = self._apart(key, slices, [_RUNS_APART])
+        return results, time.monotonic() - began
+
+    def _apart(self, key: Any, slices: Sequence[Slice], runs_left: list[int]) -> Sequence[Any]:
+        """The results; where running them crashes, those of each half: only what crashes by itself
+        is not answered (or what is left when so many runs didn't find it)."""
         try:
             results = self._run(key, slices)
             if len(results) != len(slices):
                 raise RuntimeError(f"{len(results)} results for {len(slices)} parts")
+            return results
         except BaseException as e:  # whatever it is, it must not end the thread
-            cause = e
-        return results, time.monotonic() - began, cause
+            if len(slices) == 1 or runs_left[0] < 2:
+                return [self._crash(key, e)] * len(slices)
+        runs_left[0] -= 2
+        half = len(slices) // 2
+        parts = [self._apart(key, part, runs_left) for part in (slices[:half], slices[half:])]
+        return [*parts[0], *parts[1]]
+
+    def _crash(self, key: Any, cause: BaseException) -> BatchFailed:
+        failure = BatchFailed(secrets.token_hex(8))
+        logger.error("batch %s of %s crashed", failure.id, key, exc_info=cause)
+        return failure

@@ -5,7 +5,7 @@ A small request is solved in ten microseconds; Starlette's objects for one take 
 
 import asyncio
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
 
@@ -15,7 +15,6 @@ from starlette.exceptions import HTTPException
 
 from . import wire
 from .batcher import BatchFailed, DeadlineExceeded, Draining, QueueFull
-from .tokens import Tokens
 from .wire import Refused
 
 
@@ -37,9 +36,10 @@ class Call:
     - `name`: that of the problem, if any.
     - `count`: how many trajectories it is for, once that is known.
     - `future`: what it waits for; `gone`: whether who asked has gone.
+    - `admitted`: whether its token was looked at already, and is one that is let in.
     """
 
-    __slots__ = ("count", "future", "gone", "headers", "name", "receive")
+    __slots__ = ("admitted", "count", "future", "gone", "headers", "name", "receive")
 
     def __init__(self, headers: Mapping[bytes, bytes], receive: Any, name: str = ""):
         self.headers = headers
@@ -48,6 +48,7 @@ class Call:
         self.count: int | None = None
         self.future: asyncio.Future | None = None
         self.gone = False
+        self.admitted = False
 
     def leave(self) -> None:
         """Who asked has gone."""
@@ -101,18 +102,6 @@ class Call:
         accepted = self.headers.get(b"accept", b"")
         return _MSGPACK[0] in accepted or _MSGPACK[1] in accepted
 
-    def check_token(self, tokens: Tokens) -> None:
-        """
-        **Raises:** `Refused` without one of these.
-        """
-        if not tokens.admits(self.header(b"authorization")):
-            raise Refused(
-                401,
-                "unauthorized",
-                "a token is needed: send the header Authorization: Bearer TOKEN.",
-                headers={"WWW-Authenticate": "Bearer"},
-            )
-
     def check_host(self, hosts: frozenset[bytes]) -> None:
         """
         **Raises:** `Refused` where it was sent to another name than these: the page of another site
@@ -126,10 +115,38 @@ class Call:
                 "this service answers to other names: ask it by the address it was started with.",
             )
 
+    def check_origin(self, allowed: Collection[str]) -> None:
+        """
+        **Raises:** `Refused` where the page of another site asks, which browsers tell. (With a body
+        of JSON they ask first whether it may; without one they don't.)
+        """
+        origin = self.header(b"origin")
+        if not origin or origin in allowed or "*" in allowed:
+            return
+        if self.header(b"sec-fetch-site") == "same-origin":
+            return
+        if origin.partition("://")[2].lower() != self.header(b"host").lower():
+            raise Refused(
+                403, "cross_origin", "the page of another site asks for this; allow it by cors."
+            )
+
 
 def too_large(limit: int) -> Refused:
     message = f"the body is larger than the limit body={limit} bytes."
     return wire.over("body", None, message, 413)
+
+
+def without_token() -> Refused:
+    return Refused(
+        401,
+        "unauthorized",
+        "a token is needed: send the header Authorization: Bearer TOKEN.",
+        headers={"WWW-Authenticate": "Bearer"},
+    )
+
+
+def too_long() -> Refused:
+    return Refused(431, "headers", "the headers are too long.")
 
 
 def too_late() -> Refused:
@@ -167,13 +184,12 @@ def in_json(content: Any, status: int = 200, headers: Mapping[str, str] | None =
     return Reply(wire.encoded(content, False), wire.JSON, status, headers)
 
 
-def reply_to(e: Exception, id: str) -> Reply:
-    """What is answered to an exception; those that nobody foresaw are logged."""
-    refused = _refusal(e, id)
+def reply_to(refused: Refused) -> Reply:
     return in_json(refused.body(), refused.status, refused.headers)
 
 
-def _refusal(e: Exception, id: str) -> Refused:
+def refusal(e: Exception, id: str) -> Refused:
+    """What is answered to an exception; those that nobody foresaw are logged."""
     match e:
         case Refused():
             return e

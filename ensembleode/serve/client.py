@@ -2,11 +2,12 @@
 
 import asyncio
 import dataclasses
+import math
 import time
 import urllib.parse
 import uuid
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,7 +21,8 @@ from .exchange import Gradients, ServiceError as ServiceError
 
 
 _ARGUMENTS = ("u0", "p", "tspan", "saveat")
-# A service closes connections that are idle for five seconds: not the moment one is used again.
+# The service closes connections that are idle for half a minute; what else may serve its app, or
+# stand before it, after five seconds (uvicorn does): not the moment one is used again.
 _IDLE = 4.0
 # Seconds between two looks at a job, at first and at most.
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 5.0
@@ -84,6 +86,10 @@ def _solving(name: str, what: str, body: Mapping[str, Any], deadline: float | No
 
 def _looking(path: str) -> _Request:
     return _Request("GET", path, binary=False)
+
+
+def _page_of_jobs(after: str) -> _Request:
+    return dataclasses.replace(_looking("/v1/ensembles"), query={"after": after})
 
 
 def _job_request(method: str, id: str, what: str = "", *, repeatable: bool = True) -> _Request:
@@ -199,7 +205,9 @@ class _Connection:
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         slow = isinstance(error, httpx.TimeoutException) and not unsent
         why = str(error) or type(error).__name__
-        if slow:
+        if slow and attempts.left <= 0:
+            message, code = f"{self.url} did not answer within the deadline", "deadline"
+        elif slow:
             message, code = f"{self.url} did not answer within {attempts.patience:.3g} s", "timeout"
         else:
             message, code = f"{self.url} can't be reached, or left off: {why}", "connection"
@@ -210,7 +218,7 @@ class _Connection:
         except ServiceError as e:
             raise e from error
 
-    def after_refusal(self, attempts: exchange.Attempts, response: Any) -> float:
+    def after_refusal(self, attempts: exchange.Attempts, response: "_Response") -> float:
         headers = response.headers
         return attempts.after_refusal(
             response.status_code,
@@ -229,7 +237,19 @@ def _httpx() -> Any:
     return httpx
 
 
-def _answer(response: Any) -> Any:
+class _Response(NamedTuple):
+    """What is read of an answer."""
+
+    status_code: int
+    headers: Mapping[str, str]
+    content: bytes
+
+    @property
+    def is_success(self) -> bool:
+        return 200 <= self.status_code < 300
+
+
+def _answer(response: _Response) -> Any:
     return exchange.unpack(response.headers.get("content-type", ""), response.content)
 
 
@@ -379,9 +399,13 @@ class Client:
         return EnsembleJob(self, id, self._ask(_job_request("GET", id))["problem"])
 
     def jobs(self) -> list["EnsembleJob"]:
-        """The handles of all jobs of the service."""
-        found = self._ask(_looking("/v1/ensembles"))
-        return [EnsembleJob(self, job["id"], job["problem"]) for job in found["ensembles"]]
+        """The handles of all jobs of the service, the oldest first."""
+        found, after = [], ""
+        while after is not None:
+            page = self._ask(_page_of_jobs(after))
+            found += [EnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]]
+            after = page["next"]
+        return found
 
     def close(self) -> None:
         """Close the connections."""
@@ -415,7 +439,7 @@ class Client:
         attempts = self._connection.attempts(request)
         while True:
             try:
-                response = self._http.request(**request.options(attempts))
+                response = self._sent(request, attempts)
             except self._connection._httpx.TransportError as e:
                 pause = self._connection.after_loss(attempts, e)
             else:
@@ -423,6 +447,17 @@ class Client:
                     return _answer(response)
                 pause = self._connection.after_refusal(attempts, response)
             time.sleep(pause)
+
+    def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
+        """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
+        byte at a time there may be many.)"""
+        parts = []
+        with self._http.stream(**request.options(attempts)) as response:
+            for part in response.iter_bytes():
+                parts.append(part)
+                if attempts.is_too_late(response.is_success):
+                    raise self._connection._httpx.ReadTimeout("too late", request=response.request)
+        return _Response(response.status_code, response.headers, b"".join(parts))
 
 
 class AsyncClient:
@@ -515,8 +550,14 @@ class AsyncClient:
 
     async def jobs(self) -> list["AsyncEnsembleJob"]:
         """The handles of all jobs of the service."""
-        found = await self._ask(_looking("/v1/ensembles"))
-        return [AsyncEnsembleJob(self, job["id"], job["problem"]) for job in found["ensembles"]]
+        found, after = [], ""
+        while after is not None:
+            page = await self._ask(_page_of_jobs(after))
+            found += [
+                AsyncEnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]
+            ]
+            after = page["next"]
+        return found
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -535,7 +576,7 @@ class AsyncClient:
         attempts = self._connection.attempts(request)
         while True:
             try:
-                response = await self._http.request(**request.options(attempts))
+                response = await self._sent(request, attempts)
             except self._connection._httpx.TransportError as e:
                 pause = self._connection.after_loss(attempts, e)
             else:
@@ -543,6 +584,14 @@ class AsyncClient:
                     return _answer(response)
                 pause = self._connection.after_refusal(attempts, response)
             await asyncio.sleep(pause)
+
+    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
+        try:
+            async with asyncio.timeout(attempts.rest):
+                response = await self._http.request(**request.options(attempts))
+        except TimeoutError as e:
+            raise self._connection._httpx.ReadTimeout("too late") from e
+        return _Response(response.status_code, response.headers, response.content)
 
 
 #
@@ -588,6 +637,7 @@ class _Parts:
         if self.start >= self.stop:
             raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
         self._size, self._found = 1, []
+        self._elapsed = float(status.get("seconds", math.nan))
 
     @property
     def missing(self) -> tuple[int, int] | None:
@@ -596,7 +646,7 @@ class _Parts:
         return self.start, min(self.stop, self.start + self._size)
 
     def add(self, answer: Any, engine: EngineChoice) -> None:
-        part = exchange.solution(answer, engine)
+        part = exchange.solution(answer, engine, self._elapsed)
         if isinstance(part, ODESolution) or not len(part):
             raise ServiceError("the answer is not of an ensemble.", code="bad_answer")
         self._found.append(part)
@@ -620,7 +670,7 @@ class EnsembleJob:
     def status(self) -> dict[str, Any]:
         """How far it is: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`, `"failed"`
         or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their `"retcodes"`,
-        when it was `"created"`, and its `"error"`."""
+        when it was `"created"`, for how many `"seconds"` it has run, and its `"error"`."""
         return self._client._ask(_job_request("GET", self.id))
 
     def wait(self, timeout: float | None = None) -> dict[str, Any]:
@@ -636,8 +686,13 @@ class EnsembleJob:
         return status
 
     def cancel(self) -> dict[str, Any]:
-        """Stop it; what is done stays. Returns its status."""
-        return self._client._ask(_job_request("DELETE", self.id))
+        """Stop it, unless it has ended; what is done stays. Returns its status."""
+        return self._client._ask(_job_request("POST", self.id, "/cancel"))
+
+    def delete(self) -> None:
+        """Delete it from the service, with all that it has computed; stop it first, if it runs."""
+        self.cancel()
+        self._client._ask(_job_request("DELETE", self.id, repeatable=False))
 
     def resume(self) -> dict[str, Any]:
         """Go on with a job that was cancelled or failed. Returns its status."""
@@ -687,8 +742,13 @@ class AsyncEnsembleJob:
         return status
 
     async def cancel(self) -> dict[str, Any]:
-        """Stop it; what is done stays."""
-        return await self._client._ask(_job_request("DELETE", self.id))
+        """Stop it, unless it has ended; what is done stays."""
+        return await self._client._ask(_job_request("POST", self.id, "/cancel"))
+
+    async def delete(self) -> None:
+        """Delete it from the service, with all that it has computed; stop it first, if it runs."""
+        await self.cancel()
+        await self._client._ask(_job_request("DELETE", self.id, repeatable=False))
 
     async def resume(self) -> dict[str, Any]:
         """Go on with a job that was cancelled or failed."""

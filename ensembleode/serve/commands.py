@@ -4,7 +4,7 @@ import ast
 from typing import Any
 
 from ..cli import failed
-from ..scripts import named, ScriptError, split
+from ..scripts import in_users_code, named, ScriptError, split
 from .registry import Registry
 
 
@@ -22,6 +22,8 @@ def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options:
             **options,
         )
     except (ScriptError, ValueError, TypeError, ImportError, OSError) as e:
+        if in_users_code(e):
+            raise  # with its traceback
         return failed(e)
     return 0
 

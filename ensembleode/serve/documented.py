@@ -30,6 +30,7 @@ _ERROR = {
 _WHY = {
     400: "It is not HTTP as it should be.",
     401: "A token is needed.",
+    403: "The page of another site asks for it.",
     404: "There is no such thing.",
     405: "It can't be done with that.",
     408: "The body did not arrive.",
@@ -97,11 +98,12 @@ _JOB = {
     "properties": {
         "id": {"type": "string"},
         "problem": {"type": "string"},
-        "status": {"enum": ["queued", "running", "done", "failed", "cancelled"]},
+        "status": {"enum": ["queued", "running", "done", "failed", "cancelled", "deleted"]},
         "done": {"type": "integer"},
         "trajectories": {"type": "integer"},
         "retcodes": {"type": "object"},
         "created": {"type": "string"},
+        "seconds": {"type": "number", "description": "For which it has run."},
         "error": {"type": ["string", "null"]},
     },
 }
@@ -170,7 +172,7 @@ def ensembles() -> dict[str, Any]:
         "description": "How many are drawn, where u0 or p are {low, high}.",
     }
     body["seed"] = {"type": "integer", "minimum": 0, "description": "Of what is drawn."}
-    errors = (400, 404, 405, 408, 409, 413, 415, 422, 500, 503)
+    errors = (400, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503)
     return _extra(body, _JOB, 202, errors)
 
 
@@ -184,16 +186,25 @@ def problem() -> dict[str, Any]:
 
 
 def jobs() -> dict[str, Any]:
-    answer = {"type": "object", "properties": {"ensembles": {"type": "array", "items": _JOB}}}
-    return _extra(None, answer, 200, (404, 405, 500))
+    answer = {
+        "type": "object",
+        "properties": {
+            "ensembles": {"type": "array", "items": _JOB},
+            "next": {
+                "type": ["string", "null"],
+                "description": "The after of the next page; null where there is none.",
+            },
+        },
+    }
+    return _extra(None, answer, 200, (404, 405, 422, 500, 503))
 
 
 def job() -> dict[str, Any]:
-    return _extra(None, _JOB, 200, (404, 405, 409, 422, 500, 503))
+    return _extra(None, _JOB, 200, (403, 404, 405, 409, 422, 429, 500, 503))
 
 
 def download() -> dict[str, Any]:
-    found = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500))
+    found = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500, 503))
     binary = {"schema": {"type": "string", "format": "binary"}}
     kinds = ("application/x-msgpack", "application/x-npz")
     found["responses"][200]["content"] = dict.fromkeys(kinds, binary)

@@ -272,6 +272,15 @@ class Attempts:
         """Seconds for the next try."""
         return max(0.001, min(self.timeout, self.left + _GRACE))
 
+    @property
+    def rest(self) -> float | None:
+        """Seconds until an answer is given up, whatever comes of it; None without a deadline."""
+        return None if self.deadline is None else max(0.001, self.left + _GRACE)
+
+    def is_too_late(self, for_success: bool) -> bool:
+        """Whether an answer of which some has come is of no use any more."""
+        return self.left <= (0.0 if for_success else -_GRACE)
+
     def after_refusal(
         self, status: int, kind: str, content: bytes, retry_after: str | None
     ) -> float:

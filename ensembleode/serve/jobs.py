@@ -2,11 +2,13 @@
 
 A job is a folder: `job.json` says what it is and how far, `numbers.npz` holds what was sent,
 `ensemble.zarr` is the store of `solve(..., store=)`. Whatever was queued or running when the
-process ended goes on when the next one starts.
+process ended goes on when the next one starts. One process at a time has the folder of the jobs:
+another waits for its lock, and takes over what is left.
 """
 
 import collections
 import concurrent.futures
+import contextlib
 import datetime
 import hashlib
 import io
@@ -16,12 +18,15 @@ import os
 import queue
 import re
 import secrets
+import shutil
 import threading
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
+import filelock
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +34,7 @@ import numpy as np
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
 from ..executors.job import Job, Outcome
+from ..files import written_whole
 from ..problem import EnsembleProblem, remake
 from ..solution import ReturnCode
 from ..solve import solve
@@ -44,7 +50,16 @@ logger = logging.getLogger("ensembleode.serve")
 # Bytes of a download.
 _DOWNLOAD = 2**28
 _GOING_ON = ("queued", "running")
+_STATUSES = (*_GOING_ON, "done", "failed", "cancelled")
 _ID = re.compile(r"[0-9a-f]{16}")
+# What is told of a job, and what `job.json` has besides.
+_TOLD = (
+    "id", "problem", "status", "done", "trajectories", "retcodes", "created", "seconds", "error",
+)  # fmt: skip
+_KEPT = (*_TOLD, "digest", "seed", "drawn")
+_TRASH = ".deleted"
+# Seconds that a request waits for the folder, or for a job to stop.
+_PATIENCE = 1.0
 
 Submit = Callable[[Program, Numbers], "concurrent.futures.Future[Any]"]
 
@@ -61,35 +76,64 @@ class Jobs:
     - `folder`: where they are kept; it is made.
     - `solvers`: by the name of the problem.
     - `submit`: has numbers solved in the background; a future of a `Done`.
+    - `queued`: how many may be queued; with more, they are refused (429).
     """
 
-    def __init__(self, folder: Path, solvers: Mapping[str, Solver], submit: Submit):
+    def __init__(
+        self, folder: Path, solvers: Mapping[str, Solver], submit: Submit, queued: int = 100
+    ):
         self._folder = folder
         self._solvers = solvers
         self._submit = submit
+        self._most_queued = queued
         self._lock = threading.RLock()
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._current: _Current | None = None
-        self._ending = False
         self._thread: threading.Thread | None = None
+        self._ending = threading.Event()
+        # Set once the folder is this process's, and read.
+        self._opened = threading.Event()
+        self._tried = threading.Event()
+        self._jobs: dict[str, dict[str, Any]] = {}
+        self._unreadable: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
-        self._jobs = {job["id"]: job for job in map(_loaded, sorted(folder.glob("*/job.json")))}
 
-    def start(self) -> None:
-        """Begin, with what was left over."""
-        self._thread = threading.Thread(target=self._go, name="ensembleode-jobs", daemon=True)
+    def start(self, may_run: threading.Event | None = None) -> None:
+        """Begin, with what was left over, as soon as no other process has the folder.
+
+        **Arguments:** `may_run`: jobs run once it is set; by default at once.
+        """
+        self._thread = threading.Thread(
+            target=self._live, args=[may_run], name="ensembleode-jobs", daemon=True
+        )
         self._thread.start()
-        for job in sorted(self._jobs.values(), key=lambda job: job["created"]):
-            if job["status"] in _GOING_ON:
-                self._queue.put(job["id"])
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the folder is this process's; else requests for jobs are refused (503)."""
+        return self._opened.is_set()
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether the thread of the jobs has ended, though nobody told it to."""
+        return (
+            self._thread is not None and not self._thread.is_alive() and not self._ending.is_set()
+        )
+
+    def end(self) -> None:
+        """Take no more turns, and stop what runs, which goes on when the next process starts.
+
+        (It takes no lock: it is called by the handler of a signal.)
+        """
+        self._ending.set()
+        current = self._current
+        if current is not None:
+            current.stop()
+        self._queue.put(None)
 
     def stop(self, seconds: float) -> None:
-        """End; what runs goes on when the next process starts."""
-        with self._lock:
-            self._ending = True
-            if self._current is not None:
-                self._current.stop()
-        self._queue.put(None)
+        """End, and wait for that."""
+        self.end()
         if self._thread is not None:
             self._thread.join(seconds)
 
@@ -98,21 +142,28 @@ class Jobs:
     #
 
     def create(self, entry: Entry, body: dict[str, Any], key: str | None) -> dict[str, Any]:
-        """A new job; with a `key` that was given before, that one's.
+        """A new job; with a `key` that was given before, that one's (again, if it failed).
 
         **Raises:** `Refused`.
         """
         spec, arrays = _specified(entry, body)
+        _check_store(entry, spec["trajectories"], arrays["times"])
         id = secrets.token_hex(8)
         if key is not None:
             id = hashlib.sha256(f"{entry.name} {key}".encode()).hexdigest()[:16]
         digest = _digest(spec, arrays)
-        with self._lock:
+        with self._access():
+            if id in self._unreadable:
+                message = "the ensemble of this Idempotency-Key can't be read: give another."
+                raise Refused(409, "conflict", message)
             if id in self._jobs:
                 if self._jobs[id]["digest"] != digest:
                     message = "the Idempotency-Key was given with another body before."
                     raise Refused(409, "conflict", message)
+                if self._jobs[id]["status"] == "failed":
+                    self._queue_again(self._jobs[id])
                 return self.status(id)
+            self._check_room()
             job = {
                 "id": id,
                 "problem": entry.name,
@@ -120,69 +171,126 @@ class Jobs:
                 "done": 0,
                 "retcodes": {},
                 "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
+                "seconds": 0.0,
                 "error": None,
                 "digest": digest,
                 **spec,
             }
             path = self._folder / id
+            if path.exists():  # without a job.json: it was not made, or not deleted, to the end
+                shutil.rmtree(path)
             path.mkdir()
-            _write(path / "numbers.npz", _npz(arrays))
-            self._jobs[id] = job
+            with written_whole(path / "numbers.npz") as file:
+                np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore
             self._save(job)
+            self._jobs[id] = job
             self._queue.put(id)
-        return self.status(id)
+            return self.status(id)
 
-    def every(self) -> list[dict[str, Any]]:
-        with self._lock:
-            jobs = sorted(self._jobs.values(), key=lambda job: job["created"])
-            return [self.status(job["id"]) for job in jobs]
+    def every(self, after: str = "", most: int | None = None) -> dict[str, Any]:
+        """A page of `ensembles`, the oldest first, and what `next` is to be asked for as `after`
+        (None at the end)."""
+        with self._access():
+            places = sorted((f"{job['created']} {id}", id) for id, job in self._jobs.items())
+            places = [place for place in places if place[0] > after]
+            page = places[:most]
+            end = page[-1][0] if len(page) < len(places) else None
+            return {"ensembles": [self.status(id) for _, id in page], "next": end}
 
     def status(self, id: str) -> dict[str, Any]:
         """
         **Raises:** `Refused`.
         """
-        with self._lock:
+        with self._access():
             job = self._found(id)
-            names = (
-                "id", "problem", "status", "done", "trajectories", "retcodes", "created", "error",
-            )  # fmt: skip
-            return {name: job[name] for name in names}
+            return {name: job[name] for name in _TOLD}
 
     def cancel(self, id: str) -> dict[str, Any]:
-        """Stop it, unless it has ended.
+        """Stop it, unless it has ended; what is done stays.
 
         **Raises:** `Refused`.
         """
-        with self._lock:
+        with self._access():
             job = self._found(id)
             if job["status"] in _GOING_ON:
-                job["status"] = "cancelled"
-                self._save(job)
+                self._change(job, status="cancelled")
                 if self._current is not None and self._current.id == id:
                     self._current.stop()
             return self.status(id)
+
+    def delete(self, id: str) -> dict[str, Any]:
+        """Delete one that has ended, with its store; one that has not is cancelled, and stays.
+
+        **Raises:** `Refused`.
+        """
+        with self._access():
+            if self._found(id)["status"] in _GOING_ON:
+                return self.cancel(id)
+            current = self._current
+        if current is not None and current.id == id:
+            current.ended.wait(_PATIENCE)
+        with self._access():
+            job = self._found(id)
+            if self._current is not None and self._current.id == id:
+                message = "it was cancelled, but has not stopped yet: try again."
+                raise Refused(503, "stopping", message, headers={"Retry-After": "1"})
+            told = self.status(id)
+            path = self._folder / id
+            # Without this file it is no job any more, whatever else of it is still there.
+            (path / "job.json").unlink()
+            del self._jobs[id]
+            trash = _set_aside(path)
+        _remove(trash)
+        logger.info("ensemble %s of %s is deleted", id, job["problem"])
+        return told | {"status": "deleted"}
 
     def resume(self, id: str) -> dict[str, Any]:
         """Go on, where it was cancelled or has failed.
 
         **Raises:** `Refused`.
         """
-        with self._lock:
+        with self._access():
             job = self._found(id)
             if job["problem"] not in self._solvers:
                 raise Refused(409, "conflict", "its problem is no longer served.")
             if job["status"] in ("cancelled", "failed"):
-                job |= {"status": "queued", "error": None}
-                self._save(job)
-                self._queue.put(id)
+                self._queue_again(job)
             return self.status(id)
+
+    def _queue_again(self, job: dict[str, Any]) -> None:
+        self._check_room()
+        self._change(job, status="queued", error=None)
+        self._queue.put(job["id"])
+
+    def _check_room(self) -> None:
+        if sum(job["status"] in _GOING_ON for job in self._jobs.values()) >= self._most_queued:
+            raise Refused(
+                429, "queue_full", f"{self._most_queued} ensembles are queued; try again later.",
+                headers={"Retry-After": "10"},
+            )  # fmt: skip
+
+    @contextlib.contextmanager
+    def _access(self) -> Iterator[None]:
+        """What is asked of the jobs waits a little for the folder.
+
+        **Raises:** `Refused` where another process has it.
+        """
+        self._tried.wait(_PATIENCE)
+        with self._lock:
+            if not self._opened.is_set():
+                raise Refused(
+                    503, "ensembles_not_ready",
+                    "another process has the folder of the ensembles still; try again later.",
+                    headers={"Retry-After": "1"},
+                )  # fmt: skip
+            yield
 
     def read(self, id: str, start: int, stop: int | None, npz: bool) -> bytes:
         """Trajectories `start` to `stop` as MessagePack, or `.npz`.
 
         **Raises:** `Refused`.
         """
-        with self._lock:
+        with self._access():
             n = self._found(id)["trajectories"]
         end = n if stop is None else stop
         for name, value in (("start", start), ("stop", end)):
@@ -190,10 +298,9 @@ class Jobs:
                 raise wire.invalid(name, f"{name} must be between 0 and {n}.")
         if start >= end:
             raise wire.invalid("stop", "stop must be larger than start.")
-        try:
-            sim = open_ensemble(self._folder / id / "ensemble.zarr")
-        except StoreError:
-            raise Refused(409, "conflict", "there is nothing to download yet.") from None
+        sim = self._opened_store(id)
+        if sim is None:
+            raise Refused(409, "conflict", "there is nothing to download yet.")
         each = int(np.prod(sim.u.shape[1:])) * sim.u.dtype.itemsize
         if (end - start) * each > _DOWNLOAD:
             raise wire.over(
@@ -214,54 +321,159 @@ class Jobs:
         codes = [ReturnCode(i).name for i in arrays["retcode"].tolist()]
         return wire.encoded(arrays | {"retcode": codes, "stats": stats, "start": start}, True)
 
+    def _opened_store(self, id: str) -> Any:
+        """None before it has all of its arrays."""
+        try:
+            sim = open_ensemble(self._folder / id / "ensemble.zarr")
+        except StoreError:
+            return None
+        return None if any(x is None for x in (sim.u, sim.t, sim.retcode, sim.lengths)) else sim
+
     def _found(self, id: str) -> dict[str, Any]:
         if not _ID.fullmatch(id) or id not in self._jobs:
             raise Refused(404, "not_found", "there is no such ensemble.")
         return self._jobs[id]
 
+    def _change(self, job: dict[str, Any], **changes: Any) -> None:
+        """On disk first: where that can't be, it is as it was."""
+        self._save(job | changes)
+        job |= changes
+
     def _save(self, job: dict[str, Any]) -> None:
-        _write(self._folder / job["id"] / "job.json", json.dumps(job, indent=1).encode())
+        with written_whole(self._folder / job["id"] / "job.json", "w") as file:
+            json.dump(job, file, indent=1)
 
     #
     # The thread
     #
 
-    def _go(self) -> None:
-        while (id := self._queue.get()) is not None and not self._ending:
+    def _live(self, may_run: threading.Event | None) -> None:
+        lock = filelock.FileLock(self._folder / "jobs.lock")
+        self._open(lock)
+        try:
+            while may_run is not None and not may_run.wait(0.1) and not self._ending.is_set():
+                pass
+            while not self._ending.is_set() and (id := self._queue.get()) is not None:
+                self._take_turn(id)
+        finally:
             with self._lock:
-                job = self._jobs[id]
-                if job["status"] not in _GOING_ON:
-                    continue
-                solver = self._solvers.get(job["problem"])
-                if solver is None:
-                    self._ended(job, "failed", "its problem is no longer served")
-                    continue
-                self._current = _Current(id, solver, self._submit, self._progress)
-                job["status"] = "running"
-                self._save(job)
-            status, error = "done", None
-            try:
-                self._solve(job, self._current)
-            except Stopped:
-                # Cancelled it says so already; else it goes on another time.
-                status = None
-            except Exception as e:
-                incident = secrets.token_hex(8)
-                logger.error("ensemble %s failed (%s)", id, incident, exc_info=e)
-                said = "solving it failed"
-                if isinstance(e, StoreError):
-                    said = "its store can't be written to, or is that of another problem"
-                status, error = "failed", f"{said}; see the log ({incident})"
-            with self._lock:
-                self._current = None
-                if status is not None and job["status"] == "running":
-                    self._ended(job, status, error)
-                elif not self._ending or job["status"] == "cancelled":
-                    self._ended(job, job["status"], None)
+                self._opened.clear()
+            lock.release(force=True)
 
-    def _ended(self, job: dict[str, Any], status: str, error: str | None) -> None:
-        job |= {"status": status, "error": error, **self._in_store(job)}
-        self._save(job)
+    def _open(self, lock: Any) -> None:
+        """Wait for the folder, and read what is in it."""
+        told = False
+        while not self._ending.is_set():
+            try:
+                lock.acquire(timeout=0)
+                self._load()
+                return
+            except filelock.Timeout:
+                if not told:
+                    logger.warning(
+                        "another process has the ensembles in %s: waiting until it has ended",
+                        self._folder,
+                    )
+            except OSError as e:
+                if not told:
+                    logger.error("the ensembles in %s can't be read", self._folder, exc_info=e)
+            told = True
+            self._tried.set()
+            self._ending.wait(0.5)
+
+    def _load(self) -> None:
+        for path in self._folder.glob(f"*{_TRASH}"):
+            _remove(path)
+        for path in sorted(self._folder.glob("*/job.json")):
+            try:
+                job = _loaded(path)
+            except (ValueError, OSError) as e:
+                # (It stays there, for whoever may know what to do with it.)
+                logger.error("an ensemble is left out, as it can't be read: %s", e)
+                self._unreadable.add(path.parent.name)
+                continue
+            self._jobs[job["id"]] = job
+        for job in sorted(self._jobs.values(), key=lambda job: job["created"]):
+            if job["status"] in _GOING_ON:
+                self._queue.put(job["id"])
+        self._opened.set()
+        self._tried.set()
+
+    def _take_turn(self, id: str) -> None:
+        """Run a job; whatever becomes of it, those after it have their turns."""
+        try:
+            self._run(id)
+        except BaseException as e:
+            incident = secrets.token_hex(8)
+            logger.error("ensemble %s failed (%s)", id, incident, exc_info=e)
+            said = "solving it failed"
+            if isinstance(e, StoreError):
+                said = "its store can't be written to, or is that of another problem"
+            self._fail(id, f"{said}; see the log ({incident})")
+        finally:
+            current, self._current = self._current, None
+            if current is not None:
+                current.ended.set()
+
+    def _run(self, id: str) -> None:
+        with self._lock:
+            job = self._jobs.get(id)
+            if job is None or job["status"] not in _GOING_ON:
+                return
+            solver = self._solvers.get(job["problem"])
+            if solver is None:
+                self._change(job, status="failed", error="its problem is no longer served")
+                return
+            self._change(job, status="running")
+            self._current = current = _Current(id, solver, self._submit, self._progress)
+        if self._ending.is_set():  # (`end` may have come too early to see it)
+            current.stop()
+        began = time.monotonic()
+        finished = False
+        try:
+            self._solve_or_begin_anew(job, current)
+            current.count()
+            finished = True
+        except Stopped:
+            pass
+        finally:
+            job["seconds"] += time.monotonic() - began
+        with self._lock:
+            status = job["status"]
+            if status == "running" and not finished:
+                return  # the service ends, and it goes on with the next
+            found = self._in_store_if_readable(job)
+            if finished and found.get("done") != job["trajectories"]:
+                found = {"done": job["trajectories"]}  # they are there all the same
+            status = "done" if status == "running" else status
+            self._change(job, status=status, error=None, **found)
+
+    def _fail(self, id: str, error: str) -> None:
+        with self._lock:
+            job = self._jobs.get(id)
+            if job is None:  # deleted meanwhile
+                return
+            if job["status"] in _GOING_ON:
+                job |= {"status": "failed", "error": error}
+            job |= self._in_store_if_readable(job)
+            try:
+                self._save(job)
+            except Exception as e:
+                # (It goes on when the next process starts.)
+                logger.error("what became of ensemble %s can't be written", id, exc_info=e)
+
+    def _solve_or_begin_anew(self, job: dict[str, Any], current: "_Current") -> None:
+        try:
+            self._solve(job, current)
+        except StoreError as e:
+            if "versions" not in e.differs:
+                raise
+            # (With them may differ how they write down the problem, which is the job's.)
+            logger.warning(
+                "ensemble %s begins anew: its store is of other versions (%s)", job["id"], e
+            )
+            _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))
+            self._solve(job, current)
 
     def _solve(self, job: dict[str, Any], current: "_Current") -> None:
         entry = current.solver.entry
@@ -289,13 +501,19 @@ class Jobs:
 
     def _in_store(self, job: dict[str, Any]) -> dict[str, Any]:
         """How far it is."""
-        try:
-            codes = np.asarray(open_ensemble(self._folder / job["id"] / "ensemble.zarr").retcode)
-        except StoreError:
+        sim = self._opened_store(job["id"])
+        if sim is None:
             return {"done": 0, "retcodes": {}}
-        counts = _counted(codes)
+        counts = _counted(np.asarray(sim.retcode))
         counts.pop(ReturnCode.Default.name, None)
         return {"done": counts.total(), "retcodes": dict(counts)}
+
+    def _in_store_if_readable(self, job: dict[str, Any]) -> dict[str, Any]:
+        try:
+            return self._in_store(job)
+        except Exception as e:  # whatever Zarr makes of a file that was cut off
+            logger.error("the store of ensemble %s can't be read", job["id"], exc_info=e)
+            return {}
 
 
 class _Current:
@@ -309,8 +527,15 @@ class _Current:
         self._submit = submit
         self._progress = progress
         self._stopped = threading.Event()
+        self.ended = threading.Event()
         self._future: Any = None
         self._before: np.ndarray | None = None
+
+    def count(self) -> None:
+        """The trajectories of the last batch, which is in the store by now."""
+        if self._before is not None:
+            self._progress(self.id, self._before)
+        self._before = None
 
     def stop(self) -> None:
         self._stopped.set()
@@ -321,9 +546,7 @@ class _Current:
         """
         **Raises:** `Stopped`, and what solving them raises.
         """
-        if self._before is not None:  # which is in the store by now
-            self._progress(self.id, self._before)
-        self._before = None
+        self.count()
         if self._stopped.is_set():
             raise Stopped
         self._future = self._submit(program, numbers)
@@ -419,6 +642,17 @@ def _specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict
     if (arrays["tspan"] == arrays["tspan"][0]).all():
         arrays["tspan"] = arrays["tspan"][0]
     return {"trajectories": asked.n, "seed": 0, "drawn": False}, arrays
+
+
+def _check_store(entry: Entry, n: int, times: np.ndarray) -> None:
+    each = times.shape[-1] * (entry.u0.size * entry.dtype.itemsize)
+    each += times.shape[-1] * times.itemsize if times.ndim == 2 else 0
+    limit = entry.limits.store
+    if n * each > limit:
+        raise wire.over(
+            "store", None, f"{n} trajectories of {each} bytes are more than the limit "
+            f"store={limit}: ask for {max(1, limit // each)} at most, or for fewer times.", 413,
+        )  # fmt: skip
 
 
 def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -524,20 +758,38 @@ def _counted(codes: np.ndarray) -> collections.Counter:
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    return json.loads(path.read_bytes())
+    """
+    **Raises:** `ValueError` for what is no job.
+    """
+    try:
+        job = json.loads(path.read_bytes())
+    except ValueError as e:
+        raise ValueError(f"{path} is damaged: {e}") from e
+    if not (isinstance(job, dict) and job.get("id") == path.parent.name):
+        raise ValueError(f"{path} is not that of an ensemble")
+    job.setdefault("seconds", 0.0)  # which older versions have not
+    if missing := [name for name in _KEPT if name not in job]:
+        raise ValueError(f"{path} is damaged: it lacks {missing[0]}")
+    if job["status"] not in _STATUSES or not isinstance(job["created"], str):
+        raise ValueError(f"{path} is damaged: its status is {job['status']!r}")
+    return job
+
+
+def _set_aside(path: Path) -> Path:
+    """By another name, at once: nothing that is half deleted is taken for what it was."""
+    trash = path.with_name(f"{path.name}.{secrets.token_hex(4)}{_TRASH}")
+    os.replace(path, trash)
+    return trash
+
+
+def _remove(path: Path) -> None:
+    """As far as that can be; what is left is nobody's."""
+    shutil.rmtree(path, ignore_errors=True)
+    if path.exists():
+        logger.warning("%s can't be removed", path)
 
 
 def _npz(arrays: dict[str, np.ndarray]) -> bytes:
     file = io.BytesIO()
     np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore
     return file.getvalue()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All of it, or nothing."""
-    partial = path.with_suffix(".partial")
-    with open(partial, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)

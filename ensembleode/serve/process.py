@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     import uvicorn
 
 
+logger = logging.getLogger("ensembleode.serve")
+
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
@@ -39,9 +41,10 @@ def run(
     """
     import uvicorn
 
-    if options.get("tokens") is None and host in _LOOPBACK:
+    open_to_all = options.get("tokens") is None
+    if open_to_all and host in _LOOPBACK and options.get("hosts") is None:
         # A page of another site can't reach it by a name that it was given for that.
-        options = {"hosts": _LOOPBACK} | options
+        options = options | {"hosts": _LOOPBACK}
     app = create_app(registry, **options)
     service = app.service
 
@@ -53,6 +56,12 @@ def run(
             self.should_exit = True
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(message)s")
+    if open_to_all and host not in _LOOPBACK:
+        logger.warning(
+            "whoever can reach %s may use this service, as it has no tokens: give --tokens FILE, "
+            "or set ENSEMBLEODE_TOKENS",
+            host,
+        )
     # The thread of the batches should not wait long for the interpreter.
     sys.setswitchinterval(0.0001)
     server = Server(configured(app, host=host, port=port, log_level=log_level))
@@ -76,11 +85,24 @@ def configured(app: App, **options: Any) -> "uvicorn.Config":
         # (Nobody asks who is behind a proxy.)
         proxy_headers=False,
         timeout_keep_alive=30,
+        limit_concurrency=_most_connections(),
         timeout_graceful_shutdown=max(1, round(service.drain_seconds)),
         lifespan="on",
         ws="none",
         **options,
     )
+
+
+def _most_connections() -> int:
+    """As many as there may be files, but for some that are needed otherwise; those beyond are told
+    to come again (503)."""
+    most = 4096
+    try:
+        import resource
+    except ImportError:  # on Windows
+        return most
+    files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return most if files == resource.RLIM_INFINITY else max(16, min(most, files - 128))
 
 
 def _leave_alone() -> None:

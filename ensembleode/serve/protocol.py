@@ -22,6 +22,8 @@ from .service import Service
 
 # Bytes of a body that is collected here.
 _LARGE = 2**16
+# Bytes of the headers of a request (more are no request: 431), and seconds for them to arrive.
+_HEAD, _HEAD_SECONDS = 2**16, 10.0
 
 
 class _Exchange(Call):
@@ -66,16 +68,70 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
         _timer: asyncio.TimerHandle | None = None  # where it doesn't come at once
         _idle_since = math.inf  # the answer to a request here
         _keeper: asyncio.TimerHandle | None = None
+        _is_whole = False  # whether the last request is here to its end
+        _unread = 0  # bytes since its last piece that led to something
+        _patience: asyncio.TimerHandle | None = None  # where nothing but the client is waited for
+        _refused = False
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            self._be_patient()
 
         def data_received(self, data: bytes) -> None:
+            if self._refused:
+                return
             self._idle_since = math.inf
+            self._unread += len(data)
             super().data_received(data)
+            if self._refused or self._unread > _HEAD:  # (of headers after a body in chunks, too)
+                self._refuse()
+            else:
+                self._wait_or_not()
             if self._exchange is not None and self._timer is None:
                 self._timer = self.loop.call_later(calls.BODY_SECONDS, self._end_waiting)
+
+        @property
+        def _is_answering(self) -> bool:
+            return not (self.cycle is None or self.cycle.response_complete)
+
+        def _wait_or_not(self) -> None:
+            """For the rest of what has come, if nothing else is to be done."""
+            if self._is_answering or (self._is_whole and not self._unread):
+                if self._patience is not None:
+                    self._patience.cancel()
+                    self._patience = None
+            elif self._patience is None and not self.transport.is_closing():
+                self._be_patient()
+
+        def _be_patient(self) -> None:
+            self._patience = self.loop.call_later(_HEAD_SECONDS, self._lose_patience)
+
+        def _lose_patience(self) -> None:
+            self._patience = None
+            self.transport.close()
+
+        def _refuse(self) -> None:
+            """Answer to headers without end, where nothing else is being answered."""
+            self._refused = True
+            if not (self._is_answering or self.transport.is_closing()):
+                reply = calls.reply_to(calls.too_long())
+                self.transport.write(reply.head(self._headers(None), close=True) + reply.body)
+            self.transport.close()
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            self._wait_or_not()
+
+        def _headers(self, id: str | None) -> list[tuple[bytes, bytes]]:
+            named = [] if id is None else [(b"x-request-id", id.encode())]
+            return [*self.server_state.default_headers, *named]
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
             self._unset_timer()
+            if self._patience is not None:
+                self._patience.cancel()
+                self._patience = None
             if self._keeper is not None:
                 self._keeper.cancel()
                 self._keeper = None
@@ -91,7 +147,21 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             exchange.endpoint, exchange.keep_alive = _too_late, False
             self.on_message_complete()
 
+        def on_message_begin(self) -> None:
+            self._is_whole = False
+            super().on_message_begin()
+
         def on_headers_complete(self) -> None:
+            if self._unread > _HEAD and not self._refused:
+                # (There may be more than the headers in it.)
+                size = len(self.url) + sum(len(name) + len(x) for name, x in self.headers)
+                self._refused = size > _HEAD
+            if self._refused:  # as soon as all that has come is read
+                return
+            self._unread = 0
+            # (Whether it works at all is answered however many connections there are.)
+            is_watched = self.url == b"/healthz"
+            self.limit_concurrency = None if is_watched else self.config.limit_concurrency
             # (It may have been set for the request before, by the same bytes.)
             self._unset_keepalive_if_required()
             parts = self.url.split(b"/")
@@ -99,9 +169,12 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 headers = dict(self.headers)
                 if b"%" not in self.url and self._is_plain(headers.get(b"content-length", b"")):
                     endpoint = of_bytes[parts[4]]
-                    self._exchange = _Exchange(headers, parts[3].decode("latin-1"), endpoint)
-                    self.cycle = self._exchange  # pyright: ignore
-                    return
+                    exchange = _Exchange(headers, parts[3].decode("latin-1"), endpoint)
+                    exchange.admitted = service.admits(exchange)
+                    if exchange.admitted:  # or it is refused at once, before its body is here
+                        self._exchange = exchange
+                        self.cycle = exchange  # pyright: ignore
+                        return
             super().on_headers_complete()
 
         def _is_plain(self, length: bytes) -> bool:
@@ -115,16 +188,23 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 and not parser.should_upgrade()
                 and not self.expect_100_continue
                 and not self.root_path
+                and not (self.limit_concurrency and len(self.connections) >= self.limit_concurrency)
                 and (self.cycle is None or self.cycle.response_complete)
             )
 
         def on_body(self, body: bytes) -> None:
+            self._unread = 0
+            if self._refused:
+                return
             if self._exchange is not None:
                 self._exchange._body.append(body)
             elif not isinstance(self.cycle, _Exchange):  # or it is too late
                 super().on_body(body)
 
         def on_message_complete(self) -> None:
+            self._unread, self._is_whole = 0, True
+            if self._refused:
+                return
             exchange, self._exchange = self._exchange, None
             if exchange is None:
                 if not isinstance(self.cycle, _Exchange):
@@ -151,8 +231,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             exchange.response_complete, exchange.task = True, None
             if exchange.disconnected:
                 return
-            headers = [*self.server_state.default_headers, (b"x-request-id", id.encode())]
-            head = reply.head(headers, close=not exchange.keep_alive)
+            head = reply.head(self._headers(id), close=not exchange.keep_alive)
             self.transport.write(head + reply.body)
             if not exchange.keep_alive:
                 self.transport.close()
@@ -162,6 +241,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             self.server_state.total_requests += 1
             # (Timers for each answer would take a twentieth of all the time.)
             self._idle_since = self.loop.time()
+            self._wait_or_not()
             if self._keeper is None:
                 self._keeper = self.loop.call_later(self.timeout_keep_alive, self._keep)
 

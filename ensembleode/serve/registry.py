@@ -30,7 +30,8 @@ class Limits:
     - `trajectories`: of a request; `ensemble`: of a durable job.
     - `saveat`: saved times of a trajectory.
     - `maxiters`: steps of a trajectory, which else has the return code `MaxIters`.
-    - `body`: bytes of a request.
+    - `body`: bytes of a request; `answer`: those of the arrays of an answer; `store`: those of the
+        states of a durable job.
     """
 
     u0: tuple[Any, Any] | None = None
@@ -41,9 +42,12 @@ class Limits:
     maxiters: int = 100_000
     body: int = 16 * 2**20
     ensemble: int = 10**7
+    answer: int = 2**28
+    store: int = 2**34
 
     def __post_init__(self):
-        for name in ("trajectories", "saveat", "maxiters", "body", "ensemble"):
+        counts = ("trajectories", "saveat", "maxiters", "body", "ensemble", "answer", "store")
+        for name in counts:
             check_count(name, getattr(self, name))
         if self.saveat < 2:
             raise ValueError("saveat of Limits must be 2 or more, for the start and the end.")

@@ -303,7 +303,7 @@ _answered.defvjp(_answered_fwd, _answered_bwd)
 
 def _marked(x: Any, forward: str | None, reverse: str | None) -> Any:
     """The identity; raises `TypeError` when it is differentiated in a mode with an error."""
-    return sensitivity._mark(x, forward_error=forward, reverse_error=reverse)
+    return sensitivity._mark(x, forward_error=forward, second_error=None, reverse_error=reverse)
 
 
 #

@@ -16,8 +16,8 @@ import numpy as np
 
 from .. import cpu_devices
 from . import tokens as tokens_of
-from .batcher import Batcher, Done, Slice
-from .calls import Call, reply_to
+from .batcher import Batcher, Done, QueueFull, Slice
+from .calls import Call, refusal, reply_to, without_token
 from .jobs import Jobs
 from .metrics import Metrics
 from .registry import Entry, Registry
@@ -29,6 +29,8 @@ logger = logging.getLogger("ensembleode.serve")
 
 # Seconds between looks whether those who wait are still there.
 _PATIENCE = 0.25
+# Bytes of all answers that are waited for, of which one may have more.
+_UNDER_WAY = 2**31
 
 
 class Service:
@@ -53,6 +55,7 @@ class Service:
         self.hosts = None if hosts is None else frozenset(x.lower().encode() for x in hosts)
         self.drain_seconds = drain_seconds
         self.status = "warming"
+        self.compiled = (0, 0)  # programs, and how many there are
         self.failure: Exception | None = None
         self.on_ready: Callable[[], Any] = lambda: None
         self.on_failure: Callable[[], Any] = lambda: None
@@ -68,6 +71,10 @@ class Service:
         self.batcher: Batcher | None = None
         self.metrics = Metrics(registry.names, lambda: self.batcher.waiting if self.batcher else 0)
         self.jobs = None if store is None else Jobs(Path(store), self.solvers, self._in_background)
+        self.reading_large = asyncio.Semaphore(2)
+        self._under_way = 0  # bytes of answers
+        self._warm_now = threading.Event()
+        self._until = float("inf")  # when what was taken is given up
         # Those who may go without a word, and the tasks that look after them.
         self._waiting: set[Call] = set()
         self._looks: dict[Call, asyncio.Task] = {}
@@ -88,6 +95,8 @@ class Service:
         self.batcher = self._make_batcher()
         self.batcher.start()
         self._looking = self._loop.create_task(self._look_after_all())
+        if self.jobs is not None:
+            self.jobs.start(may_run=self._warm_now)
         self._warming = threading.Thread(target=self._warm, name="ensembleode-warming", daemon=True)
         self._warming.start()
 
@@ -96,9 +105,13 @@ class Service:
         try:
             with ThreadPoolExecutor(cpu_devices.cores()) as threads:
                 every = [x for solver in self.solvers.values() for x in solver.warming()]
+                self.compiled = (0, len(every))
                 # (The largest take longest.)
-                for _ in threads.map(self._warm_up, reversed(every)):
-                    pass
+                for done, _ in enumerate(threads.map(self._warm_up, reversed(every)), 1):
+                    self.compiled = (done, len(every))
+                    if self.status == "warming":
+                        seconds = time.perf_counter() - began
+                        logger.info("compiled %d of %d (%.1f s)", done, len(every), seconds)
         except Exception as e:
             logger.error("a problem can't be solved", exc_info=e)
             self.failure, self.status = e, "failed"
@@ -117,27 +130,44 @@ class Service:
         if self.status == "warming":
             self.on_ready()
             self.status = "ready"
-            if self.jobs is not None:
-                self.jobs.start()
+            self._warm_now.set()
+
+    def dead(self) -> list[str]:
+        """What has ended of that without which it doesn't work, and doesn't come back."""
+        found = []
+        if self.batcher is not None and self.batcher.is_dead:
+            found.append("batcher")
+        if self.jobs is not None and self.jobs.is_dead:
+            found.append("ensembles")
+        if self._looking is not None and self._looking.done() and self.status != "draining":
+            found.append("connections")
+        return found
 
     def begin_draining(self) -> None:
-        """Refuse what comes from now on."""
-        self.status = "draining"
+        """Refuse what comes from now on, and have the rest end within `drain_seconds`. (It takes no
+        lock: it is called by the handler of a signal.)"""
+        if self.status != "draining":
+            self.status = "draining"
+            self._until = time.monotonic() + self.drain_seconds
+            if self.jobs is not None:
+                self.jobs.end()
 
     async def stop(self) -> None:
-        """Finish what was taken, within `drain_seconds`, and end."""
+        """Finish what was taken, within `drain_seconds` from the beginning of draining, and end."""
         self.begin_draining()
-        began = time.monotonic()
+
+        def left() -> float:
+            return max(0.0, self._until - time.monotonic())
+
         if self.jobs is not None:
-            await asyncio.to_thread(self.jobs.stop, self.drain_seconds)
+            await asyncio.to_thread(self.jobs.stop, left())
         assert self.batcher is not None
-        left = max(0.0, self.drain_seconds - (time.monotonic() - began))
-        if not await self.batcher.drain(left):
+        if not await self.batcher.drain(left()):
             logger.warning("some requests were not answered within %s s", self.drain_seconds)
         if self._looking is not None:
             self._looking.cancel()
         if self._warming is not None and self._warming.is_alive():
-            await asyncio.to_thread(self._warming.join, self.drain_seconds)
+            await asyncio.to_thread(self._warming.join, left())
 
     #
     # Batches
@@ -175,8 +205,12 @@ class Service:
         assert self.batcher is not None
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
+        size = n * self.solvers[program.problem].bytes_of(numbers, program.pulls)
+        if self._under_way and self._under_way + size > _UNDER_WAY:
+            raise QueueFull(1.0)
         future = self.batcher.submit(program.problem, program, numbers, n, deadline=at)
         call.future = future
+        self._under_way += size
         if call.receive is not None:
             self._waiting.add(call)
         try:
@@ -186,6 +220,7 @@ class Service:
                 raise Refused(499, "gone", "the client has gone.") from None
             raise
         finally:
+            self._under_way -= size
             if call.receive is not None:
                 self._waiting.discard(call)
                 if call in self._looks:
@@ -221,32 +256,47 @@ class Service:
         **Raises:** `Refused` before and after the service answers.
         """
         if self.status != "ready":
+            how_far = ""
+            if self.status == "warming" and self.compiled[1]:
+                how_far = ": {} of {} programs are compiled".format(*self.compiled)
             raise Refused(
-                503, self.status, f"the service is {self.status}.", headers={"Retry-After": "1"}
-            )
+                503, self.status, f"the service is {self.status}{how_far}.",
+                headers={"Retry-After": "1"},
+            )  # fmt: skip
+
+    def admits(self, call: Call) -> bool:
+        """Whether it has a token, where one is needed."""
+        return self.tokens is None or self.tokens.admits(call.header(b"authorization"))
 
     async def answered(self, handle: Callable, call: Call, *, guarded: bool) -> tuple[Any, str]:
         """What an endpoint makes of a call (a `Reply`, or Starlette's), or the reply to what it
         raises; and the id of the request."""
         began = time.perf_counter()
         id = f"{self._id_prefix}-{next(self._ids)}"
+        why = ""
         try:
-            if guarded and self.tokens is not None:
-                call.check_token(self.tokens)
+            if guarded and not (call.admitted or self.admits(call)):
+                raise without_token()
             if guarded and self.hosts is not None:
                 call.check_host(self.hosts)
             reply = await handle(call)
         except Exception as e:
-            reply = reply_to(e, id)
+            refused = refusal(e, id)
+            reply = reply_to(refused)
+            # (A path may have in it what was sent, and so, as it is quoted, no end of the line.)
+            why = f" {refused.code}" + (f" {refused.path!r}" if refused.path else "")
         if guarded:
             status = reply.status_code
             seconds = time.perf_counter() - began
             known = call.name if call.name in self.solvers else ""
             self.metrics.request(known, status, seconds)
-            level = logging.DEBUG if status < 400 else logging.INFO
+            # (Who asks too early asks again and again.)
+            level = logging.DEBUG if status < 400 or status == 503 else logging.INFO
             if logger.isEnabledFor(level):
                 count = "-" if call.count is None else call.count
-                logger.log(level, "%s %s %s %d %.4f s", id, known or "-", count, status, seconds)
+                logger.log(
+                    level, "%s %s %s %d %.4f s%s", id, known or "-", count, status, seconds, why
+                )
         return reply, id
 
 

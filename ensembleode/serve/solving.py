@@ -158,6 +158,13 @@ class Solver:
             return sorted({self.width, most})
         return sorted({self.width, min(most, 8 * self.width), most})
 
+    def bytes_of(self, numbers: Numbers, pulls: bool) -> int:
+        """Of what a trajectory's answer has."""
+        entry = self.entry
+        if pulls:
+            return (entry.u0.size + entry.p.size) * entry.dtype.itemsize
+        return numbers.times.shape[1] * entry.u0.size * entry.dtype.itemsize
+
     def warm(self) -> None:
         """Compile everything."""
         for step in self.warming():

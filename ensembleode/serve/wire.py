@@ -28,6 +28,10 @@ _FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")
 _KNOWN = frozenset(_FIELDS)
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
 _CODES = [code.name for code in ReturnCode]
+# Lists and objects of a body: an empty one is a byte or two, and seventy when it is read.
+_LISTS = 2**20
+# What else there may be of in MessagePack: as elements of a list, say.
+_MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}
 
 
 class Refused(Exception):
@@ -100,8 +104,10 @@ def parsed(body: bytes, binary: bool) -> dict[str, Any]:
     """
     try:
         if binary:
-            found = msgpack.unpackb(body, raw=False, strict_map_key=True)
+            found = _of_msgpack(body)
         else:
+            if body.count(b"[") + body.count(b"{") > _LISTS:
+                raise _too_many_lists()
             found = _of_json(body) if body else {}
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
         kind = "MessagePack" if binary else "JSON"
@@ -118,6 +124,28 @@ def parsed(body: bytes, binary: bool) -> dict[str, Any]:
             except RecursionError:
                 raise invalid(str(name), "it is nested too deep.") from None
     return found
+
+
+def _of_msgpack(body: bytes) -> Any:
+    left = _LISTS
+
+    def counted(x: Any) -> Any:
+        nonlocal left
+        left -= 1
+        if left < 0:
+            raise _too_many_lists()
+        return x
+
+    return msgpack.unpackb(
+        body, raw=False, strict_map_key=True, list_hook=counted, object_hook=counted, **_MOST
+    )
+
+
+def _too_many_lists() -> Refused:
+    return over(
+        "lists", None, f"the body has more than {_LISTS} lists: send numbers as arrays in "
+        "MessagePack, with dtype, shape and data.", 413,
+    )  # fmt: skip
 
 
 def _of_json(body: bytes) -> Any:
@@ -214,6 +242,21 @@ def cotangent(entry: Entry, asked: Query) -> np.ndarray:
     if extra:
         raise invalid("cotangent", f"cotangent must have the shape of u, {list(shape)}.")
     return found if asked.many else found[None]
+
+
+def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
+    """
+    **Raises:** `Refused` where the arrays of the answer are too large.
+    """
+    each = entry.p.size + entry.u0.size if pulls else asked.rows * entry.u0.size
+    size = asked.n * each * entry.dtype.itemsize
+    if size > entry.limits.answer:
+        less = "fewer trajectories" if pulls else "fewer trajectories, or times,"
+        more = "" if pulls else ", or have it kept as an ensemble, to be downloaded in parts"
+        raise over(
+            "answer", None, f"the answer would have {size} bytes, and the limit answer is "
+            f"{entry.limits.answer}: ask for {less} at a time{more}.", 413,
+        )  # fmt: skip
 
 
 def _check_known(given: dict[str, Any], more: Sequence[str]) -> None:
@@ -413,7 +456,10 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
             raise invalid(f"{name}.shape", "shape must be a list of counts.")
     if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
         raise invalid(f"{name}.data", "data must be as many bytes as shape and dtype say.")
-    return np.frombuffer(data, dtype).reshape(shape)
+    try:
+        return np.frombuffer(data, dtype).reshape(shape)
+    except ValueError:  # no data, and dimensions that are too large beside one of 0
+        raise invalid(f"{name}.shape", "shape is too large for an array.") from None
 
 
 def _looked_through(given: Any, name: str) -> np.ndarray:

@@ -1,7 +1,7 @@
 """Any method of OrdinaryDiffEq, by its name in Julia."""
 
 import ast
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import equinox as eqx
 
@@ -44,20 +44,42 @@ PACKAGES: dict[str, str] = {
 }
 _PACKAGE_OF = {name: package for package, names in PACKAGES.items() for name in names.split()}
 
-# What a method is in a request: its name, its package, its arguments and options.
-Description = tuple[str, str, tuple[Any, ...], tuple[tuple[str, Any], ...]]
+# Those of them without an error estimate, which need `dt`. (A test asks Julia.)
+_WITHOUT_ESTIMATE = """
+    AB3 AB4 AB5 ABM32 ABM43 ABM54 Alshina6 Anas5 Euler ImplicitMidpoint KYK2014DGSSPRK_3S2
+    KYKSSPRK42 MSRK5 MSRK6 PSRK3p5q4 PSRK3p6q5 PSRK4p7q6 RKM RKO65 SSPRK104 SSPRK22 SSPRK33 SSPRK53
+    SSPRK54 SSPRK63 SSPRK73 SSPRK83 SSPSDIRK2
+"""
+FIXED_STEP = frozenset(_WITHOUT_ESTIMATE.split())
+
+
+class Description(NamedTuple):
+    """What is asked of Julia: a method with its arguments, which are numbers, tuples of numbers,
+    `Val`, or methods."""
+
+    name: str
+    package: str
+    arguments: tuple[Any, ...] = ()
+    options: tuple[tuple[str, Any], ...] = ()
+
+
+class Val(NamedTuple):
+    """A number that Julia compiles for, such as the `max_order` of `QNDF`."""
+
+    value: int | float
 
 
 def described(name: str) -> Description:
     """A method without arguments."""
-    return (name, _PACKAGE_OF[name], (), ())
+    return Description(name, _PACKAGE_OF[name])
 
 
 class JuliaAlg(ODESolver):
     """A method of OrdinaryDiffEq by its name in Julia, for `engine="julia"`.
 
     - `text`: how it is called there, such as `"Rodas5P()"`, `"AutoTsit5(Rosenbrock23())"` or
-        `"QNDF(kappa=0.1)"`: a known name, with numbers, booleans or methods as arguments.
+        `"QNDF(max_order=Val(3))"`: a known name, whose arguments are numbers, `true` or `false`,
+        tuples of numbers, `Val(...)`, or methods.
 
     The text is read and never run: what is not a known method is refused. Jacobians come from JAX.
 
@@ -76,6 +98,11 @@ class JuliaAlg(ODESolver):
                 f"{self.text!r}."
             )
         self._read()
+
+    @property
+    def fixed_step(self) -> bool:
+        """Whether it has no error estimate, and so needs `dt`."""
+        return self.description.name in FIXED_STEP
 
     @property
     def description(self) -> Description:
@@ -107,20 +134,24 @@ class JuliaAlg(ODESolver):
         options = tuple((k.arg, self._argument(k.value)) for k in call.keywords if k.arg)
         if len(options) < len(call.keywords):
             raise ValueError(f"JuliaAlg can't read {self.text!r}: ** is no option.")
-        return (name, _PACKAGE_OF[name], tuple(map(self._argument, call.args)), options)
+        return Description(name, _PACKAGE_OF[name], tuple(map(self._argument, call.args)), options)
 
     def _argument(self, node: ast.expr) -> Any:
-        if isinstance(node, ast.Call):
-            return self._method(node)
-        if isinstance(node, ast.Name) and node.id in ("true", "false"):
-            return node.id == "true"
+        match node:
+            case ast.Call(ast.Name("Val"), [ast.Constant() | ast.Name() as of], []):
+                return Val(self._argument(of))
+            case ast.Call():
+                return self._method(node)
+            case ast.Name("true" | "false"):
+                return node.id == "true"
         try:
             value = ast.literal_eval(node)
         except ValueError:
             value = None
-        if not isinstance(value, int | float):
+        numbers = value if isinstance(value, tuple) else (value,)
+        if not numbers or not all(isinstance(x, int | float) for x in numbers):
             raise ValueError(
                 f"JuliaAlg can't take {ast.unparse(node)!r} as an argument (in {self.text!r}): "
-                "it takes numbers, true and false, and methods."
+                "it takes numbers, true and false, tuples of numbers, Val(...), and methods."
             )
         return value

@@ -1,11 +1,15 @@
 """Where a fit goes on from: checkpoints by Orbax."""
 
 import dataclasses
+import errno
+import functools
 import hashlib
+import itertools
 import os
 import pathlib
 import pickle
 import time
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -13,9 +17,12 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..files import Locked, locked
 from ..keys import as_before, raw
 from ..logs import logger
 from ..options import check_count
+from .ending import held
+from .identity import is_same_loss
 from .parallel import Placement
 from .processes import from_first, is_first
 
@@ -31,6 +38,8 @@ class Checkpoints(eqx.Module):
     - `seconds`: how often one is made, besides at the end; a minute by default.
     - `steps`: make one every so many steps instead.
     - `keep`: how many of the last are kept, besides the one with the lowest loss.
+    - `allow_changes`: go on from a checkpoint of another loss or other data. What is best is then
+        looked for anew.
 
     Each is written whole or not at all (by Orbax), and holds no more than arrays: it can be read
     on any number of devices.
@@ -40,6 +49,7 @@ class Checkpoints(eqx.Module):
     seconds: float = eqx.field(default=60.0, static=True)
     steps: int | None = eqx.field(default=None, static=True)
     keep: int = eqx.field(default=3, static=True)
+    allow_changes: bool = eqx.field(default=False, static=True)
 
     def __check_init__(self):
         check_count("keep", self.keep)
@@ -63,7 +73,7 @@ class Position(NamedTuple):
 class Saved:
     """What a fit goes on from. `state`, `best` and `losses` are arrays.
 
-    - `run`: what must be the same.
+    - `run`: what must be the same: the number of items, the key, the loss and the data.
     """
 
     state: Any
@@ -76,7 +86,7 @@ class Saved:
 
 
 class Folder:
-    """The checkpoints of one fit.
+    """The checkpoints of one fit; no other may write to it meanwhile.
 
     **Raises:** `ImportError` without Orbax.
     """
@@ -112,8 +122,14 @@ class Folder:
             ),
         )
         self.path.mkdir(parents=True, exist_ok=True)
-        self._manager = ocp.CheckpointManager(self.path, options=options)
+        self._options = options
+        self._lock: Any = None
         self._last = time.monotonic()
+
+    @functools.cached_property
+    def _manager(self) -> Any:
+        """(Made by who has the lock: it removes what is left of checkpoints that were cut off.)"""
+        return self._ocp.CheckpointManager(self.path, options=self._options)
 
     def due(self, step: int) -> bool:
         """Whether one should be made after this step."""
@@ -125,67 +141,129 @@ class Folder:
         """(The first process does.)"""
         if not is_first() or saved.step in self._manager.all_steps():
             return
-        arrays, about = _flat(saved)
         args = self._ocp.args
-        self._manager.save(
-            saved.step,
-            args=args.Composite(arrays=args.StandardSave(arrays), about=args.JsonSave(about)),
-            metrics={"loss": saved.best_loss if np.isfinite(saved.best_loss) else 1e308},
-        )
+        try:
+            arrays, about = _flat(saved)
+            with held():
+                self._manager.save(
+                    saved.step,
+                    args=args.Composite(
+                        arrays=args.StandardSave(arrays), about=args.JsonSave(about)
+                    ),
+                    metrics={"loss": saved.best_loss if np.isfinite(saved.best_loss) else 1e308},
+                )
+        except Exception as e:  # whatever Orbax and TensorStore say of a file system
+            raise CheckpointError(
+                f"the checkpoint of step {saved.step} can't be written to {self.path}: "
+                f"{_first_line(e)}. Those before it are kept."
+            ) from e
         self._last = time.monotonic()
 
-    def beginning(self, fresh: Saved, resume: bool, placed: Placement) -> Saved:
+    def beginning(
+        self, fresh: Saved, resume: bool, placed: Placement, identity: Callable[[], dict[str, Any]]
+    ) -> tuple[Saved, set[str]]:
         """What to go on from: the last checkpoint that can be read; `fresh` where there is none.
+        And which of the loss and the data are others than they were there.
 
         The first process reads it for all.
 
-        **Raises:** `CheckpointError` where it is of another run, or none can be read.
+        **Arguments:**
+
+        - `identity`: the `loss` and the `data`, to know them again.
+
+        **Raises:** `CheckpointError` where it is of another run, none can be read, or another fit
+        writes to the folder.
         """
-        found = b""
+        found: Any = None
         if is_first():
-            if not resume:
-                self._clear()
             try:
-                found = pickle.dumps(self._newest())
-            except CheckpointError as e:
-                found = pickle.dumps(e)
-        found = pickle.loads(from_first(found))
-        if isinstance(found, CheckpointError):
+                self._acquire()
+                fresh.run.update(identity())
+                if not resume:
+                    self._clear()
+                found = self._newest(), fresh.run
+            except Exception as e:  # for the other processes, too
+                if jax.process_count() == 1:
+                    raise
+                found = e
+        found = pickle.loads(from_first(pickle.dumps(found)))
+        if isinstance(found, Exception):
             raise found
-        if found is None:
-            return fresh
-        saved = _restored(*found, fresh)
-        return dataclasses.replace(
-            saved, state=placed.everywhere(saved.state), best=placed.everywhere(saved.best)
-        )
+        checkpoint, run = found
+        fresh = dataclasses.replace(fresh, run=run)
+        if checkpoint is None:
+            return fresh, set()
+        saved = _restored(*checkpoint, fresh, self._how.allow_changes)
+        changed = _changes(saved.run, run, checkpoint[-1], self._how.allow_changes)
+        state, best = placed.everywhere((saved.state, saved.best))
+        return dataclasses.replace(saved, state=state, best=best, run=run), changed
+
+    def _acquire(self) -> None:
+        try:
+            self._lock = locked(self.path / ".lock")
+        except Locked as e:
+            raise CheckpointError(
+                f"another fit (perhaps of another process) has its checkpoints in {self.path}: "
+                "wait for it to end, or give another folder."
+            ) from e
+        except ImportError as e:
+            raise ImportError("checkpoints need filelock: pip install 'ensembleode[train]'.") from e
+        except OSError as e:
+            if e.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
+                raise
+            logger.warning(
+                "the file system of %s has no locks (%s): see that no other fit writes there.",
+                self.path,
+                _first_line(e),
+            )
 
     def _newest(self) -> tuple[dict, dict, pathlib.Path] | None:
+        """The last one that can be read. Those after it are damaged, and are set aside: only then,
+        as otherwise it may be the file system that can't be read, or this version can't."""
         steps = sorted(self._manager.all_steps(), reverse=True)
+        damaged: dict[int, Exception] = {}
         for step in steps:
             try:
-                return *self._read(step), self.path / str(step)
-            except Exception as e:  # whatever Orbax and TensorStore say of broken files
-                logger.warning(
-                    "the checkpoint of step %d in %s can't be read (%s); the one before is taken.",
-                    step,
-                    self.path,
-                    _first_line(e),
-                )
-                # Out of the way of the one that will be written there.
-                self._manager.delete(step)
+                found = self._read(step)
+            except Exception as e:
+                if not _is_damage(e):
+                    raise
+                damaged[step] = e
+                continue
+            for other, e in damaged.items():
+                self._set_aside(other, e)
+            return *found, self.path / str(step)
         if steps:
             raise CheckpointError(
-                f"none of the {len(steps)} checkpoints in {self.path} could be read. Begin anew, "
-                "in another folder."
-            )
+                f"none of the {len(steps)} checkpoints in {self.path} could be read, and they are "
+                f"left as they are: {_first_line(damaged[steps[0]])}. If nothing passing is the "
+                "cause (the file system, another version of Orbax), begin anew in another folder."
+            ) from damaged[steps[0]]
         return None
+
+    def _set_aside(self, step: int, e: Exception) -> None:
+        """Out of the way of the one that will be written there."""
+        place = self.path / str(step)
+        names = (f"{step}.unreadable{'' if i == 0 else f'.{i}'}" for i in itertools.count())
+        aside = next(x for x in (self.path / name for name in names) if not x.exists())
+        logger.warning(
+            "the checkpoint %s is damaged (%s); it is now %s, and the one before is taken.",
+            place,
+            _first_line(e),
+            aside.name,
+        )
+        place.rename(aside)
+        self._manager.reload()
 
     def _clear(self) -> None:
         for step in self._manager.all_steps():
             self._manager.delete(step)
 
     def close(self) -> None:
-        self._manager.close()
+        if "_manager" in vars(self):
+            self._manager.close()
+        if self._lock is not None:
+            self._lock.release()
 
     def _read(self, step: int) -> tuple[dict, dict]:
         args = self._ocp.args
@@ -199,7 +277,7 @@ class Folder:
         arrays = {name: np.asarray(x) for name, x in arrays["arrays"].items()}
         for name, x in arrays.items():
             if _digest(x) != about["arrays"][name]["digest"]:
-                raise ValueError(f"{name} is damaged")
+                raise ValueError(f"{name} is not what was written")
         return arrays, about
 
 
@@ -219,8 +297,10 @@ def _flat(saved: Saved) -> tuple[dict, dict]:
     return {name: x for name, x in arrays.items() if x.size}, about
 
 
-def _restored(arrays: dict, about: dict, path: pathlib.Path, like: Saved) -> Saved:
-    _check_run(about["run"], like.run, path)
+def _restored(
+    arrays: dict, about: dict, path: pathlib.Path, like: Saved, allow_changes: bool
+) -> Saved:
+    _check_run(about["run"], like.run, path, allow_changes)
     names = dict(_named(like))
     there = about["arrays"]
     for name, x in names.items():
@@ -277,13 +357,46 @@ def _named(saved: Saved) -> list[tuple[str, Any]]:
     return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
 
 
-def _check_run(there: dict, here: dict, path: pathlib.Path) -> None:
-    for name, value in here.items():
-        if there.get(name) != value:
+def _check_run(there: dict, here: dict, path: pathlib.Path, allow_changes: bool) -> None:
+    for name in ("key",) if allow_changes else ("items", "key"):
+        if there.get(name) != here[name]:
             raise CheckpointError(
-                f"{path} is of a run with {name} {there.get(name)!r}, and this one has {value!r}: "
-                "give the same, or another folder, or resume=False."
+                f"{path} is of a run with {name} {there.get(name)!r}, and this one has "
+                f"{here[name]!r}: give the same, or another folder, or resume=False."
             )
+
+
+def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[str]:
+    """Which of the loss and the data are not those of the checkpoint, as far as can be told.
+
+    **Raises:** `CheckpointError` where that isn't `allowed`.
+    """
+    changed = {}
+    if not is_same_loss(there.get("loss", {}), here["loss"]):
+        known = any(there.get("loss", {}).values()) and any(here["loss"].values())
+        changed["loss"] = "has another loss" if known else "has a loss that can't be compared"
+    kept, data = there.get("data") or {}, here["data"] or {}
+    if differ := [name for name in {**kept, **data} if kept.get(name) != data.get(name)]:
+        changed["data"] = f"has other data ({', '.join(differ[:3])})"
+    if changed and not allowed:
+        raise CheckpointError(
+            f"{path} is of another fit: this one {' and '.join(changed.values())}. Give another "
+            "folder, or resume=False to begin anew; or go on from its parameters with "
+            "checkpoint=Checkpoints(folder, allow_changes=True)."
+        )
+    return set(changed)
+
+
+def _is_damage(error: Exception) -> bool:
+    """Whether it may be said of what is on the disk, and not of reading it now.
+
+    (TensorStore has one class for all errors, and says of the operating system's that they are.)
+    """
+    if isinstance(error, FileNotFoundError):
+        return True
+    return not isinstance(error, OSError | MemoryError) and not any(
+        x in str(error) for x in ("OS error", "PERMISSION_DENIED", "RESOURCE_EXHAUSTED")
+    )
 
 
 def _shape(shape: Any, dtype: Any) -> str:

@@ -1,9 +1,13 @@
 """What `ensembleode train` does, once its options are parsed."""
 
+import os
+import sys
+import tempfile
 from typing import Any
 
 from ..cli import failed
-from ..scripts import loaded, ScriptError, split
+from ..files import check_writable, written_whole
+from ..scripts import in_users_code, loaded, ScriptError, split
 
 
 def run_train(
@@ -16,7 +20,6 @@ def run_train(
     **options: Any,
 ) -> int:
     """Fit, print what came of it, and write the best parameters."""
-    import equinox as eqx
     import jax
     import optax
 
@@ -26,6 +29,8 @@ def run_train(
     try:
         if distributed:
             initialize()
+        if output is not None and is_first():
+            check_writable(output)
         of_fit = dict(_checked(loaded(*split(problem))()))
         if "optimizer" not in of_fit:
             make = getattr(optax, optimizer, None)
@@ -34,16 +39,53 @@ def run_train(
             of_fit["optimizer"] = make(learning_rate)
         seed = options.pop("seed")
         result = fit(**of_fit, **options, key=jax.random.key(seed))
-    except (ScriptError, ValueError, TypeError, ImportError) as e:
+    except BaseException as e:
+        if output is not None:
+            _rescue(output, e)
+        of_arguments = isinstance(e, ScriptError | ValueError | TypeError | ImportError | OSError)
+        if not of_arguments or in_users_code(e):
+            raise
         return failed(e)
     if is_first():
         print(result.message)
         if result.steps:
             print(f"loss {result.losses[0]:.6g} at first, {result.losses[-1]:.6g} at last")
         if output is not None:
-            eqx.tree_serialise_leaves(output, result.best)
-            print(f"the best parameters (loss {result.best_loss:.6g}) are in {output}")
+            try:
+                place = _written(output, result.best)
+            except OSError as e:
+                return failed(e)
+            print(f"the best parameters (loss {result.best_loss:.6g}) are in {place}")
+            if place != output:
+                return 1
     return 0 if result.stopped in ("done", "exhausted", "callback") else 1
+
+
+def _rescue(output: str, error: BaseException) -> None:
+    """Write what a fit found until the error."""
+    from .processes import is_first
+
+    result = getattr(error, "result", None)
+    if result is not None and result.steps and is_first():
+        place = _written(output, result.best)
+        loss = f"loss {result.best_loss:.6g}"
+        print(f"the best parameters so far ({loss}) are in {place}", file=sys.stderr)
+
+
+def _written(output: str, params: Any) -> str:
+    """The file with the parameters; another one, of the system's temporary folder, where there is
+    no room any more."""
+    import equinox as eqx
+
+    try:
+        with written_whole(output) as file:
+            eqx.tree_serialise_leaves(file, params)
+    except OSError as e:
+        failed(e)
+        folder = tempfile.mkdtemp(prefix="ensembleode-")
+        output = os.path.join(folder, os.path.basename(output))
+        eqx.tree_serialise_leaves(output, params)
+    return output
 
 
 ALLOWED = ("loss", "params", "data", "optimizer", "callback")

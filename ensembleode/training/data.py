@@ -13,6 +13,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .checkpoints import Position
+from .identity import of_array
 from .parallel import Placement
 from .step import Batch
 
@@ -60,6 +61,15 @@ class Arrays:
                 rows = order[i : i + self.size]
                 yield self._piece(rows, i + len(rows) == self.items)
             first = 0
+
+    def identity(self) -> dict[str, str]:
+        """Each array by name, to know them again."""
+        return {name: of_array(x) for name, x in self._leaves}
+
+    def example(self) -> Any:
+        """The shapes and dtypes of a batch."""
+        leaves = [_struct(self.size, x) for _, x in self._leaves]
+        return jtu.tree_unflatten(self._structure, leaves)
 
     def in_order(self) -> Iterator[Piece]:
         """One pass."""
@@ -115,6 +125,24 @@ class Batches:
             if self.once:
                 return
 
+    def identity(self) -> dict[str, str]:
+        """All batches, where they are in a list; of others nothing is known but where they are
+        made."""
+        if not isinstance(self._source, list):
+            return {"batches": type(self._source).__qualname__}
+        return {
+            f"batch {i}{name}": of_array(x)
+            for i, tree in enumerate(self._source)
+            for name, x in _arrays(tree)[0]
+        }
+
+    def example(self) -> Any:
+        """The shapes and dtypes of a batch; None where one would have to be taken for that."""
+        if not isinstance(self._source, list):
+            return None
+        leaves, structure = _arrays(self._source[0])
+        return jtu.tree_unflatten(structure, [_struct(_length_of(leaves), x) for _, x in leaves])
+
     def _piece(self, tree: Any, last: bool) -> Piece:
         leaves, structure = _arrays(tree)
         count = _length_of(leaves)
@@ -142,6 +170,11 @@ def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> 
     if size is not None:
         raise ValueError("batch_size is that of the batches that data gives: drop batch_size.")
     return Batches(data, placed)
+
+
+def _struct(count: int, x: Any) -> jax.ShapeDtypeStruct:
+    dtype = jax.dtypes.canonicalize_dtype(x.dtype)
+    return jax.ShapeDtypeStruct((count, *x.shape[1:]), dtype)
 
 
 class ahead:

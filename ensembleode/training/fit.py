@@ -15,13 +15,15 @@ import numpy as np
 import optax
 
 from ..options import check_count
-from .checkpoints import Checkpoints, Folder, Position, Saved
+from .checkpoints import CheckpointError, Checkpoints, Folder, Position, Saved
 from .data import ahead, Piece, source_of
+from .ending import sigterm_raises, Terminated
+from .identity import of_loss
 from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import Placement, placement
 from .processes import from_first, is_first, peers
-from .step import dtype_of, of_batch, of_params, State, Step
+from .step import of_batch, of_params, State, Step, traced
 
 
 class FitState(NamedTuple):
@@ -51,7 +53,8 @@ class FitResult:
     - `losses`: `[step]`, of each step's batch, before the step.
     - `steps`, `epochs`: how many are done.
     - `stopped`: why it ended: `"done"`, `"callback"`, `"nonfinite"` (`params` are then the last
-        with a finite loss), `"interrupted"` (Ctrl-C), or `"exhausted"` (the data came to an end).
+        with a finite loss), `"interrupted"` (Ctrl-C), `"exhausted"` (the data came to an end), or
+        `"failed"` (it is the `result` of an exception).
     - `message`: the same in a sentence.
     - `elapsed`: seconds, those before a restart left out.
     """
@@ -62,7 +65,7 @@ class FitResult:
     losses: np.ndarray
     steps: int
     epochs: int
-    stopped: Literal["done", "callback", "nonfinite", "interrupted", "exhausted"]
+    stopped: Literal["done", "callback", "nonfinite", "interrupted", "exhausted", "failed"]
     message: str
     elapsed: float
 
@@ -144,16 +147,20 @@ def fit(
         process); true stops the fit.
     - `checkpoint`: a folder, or a [`Checkpoints`][ensembleode.Checkpoints], with the extra
         `train`. A run that was interrupted goes on from its last checkpoint, also with another
-        number of devices; with as many, it ends with the same bits.
+        number of devices; with as many, it ends with the same bits. One of another loss, or of
+        other data, is refused.
     - `resume`: False begins anew, and removes the checkpoints that are there.
-    - `log`: a file that gets a line of JSON for each step.
+    - `log`: a file to which a line of JSON is added for each step.
     - `progress`: show a progress bar.
 
     **Returns:** a [`FitResult`][ensembleode.FitResult]. A loss or gradient that isn't finite stops
-    the fit, and so does Ctrl-C; what was found is returned.
+    the fit, and so does Ctrl-C; what was found is returned. Whatever else ends it (an exception of
+    the callback or of the data, SIGTERM, which raises `SystemExit`) has it as its `result`, and
+    with `checkpoint` leaves a checkpoint, too.
 
     **Raises:** `ValueError` and `TypeError` for bad input, before anything is compiled;
-    [`CheckpointError`][ensembleode.CheckpointError] for a checkpoint of another run;
+    [`CheckpointError`][ensembleode.CheckpointError] for a checkpoint of another run, one that
+    can't be written, or a folder that another fit writes to;
     [`ProcessLost`][ensembleode.ProcessLost] where another process is gone.
 
     >>> import jax.numpy as jnp, optax, ensembleode as eo
@@ -219,14 +226,29 @@ def fit(
         Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
     )
     folder = None if checkpoint is None else Folder(checkpoint)
+    result = None
     try:
         if folder is not None:
-            begin = folder.beginning(begin, resume, placed)
+
+            def identity():
+                rows = None if source is None else source.example()
+                return {
+                    "loss": of_loss(loss, step, trained, rows, key),
+                    "data": None if source is None else source.identity(),
+                }
+
+            begin, changed = folder.beginning(begin, resume, placed, identity)
+            begin = loop.with_changes(begin, changed)
         with Log(log, begin.step) as lines, Bar(progress, until.steps(source), begin.step) as bar:
-            return loop.run(begin, folder, lines, bar)
+            result = loop.run(begin, folder, lines, bar)
+    except OSError as e:  # of the end of the log
+        if result is not None:
+            e.result = result  # pyright: ignore
+        raise
     finally:
         if folder is not None:
             folder.close()
+    return result
 
 
 class _Until(NamedTuple):
@@ -284,7 +306,11 @@ class _Loop:
         good, stopped, piece = now.state.params, "done", None
         self._number = self._placed.everywhere(np.int32(now.step))
         try:
-            with peers(what_then), self._pieces(begin.position) as pieces:
+            with (
+                sigterm_raises(),
+                peers(what_then),
+                self._pieces(begin.position) as pieces,
+            ):
                 while not self._until.reached(now):
                     began = time.perf_counter()
                     piece = next(pieces, None)
@@ -306,11 +332,22 @@ class _Loop:
                         folder.save(self._with_losses(now))
         except KeyboardInterrupt:
             stopped = "interrupted"
+        except BaseException as e:
+            self._keep(e, now, folder)
+            raise
         message = self._message(stopped, now, piece)
         if stopped == "nonfinite":
             now = dataclasses.replace(now, state=now.state._replace(params=good))
-        elif folder is not None:
-            folder.save(self._with_losses(now))
+        result = self._result(now, stopped, message)
+        if folder is not None and stopped != "nonfinite":
+            try:
+                folder.save(self._with_losses(now))
+            except CheckpointError as e:
+                e.result = result  # pyright: ignore
+                raise
+        return result
+
+    def _result(self, now: Saved, stopped: Any, message: str) -> FitResult:
         return FitResult(
             self._whole(now.state.params),
             self._whole(now.best),
@@ -323,6 +360,33 @@ class _Loop:
             time.perf_counter() - self._started,
         )
 
+    def _keep(self, error: BaseException, now: Saved, folder: Folder | None) -> None:
+        """What there was before the error: in a checkpoint, and as the `result` of the error."""
+        if folder is not None and not isinstance(error, CheckpointError):
+            try:
+                folder.save(self._with_losses(now))
+            except CheckpointError as e:
+                error.add_note(f"ensembleode: {e}")
+        what = "Ended by SIGTERM" if isinstance(error, Terminated) else "Ended by an exception"
+        try:
+            error.result = self._result(now, "failed", f"{what} after {now.step} steps.")  # pyright: ignore
+        except Exception as e:  # (where devices, or another process, are lost)
+            error.add_note(f"ensembleode: the parameters can't be had: {e}")
+
+    def with_changes(self, begin: Saved, changed: set[str]) -> Saved:
+        """Where to go on from with another loss or other data: what is best is not known yet."""
+        if not changed:
+            return begin
+        state = begin.state
+        if known := optax.tree.get_all_with_path(state.optimizer, "value"):
+            # A line search kept the value of the other loss.
+            nan = self._placed.everywhere(np.full_like(known[0][1], np.nan))
+            state = state._replace(optimizer=optax.tree.set(state.optimizer, value=nan))
+        position = Position(begin.position.epoch) if "data" in changed else begin.position
+        return dataclasses.replace(
+            begin, state=state, best=state.params, best_loss=np.inf, position=position
+        )
+
     def _pieces(self, position: Position) -> Any:
         if self._source is None:
             return contextlib.nullcontext(itertools.repeat(Piece(None, 0, True)))
@@ -330,19 +394,19 @@ class _Loop:
         return contextlib.closing(pieces if self._source.repeats else ahead(pieces))
 
     def _stepped(self, now: Saved, piece: Piece) -> tuple[State, float]:
+        state = now.state
         if self._step.dtype is None:
-            dtype = dtype_of(self._step, now.state.params, piece.batch, self._key)
+            dtype, mesh = traced(self._step, state.params, piece.batch, self._key)
             self._step = dataclasses.replace(self._step, dtype=dtype)
+            state, self._number = self._placed.onto(mesh, (state, self._number))
             if self._automatic:
-                self._step = that_fits(self._step, now.state, piece.batch, self._key)
+                self._step = that_fits(self._step, state, piece.batch, self._key, self._number)
         while True:
             try:
-                state, number, loss = self._step.compiled(
-                    now.state, piece.batch, self._key, self._number
-                )
+                new, number, loss = self._step.compiled(state, piece.batch, self._key, self._number)
                 loss = float(loss)
                 self._number = number
-                return state, loss
+                return new, loss
             except jax.errors.JaxRuntimeError as e:
                 if not out_of_memory(e) or piece.batch is None:
                     raise

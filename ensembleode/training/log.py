@@ -7,22 +7,31 @@ import pathlib
 import time
 from typing import Any
 
+from ..files import naming, written_whole
 from ..progress import bar
 from .processes import is_first
 
 
 class Log(contextlib.AbstractContextManager):
-    """A file of JSON lines, of which those up to step `begin` are kept."""
+    """A file of JSON lines, to which lines are added.
+
+    A run that goes on from step `begin` first removes its own lines of later steps, which will come
+    again. What other runs have written stays.
+    """
 
     def __init__(self, path: str | os.PathLike | None, begin: int):
         self._file = None
         if path is None or not is_first():
             return
-        place = pathlib.Path(path)
-        kept = _lines_until(place, begin) if begin and place.exists() else []
+        self._path = place = pathlib.Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
-        self._file = open(place, "w")  # noqa: SIM115
-        self._file.writelines(kept)
+        if place.exists():
+            before = place.read_text()
+            kept = "".join(_lines_until(before, begin))
+            if kept != before:
+                with written_whole(place, "w") as file:
+                    file.write(kept)
+        self._file = open(place, "a")  # noqa: SIM115
         self._flushed = 0.0
 
     def write(self, step: int, epoch: int, loss: float, seconds: float, items: int) -> None:
@@ -31,26 +40,40 @@ class Log(contextlib.AbstractContextManager):
         line: dict[str, Any] = {"step": step, "epoch": epoch, "loss": loss, "seconds": seconds}
         if items:
             line |= {"items": items, "items_per_second": items / seconds}
-        self._file.write(json.dumps(line) + "\n")
-        if time.monotonic() - self._flushed > 1:
-            self._file.flush()
-            self._flushed = time.monotonic()
-
-    def __exit__(self, *exception):
-        if self._file is not None:
-            self._file.close()
-
-
-def _lines_until(path: pathlib.Path, step: int) -> list[str]:
-    lines = []
-    for line in path.read_text().splitlines(keepends=True):
         try:
-            done = json.loads(line)["step"] <= step
-        except ValueError:  # cut off in the middle
-            done = False
-        if done:
-            lines.append(line)
+            self._file.write(json.dumps(line) + "\n")
+            if time.monotonic() - self._flushed > 1:
+                self._file.flush()
+                self._flushed = time.monotonic()
+        except OSError as e:
+            raise naming(e, self._path) from e
+
+    def __exit__(self, kind, error, traceback):
+        if self._file is None:
+            return
+        try:
+            self._file.close()
+        except OSError as e:
+            if error is None:
+                raise naming(e, self._path) from e
+            error.add_note(f"ensembleode: the last lines of the log are lost: {e}")
+
+
+def _lines_until(text: str, step: int) -> list[str]:
+    """All but the last ones, where they are of later steps or cut off."""
+    lines = text.splitlines(keepends=True)
+    while lines and not _is_done(lines[-1], step):
+        lines.pop()
     return lines
+
+
+def _is_done(line: str, step: int) -> bool:
+    try:
+        done = json.loads(line)["step"]
+    except (ValueError, KeyError, TypeError):
+        return False
+    # (Of a run that begins anew, there is nothing to remove.)
+    return line.endswith("\n") and (step == 0 or done <= step)
 
 
 class Bar(contextlib.AbstractContextManager):

@@ -18,13 +18,13 @@ def out_of_memory(error: BaseException) -> bool:
     return "RESOURCE_EXHAUSTED" in str(error)
 
 
-def that_fits(step: Step, state: State, batch: Any, key: Any) -> Step:
+def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> Step:
     """With the largest microbatch whose step fits into memory, by the compiler's account of it."""
     free = _free(next(iter(batch.place.devices())))
     if free is None:
         return step
     while True:
-        compiled = step.compiled.lower(state, batch, key, np.int32(0)).compile()
+        compiled = step.compiled.lower(state, batch, key, number).compile()
         used = getattr(compiled.memory_analysis(), "temp_size_in_bytes", 0)
         if used <= _SHARE * free or _size(step, batch) == 1:
             return step

@@ -70,6 +70,15 @@ class Placement:
 
         return jax.tree.map(put, tree)
 
+    def onto(self, mesh: Mesh | None, tree: Any) -> Any:
+        """Arrays as a step gives them back that is computed on that mesh; so it compiles once.
+
+        (A loss may solve on several devices, where a batch is on one.)
+        """
+        if self.mesh is not None or mesh is None:
+            return tree
+        return jax.device_put(tree, NamedSharding(mesh, _WHOLE))
+
     def home(self, tree: Any) -> Any:
         """What is everywhere, free to be used with whatever is elsewhere."""
         return (

@@ -10,7 +10,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
+from jax.sharding import Mesh
 
+from ..program import is_jaxpr, params_of
 from .parallel import Placement
 
 
@@ -89,7 +91,7 @@ class Step:
     def value_and_gradient(self, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
         """Of the mean over the items, however they are split."""
         if not self.has_data:
-            return jax.value_and_grad(self._alone)(params)
+            return jax.value_and_grad(self.alone)(params)
         assert batch is not None
 
         def sums(shared, split):
@@ -99,7 +101,8 @@ class Step:
         sums = self.placement.summed(sums)((params, batch.count, key), (batch.rows, batch.place))
         return jax.tree.map(lambda x: x / batch.count.astype(x.real.dtype), sums)
 
-    def _alone(self, params: Any) -> Any:
+    def alone(self, params: Any) -> Any:
+        """The loss, where there is no data."""
         return self.loss(eqx.combine(params, self.static))
 
     def _sums(self, params: Any, rows: Any, place: Any, count: Any, key: Any) -> tuple[Any, Any]:
@@ -168,18 +171,33 @@ def _required(fn: Callable) -> int:
     return sum(x.kind in positional and x.default is x.empty for x in parameters)
 
 
-def dtype_of(step: Step, params: Any, batch: Batch | None, key: Any) -> Any:
-    """The dtype of its loss.
+def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
+    """The dtype of its loss, and the mesh of the devices that it is computed on, where it says so
+    (by a solve on several of them); else None.
 
     **Raises:** `TypeError` for a loss that doesn't give what it should.
     """
     if batch is not None:
-        return jax.eval_shape(step.losses, params, batch.rows, batch.place, key).dtype
-    value = jax.eval_shape(step._alone, params)
+        jaxpr, value = jax.make_jaxpr(step.losses, return_shape=True)(
+            params, batch.rows, batch.place, key
+        )
+        return value.dtype, mesh_of(jaxpr.jaxpr)
+    jaxpr, value = jax.make_jaxpr(step.alone, return_shape=True)(params)
     if not (eqx.is_array_like(value) or isinstance(value, jax.ShapeDtypeStruct)) or value.shape:
         raise TypeError(f"without data, the loss must return one number; it returned {value}.")
     _check_real(value)
-    return value.dtype
+    return value.dtype, mesh_of(jaxpr.jaxpr)
+
+
+def mesh_of(jaxpr: Any) -> Mesh | None:
+    """The mesh that part of it runs on, at any depth."""
+    for eqn in jaxpr.eqns:
+        if isinstance(eqn.params.get("mesh"), Mesh):
+            return eqn.params["mesh"]
+        for x in params_of(eqn):
+            if is_jaxpr(x) and (mesh := mesh_of(getattr(x, "jaxpr", x))) is not None:
+                return mesh
+    return None
 
 
 def _check_losses(losses: Any, n: int) -> None:

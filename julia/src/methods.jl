@@ -4,7 +4,8 @@
     method(description)
 
 The method of `Dict("name" => "KenCarp4", "package" => "OrdinaryDiffEqSDIRK", "arguments" => [],
-"options" => Dict())`, where arguments and the values of options are numbers, or methods.
+"options" => Dict())`. Arguments and the values of options are numbers, vectors of numbers for
+tuples, methods, or `Dict("val" => 3)` for `Val(3)`.
 """
 function method(description::AbstractDict)
     name, package = description["name"], description["package"]
@@ -22,18 +23,23 @@ function make(package::Module, name::Symbol, arguments, options)
     return found(arguments...; options...)
 end
 
-argument(x::AbstractDict) = method(x)
-argument(x::Union{Real,Bool}) = x
+argument(x::AbstractDict) = haskey(x, "val") ? Val(x["val"]) : method(x)
+argument(x::AbstractVector) = Tuple(map(argument, x))
+argument(x::Real) = x
 
-"""A package, loaded when it is first needed."""
-function load(package::AbstractString)
+"""A package, loaded when it is first needed; `option` of the installer gets it."""
+function load(package::AbstractString, option = "--all_methods")
     for parent in (@__MODULE__, nothing)
         id = parent === nothing ? Base.identify_package(package) :
              Base.identify_package(parent, package)
-        id === nothing || return Base.require(id)
+        id === nothing && continue
+        # Workers that started after it was loaded here have not got it.
+        processes = first(WORKERS[])
+        isempty(processes) || Distributed.remotecall_eval(Main, processes, :(Base.require($id)))
+        return Base.require(id)
     end
     return error(
-        "the Julia package $package is not in the project $(Base.active_project()). Install all " *
-        "methods with `ensembleode julia install --all_methods`, or add it there.",
+        "the Julia package $package is not in the project $(Base.active_project()). Install it " *
+        "with `ensembleode julia install $option`, or add it there.",
     )
 end

@@ -82,8 +82,11 @@ const BACKENDS = ("CPU", "CUDA", "AMDGPU", "oneAPI", "Metal")
 
 function load_gpu(backend)
     backend in BACKENDS || error("backend must be one of $(join(BACKENDS, ", ")), got $backend.")
-    foreach(load, ("DiffEqGPU", "KernelAbstractions"))
-    backend == "CPU" || load(backend)
+    # (Any kind of GPU brings what the kernels need on the CPU.)
+    option = "--gpu=" * (backend == "CPU" ? "CUDA" : backend)
+    needed = ["DiffEqGPU", "KernelAbstractions"]
+    backend == "CPU" || push!(needed, backend)
+    foreach(package -> load(package, option), needed)
     return nothing
 end
 

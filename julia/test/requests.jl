@@ -38,6 +38,12 @@ end
     @test occursin("backend must be one of",
                    failure(; place = Dict("name" => "EnsembleGPUKernel", "backend" => "Abacus")))
     @test startswith(failure(; place = Dict("name" => "EnsembleNowhere")), "KeyError")
+    # The option of the installer that brings what is missing.
+    missing_method = Dict("name" => "Tsit5", "package" => "OrdinaryDiffEqNowhere")
+    @test occursin("install --all_methods`", failure(; method = missing_method))
+    on_cuda = Dict("name" => "EnsembleGPUKernel", "backend" => "CUDA")
+    Base.identify_package("CUDA") === nothing &&
+        @test occursin("install --gpu=CUDA`", failure(; place = on_cuda))
     of_source(source) = failure(; field = described(; f = source))
     @test startswith(of_source("NAME(u, p, t) = 1 +* 2"), r"ParseError|ErrorException: syntax")
     @test startswith(of_source("NAME(u, p, t) = u .+ nowhere"), "UndefVarError")
@@ -72,6 +78,9 @@ end
     method = EnsembleODE.method(switching)
     @test nameof.(typeof.(method.algs)) == (:Tsit5, :Rosenbrock23)
     @test method.choice_function.maxstiffstep == 7
+    @test EnsembleODE.argument(Any[1, -0.5, true]) === (1, -0.5, true)
+    @test EnsembleODE.argument(Dict("val" => 3)) === Val(3)
+    @test EnsembleODE.argument(Dict("val" => false)) === Val(false)
 end
 
 @testset "status" begin

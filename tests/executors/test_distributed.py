@@ -289,6 +289,23 @@ def test_more_than_a_worker_keeps(monkeypatch):
     np.testing.assert_allclose(sim.u[:, -1], np.exp(-1), rtol=1e-3)
 
 
+def test_a_worker_of_two_threads_and_two_programs(monkeypatch):
+    """What one wants, and was told that it has, the other makes room of."""
+    ens = eo.EnsembleProblem(eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0)))
+    looked = worker._lacks
+
+    def lacks(*args):
+        found = looked(*args)
+        worker._kept.add({"another": worker.Pickled(b"x" * 100, 1)}, ["another"])
+        return found
+
+    monkeypatch.setattr(worker._kept, "most", 10)
+    monkeypatch.setattr(worker, "_lacks", lacks)
+    with ThreadPoolExecutor(1) as executor:
+        sim = eo.solve(ens, None, eo.EnsembleDistributed(executor), trajectories=300)
+    np.testing.assert_allclose(sim.u[:, -1], np.exp(-1), rtol=1e-3)
+
+
 def test_the_longest_go_first():
     """By their time spans, or what they are said to cost."""
     order = []

@@ -3,7 +3,9 @@
 import functools
 import json
 import math
+import os
 import signal
+import subprocess
 import sys
 import time
 import types
@@ -407,3 +409,35 @@ def test_bad_numbers(options, message, script):
     run = functools.partial(planning.measure, f"{script}:make_loss", **({"sizes": [1]} | options))
     with pytest.raises(planning.PlanError, match=message):
         run()
+
+
+SLOW = """
+import os, subprocess, sys, time
+def make_loss(items):
+    own = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+    with open(os.path.join(os.path.dirname(__file__), "pids"), "w") as file:
+        file.write(f"{os.getpid()} {own.pid}\\n")
+    return lambda: time.sleep(600)
+"""
+
+
+@pytest.mark.skipif(not hasattr(os, "killpg"), reason="groups of processes are POSIX")
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda x: x.name)
+def test_it_ends_with_the_process_that_waits(tmp_path, number):
+    """And so do its own."""
+    psutil = pytest.importorskip("psutil")
+    (tmp_path / "slow.py").write_text(SLOW)
+    loss = f"{tmp_path / 'slow.py'}:make_loss"
+    call = f"from ensembleode import planning; planning.measure({loss!r}, [1])"
+    process = subprocess.Popen([sys.executable, "-c", call])
+    pids = tmp_path / "pids"
+    while not (pids.exists() and pids.read_text().endswith("\n")):
+        assert process.poll() is None
+        time.sleep(0.05)
+    children = [psutil.Process(int(pid)) for pid in pids.read_text().split()]
+    process.send_signal(number)
+    process.wait()
+    _, alive = psutil.wait_procs(children, timeout=60)
+    for child in alive:
+        child.kill()
+    assert not [child for child in alive if child.status() != psutil.STATUS_ZOMBIE]

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import re
 
 import httpx
 import jax
@@ -13,7 +14,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode import cli
-from ensembleode.serve import commands, create_app, process, solving
+from ensembleode.serve import commands, create_app, process, service, solving
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
 from .running import registry, Running
@@ -324,6 +325,21 @@ def test_bodies_that_are_too_large(running):
     assert running.client.post(url, content=padded, headers=headers).status_code == 200
 
 
+def test_answers_that_are_too_large(running, monkeypatch):
+    """Of one request; and of all that are under way."""
+    with Running(registry(answer=1000), like=None, warm=False) as limited:
+        refused(limited.solve(u0=[[1, 1]] * 7), 413, "limit_answer")
+        assert limited.solve(u0=[[1, 1]] * 6).status_code == 200
+    with monkeypatch.context() as context:
+        context.setattr(service, "_UNDER_WAY", 1000)
+        # (One that is larger has its turn when it is alone.)
+        assert running.solve(u0=[[1, 1]] * 8).status_code == 200
+        context.setattr(running.service, "_under_way", 900)
+        refused(running.solve(u0=[[1, 1]]), 429, "queue_full")
+        assert running.service._under_way == 900
+    assert running.service._under_way == 0
+
+
 def test_other_kinds_of_bodies(running):
     for kind in ("text/plain", "application/x-www-form-urlencoded", "application/pickle", None):
         headers = {"Content-Type": kind} if kind else {}
@@ -400,6 +416,23 @@ def test_whose_names(monkeypatch, options, names):
     assert found.value.args == (names,)
 
 
+@pytest.mark.parametrize(
+    ("options", "warned"),
+    [({"host": "0.0.0.0"}, True), ({"host": "0.0.0.0", "tokens": ["one"]}, False), ({}, False)],
+)
+def test_open_to_all(monkeypatch, caplog, options, warned):
+    """Who lets everybody in is told so."""
+
+    def configured(*_, **__):
+        raise InterruptedError
+
+    monkeypatch.setattr(process, "create_app", lambda *_, **__: create_app(registry()))
+    monkeypatch.setattr(process, "configured", configured)
+    with pytest.raises(InterruptedError):
+        process.run(None, **options)
+    assert ("has no tokens" in caplog.text) == warned
+
+
 def test_where_tokens_come_from(tmp_path, monkeypatch):
     monkeypatch.delenv("ENSEMBLEODE_TOKENS", raising=False)
     assert read(None) is None
@@ -468,6 +501,55 @@ def test_not_ready_yet():
     assert response.headers["retry-after"] == "1"
 
 
+def test_how_far_warming_is(running, caplog):
+    with (
+        caplog.at_level(logging.INFO, logger="ensembleode.serve"),
+        Running(registry(), like=running),
+    ):
+        pass
+    lines = [x.getMessage() for x in caplog.records if "compiled" in x.getMessage()]
+    assert re.fullmatch(r"compiled 1 of (\d+) \(\d+\.\d s\)", lines[0])
+    assert lines[-1].startswith(f"compiled {len(lines)} of {len(lines)} ")
+    app = create_app(registry())
+    app.state.service.compiled = (3, 24)
+
+    async def ask():
+        transport = httpx.ASGITransport(app)
+        async with httpx.AsyncClient(transport=transport, base_url="http://x") as client:
+            found = (await client.get("/readyz")).json()
+            assert found == {"status": "warming", "compiled": 3, "programs": 24}
+            return await client.post("/v1/problems/lotka/solve", json={})
+
+    assert "3 of 24" in refused(asyncio.run(ask()), 503, "warming")["message"]
+
+
+def test_draining_has_one_end(running, monkeypatch):
+    """What waits for one thing has not as long again for the next."""
+    with Running(registry(), like=running, drain_seconds=20.0) as ending:
+        service, given = ending.service, []
+        drain = service.batcher.drain
+
+        def drained(seconds):
+            given.append(seconds)
+            return drain(seconds)
+
+        monkeypatch.setattr(service.batcher, "drain", drained)
+        service.begin_draining()
+        service._until -= 15.0
+        service.begin_draining()
+    assert len(given) == 1
+    assert given[0] <= 5.0
+
+
+def test_logs_say_why(running, caplog):
+    with caplog.at_level(logging.INFO, logger="ensembleode.serve"):
+        running.solve(u0=[1, 9])
+        running.solve(**{"x\n2027 forged": 1})
+    lines = [x.getMessage() for x in caplog.records if x.name == "ensembleode.serve"]
+    assert lines[0].endswith("s limit_u0 'u0[1]'")
+    assert lines[1].endswith("s invalid 'x\\n2027 forged'")
+
+
 def test_logs_have_no_payloads(running, caplog):
     with caplog.at_level(logging.INFO, logger="ensembleode.serve"):
         response = running.solve(u0=[1.234567, 2.0], p=[1, 1, 1, 7.654321])
@@ -509,6 +591,17 @@ def test_names_on_the_command_line(tmp_path, monkeypatch, capsys):
         "    return registry\n"
         "wrong = 3\n"
     )
+    (tmp_path / "broken.py").write_text(
+        "import ensembleode as eo\n"
+        "import jax.numpy as jnp\n"
+        "def fails():\n"
+        "    raise ValueError('deep within')\n"
+        "def missing():\n"
+        "    import no_such_module\n"
+        "def reshapes():\n"
+        "    prob = eo.ODEProblem(lambda u, p, t: jnp.reshape(u, (3, 5)), [1.0], (0.0, 1.0))\n"
+        "    return eo.serve.Registry().add('x', prob)\n"
+    )
     monkeypatch.chdir(tmp_path)
     assert commands._registry("app.py:registry").names == ["x"]
     assert commands._registry("app.py:made").names == ["x"]
@@ -527,6 +620,11 @@ def test_names_on_the_command_line(tmp_path, monkeypatch, capsys):
     assert "ensemblealg must be" in said("app.py:registry", "--ensemblealg", "open('x')")
     assert "EnsembleColumns" in said("app.py:registry", "--ensemblealg", "EnsembleColumns")
     assert "max_batch must be" in said("app.py:registry", "--max-batch", "0")
+    # Where the script is at fault, its lines are shown.
+    for name, error in (("fails", ValueError), ("missing", ImportError), ("reshapes", TypeError)):
+        with pytest.raises(error) as raised:
+            cli.main(["serve", f"broken.py:{name}"])
+        assert "broken.py" in str(raised.getrepr(style="native"))
     (tmp_path / "none").write_text("")
     assert "has no tokens" in said("app.py:registry", "--tokens", "none")
 

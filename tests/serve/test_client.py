@@ -71,6 +71,14 @@ class Flaky:
                 pass
 
             await self.app(scope, receive, swallow)
+        elif fault == "trickle":
+            length = [(b"content-length", b"60")]
+            await send({"type": "http.response.start", "status": 200, "headers": length})
+            for left in reversed(range(60)):
+                await asyncio.sleep(0.05)
+                message = {"type": "http.response.body", "body": b" ", "more_body": left > 0}
+                await send(message)
+            return
         if fault in ("drop", "drop after", "hang"):
             # More was promised than comes: the connection is closed.
             length = [(b"content-length", b"100")]
@@ -568,6 +576,23 @@ def test_timeout(service, flaky):
         client.solve("lotka")
     assert caught.value.code == "timeout"
     assert len(flaky.seen) == 1
+
+
+def test_an_answer_that_comes_by_the_byte(service, client, flaky):
+    """Each byte is there in time; the answer is not."""
+    flaky.faults = ["trickle"]
+    with pytest.raises(eo.ServiceError) as raised:
+        client.solve("lotka", deadline=0.3)
+    assert raised.value.code == "deadline"
+    flaky.faults = ["trickle"]
+
+    async def ask():
+        async with eo.AsyncClient(service[0]) as client:
+            await client.solve("lotka", deadline=0.3)
+
+    with pytest.raises(eo.ServiceError) as raised:
+        asyncio.run(ask())
+    assert raised.value.code == "deadline"
 
 
 def test_own_deadline(client, flaky):

@@ -49,6 +49,7 @@ def test_what_is_documented():
         "get /v1/ensembles",
         "get /v1/ensembles/{id}",
         "delete /v1/ensembles/{id}",
+        "post /v1/ensembles/{id}/cancel",
         "post /v1/ensembles/{id}/resume",
         "get /v1/ensembles/{id}/download",
         "get /healthz",

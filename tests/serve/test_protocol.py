@@ -1,6 +1,7 @@
 """The short way of small requests: what is answered is what uvicorn's own protocol answers."""
 
 import asyncio
+import contextlib
 import json
 import socket
 import sys
@@ -234,6 +235,132 @@ def test_ways_to_end(running, short):
         assert connection.answer()[0] == 200
         assert connection.ended()
     assert not short
+
+
+@pytest.mark.parametrize(
+    "begins",
+    [
+        b"POST /v1/problems/lotka/solve HTTP/1.1\r\nHost: x\r\nX-A: ",  # one
+        b"GET /" + b"a" * 100,
+        b"\r\n" * 50,
+        # Those that may come after a body in chunks.
+        request(b"2\r\n{}\r\n0\r\n", more=["Transfer-Encoding: chunked"], length=False) + b"X: ",
+    ],
+)
+@pytest.mark.parametrize("piece", [2**10, 2**20])
+def test_headers_without_end(running, begins, piece):
+    """Are no longer read; others are answered."""
+    sent = 0
+    filling = b"\r\n" if begins.startswith(b"\r") else b"a"
+    with Connection(running) as connection:
+        with contextlib.suppress(ConnectionError):
+            connection.socket.sendall(begins)
+            while sent < 2**26:
+                connection.socket.sendall(filling * (piece // len(filling)))
+                sent += piece
+        assert sent < 2**26
+        # (What is answered is lost where more was sent than read.)
+        with contextlib.suppress(ConnectionError):
+            answered = connection.file.read()
+            assert not answered or b" 431 " in answered or b" 200 " in answered
+    assert running.solve().status_code == 200
+
+
+def test_headers_that_are_too_long(running, short):
+    """In one piece, and those that are just not."""
+    for size, status in ((2**16 + 1, 431), (2**16 - 2**10, 200)):
+        with Connection(running) as connection:
+            connection.socket.sendall(request(more=["X-A: " + "a" * size]))
+            found, headers, body = connection.answer()
+            assert found == status
+            if status == 431:
+                assert json.loads(body)["error"]["code"] == "headers"
+                assert headers["connection"] == "close"
+                assert connection.ended()
+    # Many requests in one piece are not long headers.
+    with Connection(running) as connection:
+        many = request() * 500
+        assert len(many) > 2**16
+        sending = threading.Thread(target=connection.socket.sendall, args=[many])
+        sending.start()
+        assert {connection.answer()[0] for _ in range(500)} == {200}
+        sending.join()
+
+
+HALF = request()[:40]
+
+
+@pytest.mark.parametrize(
+    ("sent", "answers"),
+    [
+        (b"", 0),
+        (HALF, 0),
+        (b"\r\n", 0),
+        (request() + HALF, 1),
+        # Refused before its body is there, which then does not come.
+        (request(path="/v1/problems/lotka/nothing", more=["Content-Length: 9"], length=False), 1),
+    ],
+)
+def test_those_that_say_no_more_are_closed(running, monkeypatch, sent, answers):
+    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.2)
+    with Connection(running) as connection, Connection(running) as other:
+        connection.socket.sendall(sent)
+        for _ in range(answers):
+            connection.answer()
+        # (Those that are idle between requests have more time, and so has what is underway.)
+        other.socket.sendall(request())
+        assert other.answer()[0] == 200
+        if b"nothing" in sent:
+            connection.socket.sendall(b"1")
+        assert connection.ended()
+        other.socket.sendall(request())
+        assert other.answer()[0] == 200
+
+
+def test_a_body_may_take_longer_than_headers(running, monkeypatch):
+    monkeypatch.setattr(protocol, "_HEAD_SECONDS", 0.1)
+    for path in ("/v1/problems/lotka/solve", "/v1/problems/l%6Ftka/solve"):
+        whole = request(path=path)
+        with Connection(running) as connection:
+            connection.socket.sendall(whole[:-8])
+            time.sleep(0.4)
+            connection.socket.sendall(whole[-8:])
+            assert connection.answer()[0] == 200
+
+
+@pytest.mark.parametrize("path", ["lotka/solve", "l%6Ftka/solve"])
+def test_a_token_comes_before_the_body(running, path):
+    """One without is refused before its body is there."""
+    with Running(registry(), like=running, tokens=["one"]) as guarded:
+        whole = request(path=f"/v1/problems/{path}")
+        with Connection(guarded) as connection:
+            connection.socket.sendall(whole[:-8])
+            assert connection.answer()[0] == 401
+        whole = request(path=f"/v1/problems/{path}", more=["Authorization: Bearer one"])
+        with Connection(guarded) as connection:
+            connection.socket.sendall(whole)
+            assert connection.answer()[0] == 200
+
+
+def test_too_many_connections(running):
+    """Those beyond are told so, whichever way their request goes; then there is room again."""
+    with Running(registry(), like=running) as few:
+        few.server.config.limit_concurrency = 3
+        few.client.close()
+        with Connection(few), Connection(few):
+            until(lambda: len(few.server.server_state.connections) == 2)
+            for path in ("lotka/solve", "l%6Ftka/solve"):
+                with Connection(few) as third:
+                    third.socket.sendall(b"GET /healthz HTTP/1.1\r\nHost: here\r\n\r\n")
+                    assert third.answer()[0] == 200
+                    third.socket.sendall(request(path=f"/v1/problems/{path}"))
+                    assert third.answer()[0] == 503
+                until(lambda: len(few.server.server_state.connections) == 2)
+        until(lambda: not few.server.server_state.connections)
+        with Connection(few) as connection:
+            connection.socket.sendall(request())
+            assert connection.answer()[0] == 200
+        few.client = httpx.Client()
 
 
 def test_expect_continue(running, short):

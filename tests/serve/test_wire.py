@@ -1,8 +1,8 @@
 """From bodies to numbers, and what is wrong with those that are refused."""
 
-import contextlib
 import json
 import math
+import tracemalloc
 
 import hypothesis
 import hypothesis.strategies as st
@@ -137,6 +137,8 @@ def test_the_path_of_what_is_wrong(body, path, code):
         (packed(np.array([1.0, 2.0])) | {"shape": [-2]}, "u0.shape"),
         (packed(np.array([1.0, 2.0])) | {"shape": [2**62, 2**62]}, "u0.data"),
         (packed(np.array([1.0, 2.0])) | {"data": "12"}, "u0.data"),
+        ({"dtype": "<f8", "shape": [0, 2**62], "data": b""}, "u0.shape"),
+        ({"dtype": "<f8", "shape": [2**62, 0, 2**62], "data": b""}, "u0.shape"),
         (packed(np.array([1.0, 2.0])) | {"more": 1}, "u0"),
         ([1.0, True], "u0[1]"),
         (b"1234", "u0"),
@@ -162,9 +164,36 @@ def test_too_many_trajectories():
     assert "trajectories=64" in str(raised.value)
 
 
+# Parts of packed arrays, of which few fit together.
+sizes = st.integers(-1, 3) | st.sampled_from([2**31, 2**62, 2**63 - 1, True, None, "2"])
+
+
+def of_shape(dtype, shape):
+    """As many bytes as it says, where these are few."""
+    size = math.prod(shape) * wire.DTYPES[dtype].itemsize
+    return {"dtype": dtype, "shape": shape, "data": bytes(size if size < 2**10 else 8)}
+
+
+packed_arrays = st.one_of(
+    st.builds(
+        of_shape,
+        st.sampled_from(sorted(wire.DTYPES)),
+        st.lists(st.sampled_from([0, 1, 2, 2**31, 2**62, 2**63 - 1]), max_size=17),
+    ),
+    st.lists(st.floats(0.2, 3.0), min_size=1, max_size=4).map(packed),
+    st.lists(st.integers(0, 3), min_size=1, max_size=3).map(lambda shape: packed(np.ones(shape))),
+    st.fixed_dictionaries(
+        {
+            "dtype": st.sampled_from([*wire.DTYPES, ">f8", "O", "<c16", "x" * 300, 3, None]),
+            "shape": st.lists(sizes, max_size=18) | st.integers(0, 4),
+            "data": st.binary(max_size=33) | st.sampled_from([b"", bytes(16), "12", None]),
+        },
+        optional={"more": st.none()},
+    ),
+)
 scalars = st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3)
 values = st.recursive(
-    scalars | st.lists(st.floats(0.2, 3.0), min_size=2, max_size=4),
+    scalars | st.lists(st.floats(0.2, 3.0), min_size=2, max_size=4) | packed_arrays,
     lambda x: st.lists(x, max_size=4) | st.dictionaries(st.text(max_size=5), x, max_size=3),
     max_leaves=12,
 )
@@ -173,30 +202,131 @@ bodies = st.fixed_dictionaries(
 )
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
+def refused_or_numbers(text, binary, entry):
+    """What becomes of the bytes of a body: a refusal that can be sent, or numbers that can be
+    solved. Returns whether they were taken."""
+    try:
+        query = wire.query(entry, wire.parsed(text, binary))
+    except wire.Refused as e:
+        query = e
+    if isinstance(query, wire.Refused):
+        assert 400 <= query.status < 500
+        assert json.loads(wire.encoded(query.body(), False))["error"]["message"]
+        return False
+    numbers = query.numbers
+    assert numbers.u0.shape == (query.n, *entry.shape)
+    assert numbers.times.shape == (query.n, query.rows)
+    assert numbers.t0.shape == numbers.t1.shape == (query.n,)
+    assert numbers.p is None or numbers.p.shape == (query.n, entry.p.size)
+    assert all(x.dtype == entry.dtype for x in (numbers.u0, numbers.t0, numbers.times))
+    assert all(np.isfinite(x).all() for x in (numbers.u0, numbers.t0, numbers.t1))
+    assert 1 <= query.n <= entry.limits.trajectories
+    assert 1 <= query.rows <= entry.limits.saveat
+    return True
+
+
+def as_json(x):
+    """Where JSON has no such thing, what it has instead."""
+    return x.decode("latin-1") if isinstance(x, bytes) else str(x)
+
+
+@hypothesis.settings(max_examples=400, deadline=None)
 @hypothesis.given(bodies, st.sampled_from([ENTRY, NODE, BACK]))
 def test_whatever_comes_is_refused_or_numbers(body, entry):
     for binary in (False, True):
         try:
-            text = msgpack.packb(body) if binary else json.dumps(body).encode()
+            text = msgpack.packb(body) if binary else json.dumps(body, default=as_json).encode()
         except (OverflowError, UnicodeEncodeError):
             continue
-        try:
-            query = wire.query(entry, wire.parsed(text, binary))
-        except wire.Refused as e:
-            json.dumps(e.body())
-            continue
-        numbers = query.numbers
-        assert numbers.u0.shape == (query.n, *entry.shape)
-        assert numbers.times.shape == (query.n, query.rows)
-        assert all(np.isfinite(x).all() for x in (numbers.u0, numbers.t0, numbers.t1))
+        refused_or_numbers(text, binary, entry)
 
 
-@hypothesis.settings(max_examples=300, deadline=None)
-@hypothesis.given(st.binary(max_size=60), st.booleans())
-def test_whatever_bytes_come(body, binary):
-    with contextlib.suppress(wire.Refused):
-        wire.query(ENTRY, wire.parsed(body, binary))
+@hypothesis.settings(max_examples=600, deadline=None)
+@hypothesis.given(
+    st.sampled_from(["u0", "p", "tspan", "saveat"]),
+    packed_arrays,
+    st.sampled_from([ENTRY, NODE, BACK]),
+)
+def test_whatever_arrays_come(name, array, entry):
+    refused_or_numbers(msgpack.packb({name: array}), True, entry)
+
+
+RIGHT = {
+    "u0": [[1.0, 2.0], [2.0, 1.0]],
+    "p": [1.0, 1.0, 1.0, 1.0],
+    "tspan": [0, 1.5],
+    "saveat": [0.5, 1.0],
+    "deadline_ms": 100,
+}
+WHOLE = {
+    False: [json.dumps(RIGHT).encode()],
+    True: [
+        msgpack.packb(RIGHT),
+        msgpack.packb({k: packed(np.array(x, float)) for k, x in RIGHT.items() if k[0] != "d"}),
+    ],
+}
+edits = st.lists(
+    st.tuples(
+        st.integers(0, 400),
+        st.integers(0, 9),
+        st.binary(max_size=6) | st.sampled_from([b"[", b"]", b"1e999", b"\xdd\xff\xff\xff\xff"]),
+    ),
+    max_size=3,
+)
+
+
+@hypothesis.settings(max_examples=600, deadline=None)
+@hypothesis.given(st.data(), st.booleans(), edits)
+def test_whatever_bytes_come(data, binary, edits):
+    """Those of bodies that are right, some of them replaced."""
+    body = data.draw(st.sampled_from(WHOLE[binary]))
+    for start, gone, new in edits:
+        start %= len(body) + 1
+        body = body[:start] + new + body[start + gone :]
+    taken = refused_or_numbers(body, binary, ENTRY)
+    assert taken or edits
+
+
+def nested(depth, width, inner):
+    """Lists of lists, as they are in MessagePack."""
+    return inner if depth == 0 else nested(depth - 1, width, b"\xdc" + width + inner * 2**12)
+
+
+@pytest.mark.parametrize(
+    ("body", "binary"),
+    [
+        (b"\x81\xa2u0\xdd" + (2**22 - 1).to_bytes(4, "big") + b"\x90" * (2**22 - 1), True),
+        (b"\x81\xa2u0\xdd" + (2**22 - 1).to_bytes(4, "big") + b"\x80" * (2**22 - 1), True),
+        (b"\x81\xa2u0" + nested(2, (2**12).to_bytes(2, "big"), b"\x90")[: 2**24], True),
+        (b"\x81\xa2u0\xdd" + (2**24).to_bytes(4, "big") + b"\x01" * 2**24, True),
+        (b'{"u0": [' + b"[]," * 2**21 + b"[]]}", False),
+        (b'{"u0": [' + b"{}," * 2**21 + b"{}]}", False),
+    ],
+)
+def test_a_body_does_not_become_much_more(body, binary):
+    """Of 16 MiB of empty lists there was more than a gigabyte when they were read."""
+    tracemalloc.start()
+    try:
+        with pytest.raises(wire.Refused) as raised:
+            wire.parsed(body, binary)
+        _, most = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert raised.value.status in (413, 422)
+    assert most < 200 * 2**20
+
+
+def test_an_answer_has_its_limit():
+    limited = registry(answer=1000)["lotka"]
+    right = wire.query(limited, {"u0": [[1, 1]] * 6})
+    wire.check_answer(limited, right)
+    with pytest.raises(wire.Refused) as raised:
+        wire.check_answer(limited, wire.query(limited, {"u0": [[1, 1]] * 7}))
+    assert (raised.value.status, raised.value.code) == (413, "limit_answer")
+    assert "1008 bytes" in raised.value.message
+    wire.check_answer(limited, wire.query(limited, {"u0": [[1, 1]] * 20}), pulls=True)
+    with pytest.raises(wire.Refused):
+        wire.check_answer(limited, wire.query(limited, {"u0": [[1, 1]] * 21}), pulls=True)
 
 
 def answer(n, rows, lengths):

@@ -3,6 +3,7 @@
 import pytest
 
 import ensembleode as eo
+from ensembleode.solvers.julia_alg import Val
 
 
 def test_methods_and_their_arguments():
@@ -14,9 +15,10 @@ def test_methods_and_their_arguments():
         (),
     )
     assert eo.JuliaAlg("Rodas5P") == eo.JuliaAlg("Rodas5P") != eo.JuliaAlg("Rodas4P")
-    name, package, arguments, options = eo.JuliaAlg("QNDF(kappa=0.1, max_order=3)").description
+    alg = eo.JuliaAlg("QNDF(kappa=(-0.2, 1, 0), max_order=Val(3), stald_rrcut=0.1)")
+    name, package, arguments, options = alg.description
     assert (name, package, arguments) == ("QNDF", "OrdinaryDiffEqBDF", ())
-    assert options == (("kappa", 0.1), ("max_order", 3))
+    assert options == (("kappa", (-0.2, 1, 0)), ("max_order", Val(3)), ("stald_rrcut", 0.1))
     assert eo.JuliaAlg("Vern7(lazy=false)").description[-1] == (("lazy", False),)
 
 
@@ -31,6 +33,10 @@ def test_methods_and_their_arguments():
         ("Tsit5(x)", "can't take 'x' as an argument"),
         ("Tsit5('text')", "can't take"),
         ("Tsit5(**x)", "is no option"),
+        ("Tsit5(('text', 1))", "can't take"),
+        ("Tsit5(())", "can't take"),
+        ("Tsit5(Val('text'))", "can't take"),
+        ("Tsit5(Val(Val(1)))", "knows no method 'Val'"),
         ("Tsit5(", "takes one method"),
         ("", "takes one method"),
     ],

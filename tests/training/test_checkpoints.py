@@ -1,12 +1,16 @@
 """A fit goes on where it was: after a kill, on other devices, past a damaged checkpoint."""
 
+import contextlib
+import errno
 import json
+import os
 import pathlib
 import random
-import shutil
+import re
 import signal
 import subprocess
 import sys
+import threading
 import time
 
 import equinox as eqx
@@ -17,12 +21,17 @@ import optax
 import pytest
 
 import ensembleode as eo
+from ensembleode.files import locked
+from ensembleode.on_disk import OnDisk
+from ensembleode.training.checkpoints import Folder
+from ensembleode.training.log import Log
 
 from . import several
-from .test_fit import fit_line, FLAT, line, QUIET
+from .test_fit import fit_line, FLAT, line, QUIET, squares
 
 
-pytest.importorskip("orbax.checkpoint")
+ocp = pytest.importorskip("orbax.checkpoint")
+zarr = pytest.importorskip("zarr")
 pytestmark = pytest.mark.usefixtures("optax_mixes_dtypes")
 SCRIPT = several.ROOT / "tests" / "training" / "resumed.py"
 
@@ -183,15 +192,80 @@ def test_a_damaged_checkpoint(tmp_path, harm, caplog):
         else:
             file.unlink()
     found = fit_line(checkpoint=tmp_path, maxiters=5)
-    assert "the checkpoint of step 3" in caplog.text
+    assert f"the checkpoint {tmp_path / '3'} is damaged" in caplog.text
+    assert (tmp_path / "3.unreadable").is_dir()
     np.testing.assert_array_equal(found.losses, expected.losses)
 
 
 def test_none_that_can_be_read(tmp_path):
-    saved(tmp_path, steps=1)
-    shutil.rmtree(tmp_path / "1" / "arrays")
-    with pytest.raises(eo.CheckpointError, match="none of the 1 checkpoints"):
+    """They are left where they are."""
+    saved(tmp_path)
+    away = tmp_path.parent / "away"
+    away.mkdir()
+    for step in (1, 2, 3):
+        (tmp_path / str(step) / "arrays").rename(away / str(step))
+    with pytest.raises(eo.CheckpointError, match="none of the 3 checkpoints"):
         fit_line(checkpoint=tmp_path)
+    assert steps_in(tmp_path) == [1, 2, 3]
+    for step in (1, 2, 3):
+        (away / str(step)).rename(tmp_path / str(step) / "arrays")
+    np.testing.assert_array_equal(
+        fit_line(checkpoint=tmp_path, maxiters=5).losses, fit_line(maxiters=5).losses
+    )
+
+
+# As the operating system, Orbax and TensorStore say it.
+PASSING = [
+    OSError(errno.EIO, "Input/output error"),
+    OSError(errno.ESTALE, "Stale file handle"),
+    PermissionError(errno.EACCES, "Permission denied"),
+    MemoryError("no memory left"),
+    ValueError("UNKNOWN: Error reading local file [OS error 5: EIO Input/output error]"),
+]
+
+
+@pytest.mark.parametrize("error", PASSING, ids=str)
+def test_an_error_that_passes(tmp_path, monkeypatch, error):
+    """Nothing is deleted, or passed over, as it can't be read for the moment."""
+    saved(tmp_path)
+
+    def fails(self, step):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Folder, "_read", fails)
+        with pytest.raises(type(error), match=re.escape(str(error))):
+            fit_line(checkpoint=tmp_path, maxiters=5)
+    assert steps_in(tmp_path) == [1, 2, 3]
+    found = fit_line(checkpoint=tmp_path, maxiters=5)
+    np.testing.assert_array_equal(found.losses, fit_line(maxiters=5).losses)
+
+
+def test_two_fits_on_one_folder(tmp_path):
+    """The second is refused, by whichever name; a fit that was killed has no lock."""
+    folder, link = tmp_path / "run", tmp_path / "link"
+    process = alone(folder, {"slow": 0.1})
+    wait_for_step(process, 4)
+    link.symlink_to(folder)
+    for name in (folder, link):
+        with pytest.raises(eo.CheckpointError, match=r"another fit .* has its checkpoints in"):
+            fit_line(checkpoint=name)
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    locked(folder / ".lock").release()
+    assert steps_in(folder)
+
+
+def test_two_fits_in_one_process(tmp_path):
+    def within(state):
+        with pytest.raises(eo.CheckpointError, match="another fit"):
+            fit_line(checkpoint=tmp_path / "link")
+        return state.step == 2
+
+    (tmp_path / "link").symlink_to(tmp_path / "run")
+    (tmp_path / "run").mkdir()
+    assert fit_line(checkpoint=tmp_path / "run", callback=within).steps == 2
+    assert fit_line(checkpoint=tmp_path / "link").steps == 5
 
 
 class Model(eqx.Module):
@@ -232,6 +306,303 @@ def test_the_log_goes_on(tmp_path):
         file.write('{"step": 4, "los')  # as a kill leaves it
     fit_line(maxiters=6, checkpoint=tmp_path / "run", log=log)
     assert [json.loads(x)["step"] for x in log.read_text().splitlines()] == [1, 2, 3, 4, 5, 6]
+
+
+def shifted(shift):
+    def loss(params, batch):
+        return squares(params, batch) + shift + params.get("more", 0)
+
+    return loss
+
+
+def with_a_lock(params, batch, lock=threading.Lock()):  # noqa: B008
+    """Of which only what JAX traces can be compared."""
+    assert not lock.locked()
+    return squares(params, batch)
+
+
+CHANGES = {
+    "a constant of the loss": ({"loss": shifted(2.0)}, "has another loss"),
+    "an array of the loss": (
+        {"loss": lambda p, b: squares(p, b) + jnp.linspace(0.0, 1.0, 2000)[1000]},
+        "has another loss",
+    ),
+    "what is not trained": ({"params": {**FLAT, "more": 7}}, "has another loss"),
+    "other numbers": ({"data": {**line(), "y": -5 * line()["x"]}}, r"has other data \(\['y'\]\)"),
+    "both": (
+        {"loss": shifted(2.0), "data": {**line(), "y": -5 * line()["x"]}},
+        "has another loss and has other data",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_loss_or_other_data(tmp_path, name):
+    """Is refused; or, where it is allowed, what is best is looked for anew."""
+    first = fit_line(shifted(-10.0), checkpoint=tmp_path)
+    given, message = CHANGES[name]
+    given = {"loss": shifted(-10.0), "maxiters": 8, **given}
+    for maxiters in (5, 8):  # (no step is left, or some are)
+        with pytest.raises(eo.CheckpointError, match=message):
+            fit_line(checkpoint=tmp_path, **{**given, "maxiters": maxiters})
+    found = fit_line(checkpoint=eo.Checkpoints(tmp_path, allow_changes=True), **given)
+    np.testing.assert_array_equal(found.losses[:5], first.losses)
+    assert found.steps == 8
+    assert found.best_loss == found.losses[5:].min()
+    # From there on it is of this loss.
+    assert fit_line(checkpoint=tmp_path, **{**given, "maxiters": 9}).steps == 9
+    with pytest.raises(eo.CheckpointError, match=message):
+        fit_line(shifted(-10.0), checkpoint=tmp_path)
+
+
+def test_the_same_loss_again(tmp_path):
+    """Written otherwise, of other objects, on other devices, or with what can't be compared."""
+    fit_line(checkpoint=tmp_path, maxiters=2)
+
+    def other_words(p, b):
+        """The same computation."""
+        predicted = p["slope"] * b["x"] + p["shift"]
+        return (predicted - b["y"]) ** 2
+
+    losses = [other_words, with_a_lock, squares, lambda p, b: squares(p, b)]
+    for i, loss in enumerate(losses):
+        data = {name: jnp.asarray(x) for name, x in line().items()}
+        result = fit_line(loss, checkpoint=tmp_path, data=data, maxiters=3 + i, devices=1 + i % 2)
+        assert result.steps == 3 + i
+    fit_line(with_a_lock, checkpoint=tmp_path / "a", data=iter([line()] * 9), maxiters=1)
+    with pytest.raises(eo.CheckpointError, match="has a loss that can't be compared"):
+        fit_line(with_a_lock, checkpoint=tmp_path / "a", data=iter([line()] * 9))
+
+
+def test_other_batches(tmp_path):
+    """In a list, and mapped from a file."""
+    options = {"maxiters": 2, "checkpoint": tmp_path / "list"}
+    fit_line(data=[line(4), line(6)], **options)
+    assert fit_line(data=[line(4), line(6)], **{**options, "maxiters": 3}).steps == 3
+    with pytest.raises(eo.CheckpointError, match=r"other data \(batch 1\['x'\], batch 1\['y'\]"):
+        fit_line(data=[line(4), line(7)], **options)
+    options["checkpoint"] = tmp_path / "mapped"
+    mapped = {}
+    for name in "xyz":
+        np.save(tmp_path / f"{name}.npy", line()["x"])
+        mapped[name] = np.load(tmp_path / f"{name}.npy", mmap_mode="r")
+    fit_line(data={"x": mapped["x"], "y": mapped["y"]}, **options)
+    with pytest.raises(eo.CheckpointError, match=r"other data \(\['y'\]\)"):
+        fit_line(data={"x": mapped["x"], "y": mapped["z"]}, **options)
+    options["checkpoint"] = tmp_path / "stored"
+    stored = {}
+    for name in "xyz":
+        stored[name] = zarr.create_array(tmp_path / f"{name}.zarr", data=line()["x"])
+    fit_line(data={"x": OnDisk(stored["x"]), "y": stored["y"]}, **options)
+    fit_line(data={"x": stored["x"], "y": OnDisk(stored["y"])}, **options)
+    with pytest.raises(eo.CheckpointError, match=r"other data \(\['y'\]\)"):
+        fit_line(data={"x": stored["x"], "y": OnDisk(stored["z"])}, **options)
+
+
+def test_a_line_search_does_not_keep_the_other_loss(tmp_path):
+    options = {"optimizer": optax.lbfgs(), "maxiters": 6}
+    fit_line(shifted(-10.0), checkpoint=tmp_path, **{**options, "maxiters": 3})
+    how = eo.Checkpoints(tmp_path, allow_changes=True)
+    found = fit_line(shifted(100.0), checkpoint=how, **options)
+    assert (found.losses[:3] < 0).all()
+    assert (found.losses[3:] >= 100.0).all()
+
+
+class Stopping(Exception):
+    pass
+
+
+def fails_at(step, error):
+    def callback(state):
+        if state.step == step:
+            raise error
+
+    return callback
+
+
+def batches_until(count, error):
+    for _ in range(count):
+        yield line()
+    raise error
+
+
+@pytest.mark.parametrize("error", [Stopping("enough"), OSError("no route"), SystemExit(3)], ids=str)
+@pytest.mark.parametrize("where", ["callback", "data"])
+def test_an_exception_keeps_what_there_is(tmp_path, error, where):
+    options = {"callback": fails_at(4, error)} if where == "callback" else {}
+    data = batches_until(4, error) if where == "data" else None
+    done = 4 if data is None else 3  # (a batch is used when the next one is there)
+    expected = fit_line(maxiters=done, data=None if data is None else iter([line()] * 9))
+    with pytest.raises(type(error)) as caught:
+        fit_line(maxiters=9, data=data, checkpoint=tmp_path / "run", **options)
+    assert caught.value is error
+    result = caught.value.result
+    assert (result.stopped, result.steps) == ("failed", done)
+    np.testing.assert_array_equal(result.losses, expected.losses)
+    jax.tree.map(np.testing.assert_array_equal, result.params, expected.params)
+    assert steps_in(tmp_path / "run") == [done]
+    if where == "callback":
+        again = fit_line(maxiters=9, checkpoint=tmp_path / "run")
+        np.testing.assert_array_equal(again.losses, fit_line(maxiters=9).losses)
+    data = batches_until(4, error) if where == "data" else None
+    with pytest.raises(type(error)) as caught:  # and without a checkpoint
+        fit_line(maxiters=9, data=data, **options)
+    assert caught.value.result.steps == done
+
+
+def test_sigterm(tmp_path):
+    """Leaves a checkpoint, and the exit code of one who was told to end."""
+    process = alone(tmp_path, {"slow": 0.01})
+    wait_for_step(process, 4)
+    process.send_signal(signal.SIGTERM)
+    process.communicate()
+    assert process.returncode == 128 + signal.SIGTERM
+    assert max(steps_in(tmp_path)) % 3 or max(steps_in(tmp_path)) > 3
+
+
+def test_sigterm_in_this_process(tmp_path):
+    """Raises, between steps, never while a checkpoint is written; and only where nobody waits."""
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+    def told(state):
+        if state.step == 4:
+            signal.raise_signal(signal.SIGTERM)
+
+    with pytest.raises(SystemExit) as caught:
+        fit_line(maxiters=9, checkpoint=tmp_path / "run", callback=told)
+    assert caught.value.code == 143
+    assert caught.value.result.steps == 4
+    assert "SIGTERM" in caught.value.result.message
+    assert steps_in(tmp_path / "run") == [4]
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+    came = []
+    signal.signal(signal.SIGTERM, lambda *_: came.append(1))
+    try:
+        assert fit_line(maxiters=9, callback=told).steps == 9
+    finally:
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    assert came == [1]
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda x: x.name)
+def test_told_to_end_while_it_writes(tmp_path, monkeypatch, number):
+    """The checkpoint is whole."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    save, came = ocp.CheckpointManager.save, []
+
+    def told(*args, **options):
+        came.append(signal.raise_signal(number))
+        return save(*args, **options)
+
+    monkeypatch.setattr(ocp.CheckpointManager, "save", told)
+    how = eo.Checkpoints(tmp_path, steps=2)
+    try:
+        with contextlib.suppress(SystemExit):
+            assert fit_line(maxiters=9, checkpoint=how).stopped == "interrupted"
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert came
+    assert steps_in(tmp_path) == [2]
+    monkeypatch.undo()
+    np.testing.assert_array_equal(
+        fit_line(maxiters=9, checkpoint=tmp_path).losses, fit_line(maxiters=9).losses
+    )
+
+
+@contextlib.contextmanager
+def no_more(call):
+    """The operating system says so, by this call; or, within Orbax's C++, of files that grow."""
+    if call == "write":
+        resource = pytest.importorskip("resource")
+        before, limits = signal.getsignal(signal.SIGXFSZ), resource.getrlimit(resource.RLIMIT_FSIZE)
+        signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50, limits[1]))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, before)
+        return
+
+    def fails(*args, **options):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, call, fails)
+        yield
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+@pytest.mark.parametrize("call", ["rename", "mkdir", "write"])
+def test_a_disk_that_is_full(tmp_path, monkeypatch, call):
+    """The error names the folder; what was written stays, what was computed is its result."""
+    how = eo.Checkpoints(tmp_path, steps=2)
+    fit_line(maxiters=4, checkpoint=how)
+    save = ocp.CheckpointManager.save
+
+    def full(*args, **options):
+        with no_more(call):
+            return save(*args, **options)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(ocp.CheckpointManager, "save", full)
+        for maxiters in (9, 5):  # (on the way, and at the end)
+            with pytest.raises(eo.CheckpointError) as caught:
+                fit_line(maxiters=maxiters, checkpoint=how)
+            assert f"can't be written to {tmp_path}" in str(caught.value)
+            said = "No space left" if call != "write" else "File too large"
+            assert said in str(caught.value)
+            assert caught.value.result.steps == min(maxiters, 6)
+            assert steps_in(tmp_path) == [2, 4]
+    again = fit_line(maxiters=9, checkpoint=how)
+    np.testing.assert_array_equal(again.losses, fit_line(maxiters=9).losses)
+
+
+class Full:
+    """A file for which there is no room."""
+
+    def __init__(self, file, after):
+        self._file, self._after = file, after
+
+    def write(self, text):
+        self._after -= 1
+        if self._after < 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    def flush(self):
+        pass
+
+    def close(self):
+        self._file.close()
+        if self._after == 0:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+@pytest.mark.parametrize("after", [0, 2, 5])
+def test_no_room_for_the_log(tmp_path, monkeypatch, after):
+    """While it is written, or as it is closed."""
+    log = tmp_path / "fit.jsonl"
+    opened = Log.__init__
+
+    def init(self, *args):
+        opened(self, *args)
+        self._file = Full(self._file, after)
+
+    monkeypatch.setattr(Log, "__init__", init)
+    with pytest.raises(OSError, match="No space left on device") as caught:
+        fit_line(maxiters=5, log=log)
+    assert caught.value.filename == str(log)
+    assert caught.value.result.steps == min(5, after + 1)
+
+
+def test_the_log_keeps_the_last_run(tmp_path):
+    """A run that begins anew adds its lines."""
+    log = tmp_path / "fit.jsonl"
+    fit_line(maxiters=3, log=log)
+    fit_line(maxiters=2, log=log, checkpoint=tmp_path / "run")
+    fit_line(maxiters=4, log=log, checkpoint=tmp_path / "run")
+    steps = [json.loads(x)["step"] for x in log.read_text().splitlines()]
+    assert steps == [1, 2, 3, 1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(

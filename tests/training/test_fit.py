@@ -14,6 +14,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.training import parallel
+from ensembleode.training.step import Step
 
 from ..marks import slow_unless
 from . import parity, several
@@ -575,3 +576,58 @@ def test_initialize_that_can_not():
         eo.initialize(processes=2)
     with pytest.raises(RuntimeError, match="put it right after the imports"):
         eo.initialize("127.0.0.1:1", 1, 0)
+
+
+#
+# One compilation
+#
+
+
+def solved(ensemblealg, alone=False):
+    """A loss that solves an ensemble, there."""
+
+    def losses(rate, n):
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(2), (0.0, 1.0), rate)
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.index))
+        sim = eo.solve(ens, eo.Euler(), ensemblealg, trajectories=n, dt=0.5, adaptive=False)
+        return jnp.sum(sim.u[:, -1] ** 2, axis=1)
+
+    if alone:
+        return lambda rate: jnp.sum(losses(rate, 400))
+    return lambda rate, batch: losses(rate, len(batch["x"]))
+
+
+SCHEDULE = optax.adam(optax.linear_schedule(0.1, 0.01, 10))
+ONCE = {
+    "one device": {},
+    "dist": {"dist": True},
+    "schedule": {"optimizer": SCHEDULE},
+    "schedule, dist": {"optimizer": SCHEDULE, "dist": True},
+    "microbatches": {"microbatch": 2},
+    "microbatches, dist": {"microbatch": 1, "dist": True},
+    "automatic": {"microbatch": "auto"},
+    "line search": {"optimizer": optax.lbfgs()},
+    "no data": {"loss": lambda p: p**2, "data": None},
+    "a solve": {"loss": solved(eo.EnsembleSerial())},
+    "a solve on one": {"loss": solved(eo.EnsembleThreads(1))},
+    "a solve on two": {"loss": solved(eo.EnsembleThreads(2))},
+    "a solve, dist": {"loss": solved(eo.EnsembleThreads()), "dist": True},
+    "a solve, no data": {"loss": solved(eo.EnsembleThreads(2), alone=True), "data": None},
+}
+
+
+@pytest.mark.parametrize("name", ONCE)
+def test_a_step_is_compiled_once(name, tmp_path, monkeypatch):
+    """At the start, and after it goes on from a checkpoint."""
+    given = {"loss": lambda p, b: (p * b["x"] - b["y"]) ** 2, "data": line(8), **ONCE[name]}
+    if given["data"] is not None:
+        given["batch_size"] = 4
+    traced = []
+    step = Step._step
+    monkeypatch.setattr(Step, "_step", lambda *args: (traced.append(1), step(*args))[1])
+    loss, data = given.pop("loss"), given.pop("data")
+    options = {"optimizer": optax.adam(0.1), **QUIET, "checkpoint": tmp_path, **given}
+    for maxiters in (4, 8):
+        traced.clear()
+        assert eo.fit(loss, jnp.array(0.5), data, maxiters=maxiters, **options).steps == maxiters
+        assert len(traced) == 1  # (what is traced is compiled)

@@ -5,8 +5,8 @@
 - `staging.py`: what else of a field is lowered, such as its derivatives.
 - `scalarise.py`: small programs taken apart into scalars first, by the lanes engine's interpreter.
 
-A printer writes it as source: `engines/julia/source.py` in Julia, `engines/kernel/source.py` in
-C++.
+A printer writes it as source: `engines/julia/source.py` in Julia, `engines/compiled/field.py` as
+LLVM IR.
 """
 
 from .lower import Inputs as Inputs, lower as lower, UntranslatableError as UntranslatableError

@@ -95,7 +95,13 @@ class Inputs(NamedTuple):
         return cls(tuple(places), None)
 
 
-def lower(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = LARGEST_RETURNED) -> Function:
+def lower(
+    jaxpr: jex.Jaxpr,
+    inputs: Inputs,
+    largest_returned: int = LARGEST_RETURNED,
+    *,
+    apart: bool = True,
+) -> Function:
     """Lower a function of a state, parameters and the time, whose result is one array.
 
     **Arguments:**
@@ -104,6 +110,7 @@ def lower(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = LARGEST_RETU
         the time.
     - `inputs`: where the parameters lie.
     - `largest_returned`: a result of more components is stored.
+    - `apart`: whether a small one is taken apart into scalars.
 
     **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
     """
@@ -123,11 +130,11 @@ def lower(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int = LARGEST_RETU
     u, time = _loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
     consts, ins = values[:n_consts], [u, *values[n_consts:]]
     result = Buffer("out", dtype, 0, size)
-    apart = scalarise(jaxpr)
-    if apart is not None:
+    scalars = scalarise(jaxpr) if apart else None
+    if scalars is not None:
         run = Lowering()
         components = [x for v in (*consts, *ins) for x in _apart(v)]
-        exprs = [x.expr for x in run.evaluate(apart, [], [*components, time])]
+        exprs = [x.expr for x in run.evaluate(scalars, [], [*components, time])]
         if size <= largest_returned and not run.work:
             return run.function(tuple(exprs), size, dtype)
         if not run.work:
@@ -1107,14 +1114,34 @@ def _while(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     carried = ins[n_test + n_body :]
     places = [_place(run, a, x) for a, x in zip(avals, carried, strict=True)]
     carry = [_read(place, a) for place, a in zip(places, avals, strict=True)]
+    going: Any = params["cond_jaxpr"].out_avals[0]
+    # A mapped loop has many conditions: it goes on where its own one holds.
+    goes_on = run.allocate(_BOOL, math.prod(going.shape)) if math.prod(going.shape) > 1 else None
     with run.block() as test:
-        (going,) = run.closed(params["cond_jaxpr"], [*consts[:n_test], *carry])
-        condition = run.let(going.expr)
+        (each,) = run.closed(params["cond_jaxpr"], [*consts[:n_test], *carry])
+        if goes_on is not None:
+            run.copy(each, goes_on)
+            condition = run.variable(number(False, _BOOL))
+            with run.loops(goes_on.size) as (i,):
+                now = Load(goes_on, Index().plus((i, 1)))
+                run.emit(Assign(condition, Op("or", (condition, now), _BOOL)))
+        else:
+            condition = run.let(each.expr)
     with run.block() as body:
         outs = run.closed(params["body_jaxpr"], [*consts[n_test:], *carry])
+        if goes_on is not None:
+            mask = stored(goes_on, going.shape)
+            outs = [_where(run, mask, new, old) for new, old in zip(outs, carry, strict=True)]
         _write_all(run, places, outs)
     run.emit(While(tuple(test), condition, tuple(body)))
     return carry
+
+
+def _where(run: Lowering, mask: Value, x: Value, y: Value) -> Value:
+    """`x` or `y`, by a mask along their first axes."""
+    numbers = np.arange(mask.size).reshape(*mask.shape, *[1] * (len(x.shape) - len(mask.shape)))
+    masks = _picked(run, [mask], np.broadcast_to(numbers, x.shape))
+    return elementwise(x.shape, x.dtype, [masks, y, x], lambda *args: Op("select_n", args, x.dtype))
 
 
 @rule("scan")

@@ -17,7 +17,7 @@ from ..lanes import (  # the imports register the rules
     indexing as indexing,
     primitives as primitives,
 )
-from ..lanes.interpreter import Interpreter, Limits, TooLong
+from ..lanes.interpreter import Interpreter, Limits, NotInLanesError, TooLong
 from ..lanes.values import fill, Scalars, unpack
 
 
@@ -86,6 +86,7 @@ def scalarise(jaxpr: jex.Jaxpr) -> jex.Jaxpr | None:
         return None
     run = Interpreter(True, MOST_OPERATIONS, _LIMITS)
     run.on_cpu = False  # nothing here depends on how XLA compiles
+    run.differentiated = False  # derivatives have been taken by now
 
     def components(*entries):
         remaining = iter(entries)
@@ -104,7 +105,7 @@ def scalarise(jaxpr: jex.Jaxpr) -> jex.Jaxpr | None:
     ]
     try:
         closed = jax.make_jaxpr(components)(*entries)
-    except TooLong:
+    except (NotInLanesError, TooLong):
         return None
     if closed.consts or not _is_scalar(closed.jaxpr):
         return None

@@ -27,7 +27,7 @@ from ...solvers.julia_alg import Description
 from ...trajectories import Lane
 from ..checks import check_steps, refusal_of_ours
 from ..rates import with_rates
-from . import gradients as gradients, methods as methods
+from . import environment, gradients as gradients, methods as methods
 
 
 name = "julia"
@@ -70,11 +70,13 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     estimate.
     """
     known_by_name = isinstance(alg, JuliaAlg)
+    label = alg.description.name if known_by_name else type(alg).__name__
+    can_adapt = not alg.fixed_step if known_by_name else alg.adaptive
     adaptive = options["adaptive"]
-    if adaptive is None and not known_by_name:
-        adaptive = alg.adaptive
+    if adaptive is None and not (known_by_name and can_adapt):
+        adaptive = can_adapt
     if adaptive is not None:
-        check_steps(type(alg).__name__, alg.adaptive, bool(adaptive), has_dt)
+        check_steps(label, can_adapt, bool(adaptive), has_dt)
     sensealg = options["sensealg"]
     chosen = None if sensealg is None else type(sensealg).__name__
     # Of a method that is known by name only, the derivatives may be needed.
@@ -82,6 +84,19 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     description = methods.description(alg)
     adaptive = None if adaptive is None else bool(adaptive)
     return Static(Method(description, adaptive, implicit, alg.stages or 8, chosen))
+
+
+def versions(method: Static) -> dict[str, str]:
+    """Of Julia and its packages, without those of other methods.
+
+    **Raises:** [`JuliaError`][] where there is no Julia.
+    """
+    there = environment.inspected(environment.find())
+    others = {*environment.METHODS, *environment.requirements(), "PythonCall"}
+    others = {name for name in others if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
+    others -= methods.packages(method.value.description)
+    packages = {name: v for name, v in there.packages.items() if name not in others}
+    return {"Julia": there.julia, **packages, **there.gpu}
 
 
 def width(state: Any, n: int) -> int:

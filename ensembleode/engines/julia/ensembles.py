@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ...ensemble import EnsembleColumns, EnsembleSerial
+from ...ensemble import EnsembleColumns
 from ...executors.job import finish_lanes, Job, Outcome, solve_lanes
 from ...plan import Plan
 from ...program import Static
@@ -77,8 +77,7 @@ def executor_for(ensemblealg: Any) -> Julia | None:
     """
     if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
         return None
-    threads = 1 if isinstance(ensemblealg, EnsembleSerial) else session.start().threads
-    return Julia(methods.place(ensemblealg, threads))
+    return Julia(methods.place(ensemblealg, lambda: session.start().threads))
 
 
 _solve = functools.partial(jax.jit, static_argnums=0)(solve_lanes)

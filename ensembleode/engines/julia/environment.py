@@ -40,6 +40,16 @@ BACKENDS = {
     "oneAPI": "8f75cd03-7ff8-4ecb-9b8f-daf728133b1b",
 }
 
+# What the packages of methods have in common, with them: controllers, Newton iterations, and the
+# linear solves of these.
+CORE = {
+    "DiffEqBase": "2b5f629d-d688-5b77-993f-72d75c75574e",
+    "LinearSolve": "7ed4a6bd-45f5-4d41-b270-4a48e9bafcae",
+    "OrdinaryDiffEqCore": "bbf590c4-e513-4bbe-9b18-05decba2e5d8",
+    "OrdinaryDiffEqDifferentiation": "4302a76b-040a-498a-8c04-15b101fed76b",
+    "OrdinaryDiffEqNonlinearSolve": "127b3ac7-2247-4354-8eb6-78cf4e7c58e8",
+}
+
 # Those of methods that are asked for less often (`JuliaAlg`).
 METHODS = {
     "OrdinaryDiffEqAdamsBashforthMoulton": "89bda076-bce5-4f1c-845f-551c83cdda9a",
@@ -248,6 +258,7 @@ def inspect(julia: Julia) -> Versions:
     named = {
         **required,
         **METHODS,
+        **CORE,
         **GPU,
         **BACKENDS,
         "PythonCall": _PYTHONCALL,
@@ -275,10 +286,16 @@ def inspect(julia: Julia) -> Versions:
 
     return Versions(
         julia=versions["julia"],
-        packages=there(*required, *METHODS, "PythonCall"),
+        packages=there(*required, *METHODS, *CORE, "PythonCall"),
         gpu=there(*GPU, *BACKENDS),
         ensembleode=next((folder for name, _, folder in lines if name == "EnsembleODE"), None),
     )
+
+
+@functools.cache
+def inspected(julia: Julia) -> Versions:
+    """`inspect`, once in a process: what Julia has loaded stays."""
+    return inspect(julia)
 
 
 def check(julia: Julia, *, in_process: bool = True) -> Versions:

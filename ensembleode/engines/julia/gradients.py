@@ -29,7 +29,7 @@ from . import methods, session
 from .fields import translate
 from .numbers import flags, read_arrays
 from .requests import Request
-from .solving import field_of, options_of, solve_in_program
+from .solving import field_of, NO_DERIVATIVE, options_of, solve_in_program
 
 
 # With more parameters the adjoint is cheaper.
@@ -415,7 +415,7 @@ def _interpolating(plan, lanes, n, parameters, result, ct) -> Any:
     leaves, structure = jtu.tree_flatten(operands)
     call = _AdjointCall(plan, program, n, total, structure)
     room = jax.ShapeDtypeStruct((n, total), plan.state.dtype)
-    (gradient,) = host_call(call, [room], *leaves)
+    (gradient,) = host_call(call, [room], *leaves, no_derivative=NO_DERIVATIVE)
     return gradient
 
 

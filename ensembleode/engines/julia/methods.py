@@ -1,5 +1,6 @@
 """Our solvers and ensemble algorithms by what Julia calls them."""
 
+from collections.abc import Callable
 from typing import Any
 
 from ... import cpu_devices
@@ -13,7 +14,8 @@ from ...ensemble import (
     EnsembleThreads,
 )
 from ...solvers import JuliaAlg, ODESolver
-from ...solvers.julia_alg import described, Description
+from ...solvers.julia_alg import described, Description, Val
+from . import environment
 
 
 _OTHER_NAMES = {"Bosh3": "BS3", "Dopri5": "DP5"}
@@ -36,13 +38,27 @@ def as_table(method: Description) -> dict[str, Any]:
     return {
         "name": name,
         "package": package,
-        "arguments": [as_table(x) if isinstance(x, tuple) else x for x in arguments],
-        "options": {k: as_table(v) if isinstance(v, tuple) else v for k, v in options},
+        "arguments": [_as_value(x) for x in arguments],
+        "options": {k: _as_value(x) for k, x in options},
     }
 
 
-def place(ensemblealg: EnsembleAlgorithm, threads: int) -> Place:
-    """Where Julia, which has so many threads, runs an ensemble.
+def _as_value(x: Any) -> Any:
+    if isinstance(x, Description):
+        return as_table(x)
+    return {"val": x.value} if isinstance(x, Val) else x
+
+
+def packages(method: Description) -> set[str]:
+    """Those that the method and its arguments are from."""
+    every = (*method.arguments, *(x for _, x in method.options))
+    inner = (packages(x) for x in every if isinstance(x, Description))
+    return {method.package}.union(*inner)
+
+
+def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:
+    """Where Julia, which has so many threads, runs an ensemble. (It starts to tell how many, so it
+    is only asked where that matters.)
 
     **Raises:** `ValueError` for what it has not got.
     """
@@ -52,13 +68,14 @@ def place(ensemblealg: EnsembleAlgorithm, threads: int) -> Place:
         case EnsembleThreads(n=n):
             if n == 1:
                 return SERIAL
-            if n not in (None, threads):
+            have = threads()
+            if n not in (None, have):
                 raise ValueError(
-                    f"EnsembleThreads(n={n}) wants {n} threads, and Julia runs with {threads}: "
+                    f"EnsembleThreads(n={n}) wants {n} threads, and Julia runs with {have}: "
                     f"call ensembleode.julia.start(threads={n}) before the first solve, or set "
                     f"PYTHON_JULIACALL_THREADS={n}."
                 )
-            return ("EnsembleThreads", ()) if threads > 1 else SERIAL
+            return ("EnsembleThreads", ()) if have > 1 else SERIAL
         case EnsembleDistributed(workers=workers):
             workers = workers or cpu_devices.cores()
             return "EnsembleDistributed", (("workers", workers), ("threads", 1))
@@ -72,10 +89,17 @@ def place(ensemblealg: EnsembleAlgorithm, threads: int) -> Place:
                     "EnsembleGPUArray(devices=...) are devices of JAX; with engine='julia' say "
                     "backend='CUDA'."
                 )
-            return "EnsembleGPUArray", (("backend", backend or "CUDA"),)
+            return _on_gpu("EnsembleGPUArray", backend)
         case EnsembleGPUKernel(backend=backend):
-            return "EnsembleGPUKernel", (("backend", backend or "CUDA"),)
+            return _on_gpu("EnsembleGPUKernel", backend)
     raise ValueError(f"{type(ensemblealg).__name__} does not run with engine='julia'.")
+
+
+def _on_gpu(name: str, backend: str | None) -> Place:
+    known = ("CPU", *environment.BACKENDS)
+    if backend not in (None, *known):
+        raise ValueError(f"{name}(backend={backend!r}): backend must be one of {', '.join(known)}.")
+    return name, (("backend", backend or "CUDA"),)
 
 
 def is_gpu(place: Place) -> bool:

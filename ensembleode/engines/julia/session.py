@@ -42,8 +42,9 @@ class _Thread:
         self.idle: Callable[[], Any] = contextlib.nullcontext
         threading.Thread(target=self._work, name="julia", daemon=True).start()
 
-    def submit(self, fn: Callable, *args: Any) -> Future:
-        future: Future = Future()
+    def submit(self, fn: Callable, *args: Any, future: Future | None = None) -> Future:
+        """Have `fn(*args)` be the result of the future, unless that is cancelled before."""
+        future = Future() if future is None else future
         self._asked.put((future, fn, args))
         return future
 
@@ -51,10 +52,20 @@ class _Thread:
         while True:
             with self.idle():
                 future, fn, args = self._asked.get()
+            if not future.set_running_or_notify_cancel():
+                continue
             try:
                 future.set_result(fn(*args))
             except BaseException as e:
                 future.set_exception(e)
+
+
+def _result(future: Future) -> Any:
+    """A future's result. A signal that comes just before a wait is only seen after it: so no wait
+    is long."""
+    while not concurrent.futures.wait([future], timeout=0.5).done:
+        pass
+    return future.result()
 
 
 class Session(abc.ABC):
@@ -65,15 +76,35 @@ class Session(abc.ABC):
         self._thread = _Thread()
         self._workers: list[int] = []
         self._defined: set[str] = set()
-        self._thread.submit(self._start).result()
-        # Before what juliacall does then, which would wait for them.
-        atexit.register(self.close)
+        self._started: Future = Future()
+
+    def ready(self) -> None:
+        """Have Julia running; whoever is interrupted in that may ask again.
+
+        **Raises:** [`JuliaError`][] when it does not start.
+        """
+        if not self._started.done():
+            self._thread.submit(self._begin)
+        _result(self._started)
+
+    def _begin(self) -> None:
+        if self._started.done():
+            return
+        try:
+            self._start()
+        except BaseException as e:
+            _forget(self)
+            self._started.set_exception(e)
+        else:
+            # Before what juliacall does then, which would wait for them.
+            atexit.register(self.close)
+            self._started.set_result(None)
 
     def run(self, request: Request) -> dict[str, Any]:
         """Julia's answer.
 
-        **Raises:** [`JuliaError`][] with Julia's message; `KeyboardInterrupt`, after Julia has
-        stopped.
+        **Raises:** [`JuliaError`][] with Julia's message; after Julia has stopped, whatever the
+        handler of a signal has raised meanwhile, such as `KeyboardInterrupt`.
         """
         place = request.options.get("place", {})
         if place.get("name") in _DISTRIBUTED:
@@ -91,26 +122,33 @@ class Session(abc.ABC):
             self._workers = []
 
     def _ask(self, request: Request) -> dict[str, Any]:
-        stop = np.zeros(1, np.int32)
-        request.arrays["stop"] = stop
-        answer = self._thread.submit(self._answer, request)
+        request.arrays["stop"] = np.zeros(1, np.int32)
+        answer: Future = Future()
         try:
-            text = answer.result()
-        except KeyboardInterrupt:
-            self._interrupt(request)
-            # The arrays are Julia's until it is done with them.
-            concurrent.futures.wait([answer])
+            self._thread.submit(self._answer, request, future=answer)
+            text = _result(answer)
+        except BaseException:
+            # Without an answer, what was raised is of a signal: Ctrl-C, a time limit, ...
+            if not answer.done() and not answer.cancel():
+                self._stop(request, answer)
             raise
         answered = tomllib.loads(text)
         if "error" in answered:
-            raise JuliaError(f"Julia failed: {answered['kind']}: {answered['error']}")
+            kind, said = answered["kind"], answered["error"]
+            # Many of Julia's errors begin with what they are.
+            said = said if said.startswith(kind) else f"{kind}: {said}"
+            raise JuliaError(f"Julia failed: {said}")
         return answered
 
-    def _interrupt(self, request: Request) -> None:
-        request.arrays["stop"][0] = 1
+    def _stop(self, request: Request, answer: Future) -> None:
+        """Have Julia stop, and wait until it has: the arrays are Julia's until then."""
         for pid in self._workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
+        while not answer.done():
+            # More than once, for the array may have been on its way to where Julia reads it.
+            request.arrays["stop"][0] = 1
+            concurrent.futures.wait([answer], timeout=0.1)
 
     @abc.abstractmethod
     def _start(self) -> None:
@@ -313,6 +351,7 @@ def _reserve(file: Any, size: int) -> None:
 
 
 _running: Session | None = None
+_starting = threading.Lock()
 
 
 def start(*, threads: int | None = None, process: bool | None = None) -> Session:
@@ -329,27 +368,33 @@ def start(*, threads: int | None = None, process: bool | None = None) -> Session
     when it runs already, and otherwise.
     """
     global _running
-    if _running is not None:
-        same = threads in (None, _running.threads)
-        same &= process in (None, isinstance(_running, OwnProcess))
-        if not same:
-            where = "a process of its own" if isinstance(_running, OwnProcess) else "this process"
-            raise ValueError(
-                f"Julia runs already, with {_running.threads} threads in {where}: call "
-                "ensembleode.julia.start before the first solve, and once."
-            )
-        return _running
-    if process is None:
-        process = os.environ.get(PROCESS, "") not in ("", "0")
-    kind = OwnProcess if process else InProcess
-    _running = kind(threads or environment.threads())
-    return _running
+    with _starting:
+        session, asked = _running, process
+        if session is None:
+            if process is None:
+                process = os.environ.get(PROCESS, "") not in ("", "0")
+            kind = OwnProcess if process else InProcess
+            # Before it starts: where waiting for it is interrupted, it goes on starting, and the
+            # next solve finds it.
+            session = _running = kind(threads or environment.threads())
+            asked = threads = None
+    session.ready()
+    same = threads in (None, session.threads)
+    same &= asked in (None, isinstance(session, OwnProcess))
+    if not same:
+        where = "a process of its own" if isinstance(session, OwnProcess) else "this process"
+        raise ValueError(
+            f"Julia runs already, with {session.threads} threads in {where}: call "
+            "ensembleode.julia.start before the first solve, and once."
+        )
+    return session
 
 
 def _forget(session: Session) -> None:
     global _running
-    if _running is session:
-        _running = None
+    with _starting:
+        if _running is session:
+            _running = None
 
 
 def close() -> None:

@@ -15,6 +15,14 @@ from .numbers import flags, read_arrays, result_of, written
 from .requests import Request
 
 
+NO_DERIVATIVE = (
+    "this solve is differentiated twice (hessian, jacfwd or jacrev of a gradient), and "
+    "engine='julia' has first derivatives only. Pass engine='lanes' with sensealg="
+    "ForwardDiffSensitivity(), for jacfwd(jacfwd(...)), or engine='diffrax' with sensealg="
+    "DirectAdjoint(), for hessian."
+)
+
+
 def field_of(plan: Plan) -> Field:
     """The translated field of a plan.
 
@@ -76,5 +84,6 @@ def solve_in_program(plan: Plan, lanes: Lane, n: int) -> Result:
     field_of(plan)  # what can't be translated is said now, not when the program runs
     leaves, structure = jtu.tree_flatten(lanes)
     room = written(plan, n)
-    outs = host_call(_Call(plan, n, structure), list(room.values()), *leaves)
+    call = _Call(plan, n, structure)
+    outs = host_call(call, list(room.values()), *leaves, no_derivative=NO_DERIVATIVE)
     return result_of(plan, lanes, dict(zip(room, outs, strict=True)), n)

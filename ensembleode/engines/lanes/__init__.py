@@ -5,14 +5,13 @@ where the field is small, matrix products `W @ X` where it is a network. Every l
 size, its own acceptance, its own end and its own return code.
 
 - `field.py`: the vector field over lanes, from its jaxpr.
-- `step.py`: a Runge-Kutta step from the method's tableau, and its dense output.
-- `controller.py`: step-size control.
 - `loop.py`: the time loop of a chunk, and what it saves.
 - `adjoint.py`: its reverse mode; `continuous.py`: the continuous adjoints.
 - `chunks.py`: trajectories to chunks and back.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +20,14 @@ import jax.numpy as jnp
 from ... import sensitivity
 from ...plan import Plan, Result
 from ...program import Program, Static, trace
+from ...solvers.control import PIController
 from ...trajectories import Lane
 from ..checks import check_steps, refusal_of_ours
 from ..rates import with_rates
+from ..results import only
 from . import chunks as _chunks
-from .controller import PIController
+from .field import LaneField
+from .interpreter import NotInLanesError
 
 
 name = "lanes"
@@ -64,6 +66,30 @@ def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     return None
 
 
+def field_refusal(field: Program, state: Any, batched: Lane) -> str | None:
+    """Why this engine can't run this field, on such a state; None when it can."""
+    return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
+
+
+@functools.lru_cache(maxsize=1024)
+def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None:
+    if field.jaxpr.effects:
+        # Lanes that fill up a chunk would have them, too.
+        effects = ", ".join(sorted(map(str, field.jaxpr.effects)))
+        return f"f has effects ({effects}), and it would have them more often than asked for."
+    try:
+        LaneField(field, jax.ShapeDtypeStruct(shape, dtype), batched_consts, batched_p)
+    except NotInLanesError as e:
+        return f"f can't be evaluated for several trajectories at once ({e})."
+    return None
+
+
+def versions(method: Static) -> dict[str, str]:
+    """None besides ensembleode's and JAX's."""
+    del method
+    return {}
+
+
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
@@ -90,9 +116,8 @@ def integrate(plan: Plan, lane: Lane) -> Result:
         plan, lane = _traced(plan, lane)
     batched = jax.tree.map(lambda _: False, plan.batched)
     plan = dataclasses.replace(plan, batched=batched)
-    result = with_rates(plan, lane, _chunks.solve_trajectories(plan, lane, 1, alone=True))
-    t = result.t[0] if plan.own_times else result.t
-    return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
+    solved = _chunks.solve_trajectories(plan, lane, 1, alone=True)
+    return only(plan, with_rates(plan, lane, solved))
 
 
 def width(state: Any, n: int) -> int:

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from ...saving import Saving
-from .leaves import add_scaled, computed_once, Leaves, map_leaves, over, select
+from ...solvers.runge_kutta import add_scaled, dense_stages, step, weights_at
+from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
 from .loop import advance, Chunk, Method, running, start, State
-from .step import dense_stages, step, weights_at
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
@@ -76,6 +76,39 @@ class Cotangent(NamedTuple):
     length: Any
 
 
+class Wide(NamedTuple):
+    """The arguments of the field as they are differentiated.
+
+    Numbers that all lanes share are one a lane, as their cotangents are summed over the lanes only
+    once, at the end; but for those on which it depends what the field computes (the predicate of a
+    `lax.cond`, say), which stay one, so that it is the same as forwards.
+
+    - `args`: those that are real; None in the place of the others, which are in `rest`.
+    - `has_lanes`: which of `args` have an axis of lanes.
+    """
+
+    args: Any
+    rest: Any
+    has_lanes: Any
+
+    def combined(self, args: Any) -> Any:
+        return eqx.combine(args, self.rest)
+
+    def added(self, grad: Any, more: Any, mask: Any) -> Any:
+        """The cotangents with those that the lanes of the mask add: what is zero times infinity in
+        the others is not."""
+
+        def add(x, y, has_lanes):
+            return x + jnp.where(over(mask, y), y, jnp.zeros_like(y)) if has_lanes else x + y
+
+        return jax.tree.map(add, grad, more, self.has_lanes)
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether there are arguments whose cotangents are summed over the lanes at once."""
+        return not all(jax.tree.leaves(self.has_lanes))
+
+
 def buffers(method: Method, saving: Saving, like: Chunk) -> Buffers | None:
     """Room for chunks like this one (an abstract one will do); None where every step is saved."""
     if saving.mode == "steps":
@@ -111,21 +144,24 @@ def pull_back(
     cotangent: Cotangent,
     room: Buffers | None,
     split: Callable,
+    wide: Wide,
     through: Callable | None = None,
 ) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Pull back through a chunk in which every lane succeeds.
+    """Pull back through a chunk in which the lanes of the mask succeed; the others are not solved,
+    and their cotangents are zero.
 
     `field(args)` is the vector field of `(y, t)`; `split` takes a state `[*state, lane]` apart;
     `through` pulls back through one step, by default the step itself.
 
     **Returns:** the cotangents of the state just after `t0`, of `u0` (which may be saved, too) and
-    of `args`; and the room.
+    of `wide.args`; and the room.
     """
-    args, rest = eqx.partition(chunk.args, eqx.is_inexact_array)
-    replay = Replay(method, field, saving, chunk, cotangent.rows, split, args, rest)
+    args = wide.args
+    replay = Replay(method, field, saving, chunk, cotangent.rows, split, wide)
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
     if room is None:
+        cotangent = cotangent._replace(length=jnp.where(chunk.mask, cotangent.length, 0))
         record, length = _record_saved(saving, chunk, cotangent, split)
         pulled = replayed(record, length, Pulled(cotangent.end, None, grad, cotangent.length))
     else:
@@ -136,11 +172,11 @@ def pull_back(
         pulled, room = _replay_segments(replay, replayed, pulled, room)
     adjoint, grad = pulled.y, pulled.grad
     if pulled.k is not None:
-        _, pull_k = jax.vjp(
-            lambda y, args: field(eqx.combine(args, rest))(y, chunk.t0), chunk.u0, args
-        )
+        _, pull_k = jax.vjp(lambda y, args: field(wide.combined(args))(y, chunk.t0), chunk.u0, args)
         more, more_grad = pull_k(pulled.k)
-        adjoint, grad = map_leaves(jnp.add, adjoint, more), jax.tree.map(jnp.add, grad, more_grad)
+        moved = chunk.mask & (chunk.t0 != chunk.t1)
+        adjoint = select(moved, map_leaves(jnp.add, adjoint, more), adjoint)
+        grad = wide.added(grad, more_grad, moved)
     at_u0 = adjoint
     if cotangent.rows is not None:
         at_u0 = _add_start(cotangent.rows, adjoint, pulled.rows, split)
@@ -259,8 +295,23 @@ class Replay(NamedTuple):
     chunk: Chunk
     rows: Any
     split: Callable
-    args: Any
-    rest: Any
+    wide: Wide
+
+    def safe(self, taken: Record) -> Record:
+        """The step; where a lane did not take it, at its start, where it has been.
+
+        There the field may be evaluated: elsewhere its derivative may be infinite, and times a
+        cotangent of zero that is NaN, in the sum over the lanes.
+        """
+        if not self.wide.is_shared:
+            return taken
+        took, t = taken.h != 0, taken.t
+        if t.ndim:
+            t = jnp.where(took, t, self.chunk.t0)
+        k = taken.k
+        if k is not None:
+            k = select(took, k, map_leaves(jnp.zeros_like, k))
+        return Record(t, taken.h, select(took, taken.y, self.chunk.u0), k)
 
 
 def _replay_all(
@@ -277,16 +328,16 @@ def _replay_all(
 def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Pull the cotangents back through one step."""
     adjoint, adjoint_k, grad, rows = pulled
-    t, h, y, k = taken
+    t, h, y, k = replay.safe(taken)
     tableau = replay.method.tableau
     dense = replay.saving.mode == "times"
 
     def forward(y, k, args):
-        field = replay.field(eqx.combine(args, replay.rest))
-        y2, ks = step(tableau, field, y, field(y, t) if k is None else k, t, h)
-        return y2, dense_stages(tableau.interpolant, field, y, ks, t, h) if dense else ()
+        field = replay.field(replay.wide.combined(args))
+        y2, ks = step(LANES, tableau, field, y, field(y, t) if k is None else k, t, h)
+        return y2, dense_stages(LANES, tableau.interpolant, field, y, ks, t, h) if dense else ()
 
-    (_, ks), pullback = jax.vjp(forward, y, k, replay.args)
+    (_, ks), pullback = jax.vjp(forward, y, k, replay.wide.args)
     direct = tuple(map(jnp.zeros_like, y))
     adjoint_ks = list(jax.tree.map(jnp.zeros_like, ks))
     took = h != 0
@@ -302,8 +353,8 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     adjoint_y, to_k, grad_args = pullback((adjoint, adjoint_ks))
     if k is not None:
         adjoint_k = select(took, to_k, adjoint_k)
-    grad = jax.tree.map(jnp.add, grad, grad_args)
-    return Pulled(map_leaves(jnp.add, adjoint_y, direct), adjoint_k, grad, rows)
+    adjoint = select(took, map_leaves(jnp.add, adjoint_y, direct), adjoint)
+    return Pulled(adjoint, adjoint_k, replay.wide.added(grad, grad_args, took), rows)
 
 
 def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[Leaves, Any]:
@@ -334,8 +385,8 @@ def _rows_within(replay: Replay, taken: Record, carry: tuple) -> tuple:
         ct = computed_once(map_leaves(lambda x: jnp.where(over(here, x), x, 0), ct))
         scaled = computed_once(map_leaves(lambda x: over(h, x) * x, ct))
         adjoint_ks = tuple(
-            a if isinstance(w, float) else add_scaled(a, w, [1.0], [scaled])
-            for a, w in zip(adjoint_ks, weights_at(interpolant, theta), strict=True)
+            a if isinstance(w, float) else add_scaled(LANES, a, w, [1.0], [scaled])
+            for a, w in zip(adjoint_ks, weights_at(LANES, interpolant, theta), strict=True)
         )
         rows = rows - here.astype(rows.dtype)
         return map_leaves(jnp.add, direct, ct), adjoint_ks, rows, *last(rows)
@@ -362,12 +413,11 @@ def _row(rows: Any, row: Any, split: Callable) -> Leaves:
 
 
 def _rows_saved(saving: Saving, chunk: Chunk) -> Any:
-    """How many rows were written, in a lane that succeeded."""
-    lanes = chunk.u0[0].shape[-1]
+    """How many rows were written, in the lanes that succeeded."""
     if saving.mode == "ends":
-        return jnp.zeros(lanes, jnp.int32)
+        return jnp.zeros(len(chunk.mask), jnp.int32)
     count = jnp.sum(jnp.isfinite(chunk.times), axis=-1, dtype=jnp.int32)
-    return jnp.broadcast_to(count, (lanes,))
+    return jnp.where(chunk.mask, count, 0)
 
 
 def _add_start(rows_ct: Any, adjoint: Leaves, rows: Any, split: Callable) -> Leaves:

@@ -14,11 +14,11 @@ from ... import sensitivity
 from ...plan import Plan, Result
 from ...program import Program
 from ...solution import ReturnCode
+from ...solvers.control import Tolerances
 from ...trajectories import Lane
 from ..results import Counts, Numbers, result_of, Saved, with_times
-from .adjoint import buffers, Cotangent, pull_back
+from .adjoint import buffers, Cotangent, pull_back, Wide
 from .continuous import backsolve, gauss
-from .controller import Tolerances
 from .field import LaneField
 from .leaves import Leaves, map_leaves, sum_of
 from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
@@ -57,9 +57,23 @@ class Setup(NamedTuple):
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
 
-    def widened(self, x: Any) -> Any:
-        """A number that all lanes share as one a lane."""
-        return jnp.broadcast_to(x, (self.width,)) if x.ndim == 0 else x
+    def wide(self, args: Any) -> tuple[Wide, Callable]:
+        """The arguments as they are differentiated, and what pulls their cotangents back."""
+        real, rest = eqx.partition(args, eqx.is_inexact_array)
+        flags = zip(real, self.field.batched, self.field.deciding, strict=True)
+        has_lanes = tuple(
+            jax.tree.map(lambda x, b=b, d=d: b or (x.ndim == 0 and not d), arg)
+            for arg, b, d in flags
+        )
+
+        def widened(real):
+            def one(x, has_lanes):
+                return jnp.broadcast_to(x, (self.width,)) if has_lanes and not x.ndim else x
+
+            return jax.tree.map(one, real, has_lanes)
+
+        args, narrow = jax.vjp(widened, real)
+        return Wide(args, rest, has_lanes), narrow
 
 
 def solve_trajectories(
@@ -135,11 +149,14 @@ def _all_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
 def _solve_one(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
     """The solution of a chunk, `[lane, ...]` each."""
     chunk = _chunk(setup, every, shared, mask)
-    if setup.plan.method.value.direction == "reverse":
+    forward_mode = setup.plan.method.value.direction == "forward"
+    if not forward_mode:
         # The same bits, whatever the program does with these numbers before.
         chunk = jax.lax.optimization_barrier(chunk)
     method, field = setup.method, setup.field_of(chunk.args)
-    state, out = solve_chunk(method, field, setup.plan.saving, chunk, setup.field.join)
+    state, out = solve_chunk(
+        method, field, setup.plan.saving, chunk, setup.field.join, forward_mode=forward_mode
+    )
     codes = retcodes(method, field, chunk, state)
     return _result(setup, chunk, state, out, codes)
 
@@ -233,23 +250,23 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
 
     def one(carry, numbers):
         room, grad_shared = carry
-        which, mask, ok = numbers
-        # A failed lane is replaced by one that succeeded, with no cotangent: what it would add is
-        # zero times the infinities on its way.
+        which, ok = numbers
+        # A failed lane is not solved again; its numbers, which may be infinite or NaN, are replaced
+        # by those of one that succeeded, so that products with shared weights stay finite.
         which = jnp.where(ok, which, which[jnp.argmax(ok)])
         every, fixed, cotangent, saved = jax.tree.map(lambda x: x[which], lanes)
         weight = ok.reshape(-1, *(1,) * (cotangent.ndim - 1))
         cotangent = jnp.where(weight, cotangent, jnp.zeros_like(cotangent))
-        some = jnp.any(ok)
-        mask = mask & some
 
         def chunk_of(every, shared):
             lane, rest = eqx.combine(every, fixed), eqx.combine(shared, fixed_shared)
-            chunk = _chunk(setup, lane, rest, mask)
+            chunk = _chunk(setup, lane, rest, ok)
             return _real_parts(chunk), chunk
 
         _, pullback, chunk = jax.vjp(chunk_of, every, shared, has_aux=True)
         grads, room = _pull_back(setup, chunk, cotangent, saved, moving, room)
+        # (With no lane that succeeded, all numbers are those of one that failed.)
+        some = jnp.any(ok)
         grads = jax.tree.map(lambda x: jnp.where(some, x, jnp.zeros_like(x)), grads)
         grad_every, more_shared = pullback(grads)
         return (room, jax.tree.map(jnp.add, grad_shared, more_shared)), grad_every
@@ -257,9 +274,8 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
     like = jax.eval_shape(lambda e, s, m: _chunk(setup, e, s, m), *_firsts(numbers), mask[0])
     zero = jax.tree.map(jnp.zeros_like, shared)
     room = None if adjoint == "BacksolveAdjoint" else buffers(setup.method, setup.plan.saving, like)
-    succeeded = codes == ReturnCode.Success.value
-    ordered = (_merged(x)[order] for x in (mask, succeeded))
-    (_, grad_shared), grad_every = jax.lax.scan(one, (room, zero), (order, *ordered))
+    succeeded = _merged(mask & (codes == ReturnCode.Success.value))[order]
+    (_, grad_shared), grad_every = jax.lax.scan(one, (room, zero), (order, succeeded))
     return jax.tree.map(lambda x: _merged(x)[back].reshape(x.shape), grad_every), grad_shared
 
 
@@ -307,14 +323,11 @@ def _pull_back(
         at_end, rows = field.split(_lane_last(cotangent[:, -1])), None
         if saving.start:
             at_start = field.split(_lane_last(cotangent[:, 0]))
-    # Numbers that all lanes share have a cotangent in each, summed up at the end.
-    args, fixed = eqx.partition(chunk.args, eqx.is_inexact_array)
-    args, narrow = jax.vjp(lambda args: jax.tree.map(setup.widened, args), args)
-    chunk = chunk._replace(args=eqx.combine(args, fixed))
+    wide, narrow = setup.wide(chunk.args)
     u, t, length = saved or (None, None, None)
     pulled = Cotangent(at_end, rows, u, t, length)
     adjoint, at_u0, grad_args, room = _ADJOINTS[setup.plan.method.value.adjoint](
-        setup.method, setup.field_of, saving, chunk, pulled, room, field.split
+        setup.method, setup.field_of, saving, chunk, pulled, room, field.split, wide
     )
     (grad_args,) = narrow(grad_args)
     grad_u0 = map_leaves(jnp.add, at_u0, at_start)
@@ -331,14 +344,15 @@ def _pull_back(
 def _pull_back_times(
     setup: Setup, chunk: Chunk, cotangent: Any, u: Any, length: Any, adjoint: Leaves
 ) -> tuple:
-    """The cotangents of `t0`, `t1` and the saved times: those of the states along the field.
+    """The cotangents of `t0`, `t1` and the saved times: those of the states along the field, in the
+    lanes of the mask.
 
     Exact for the solution of the ODE, and so to the tolerances for the one computed.
     """
     field, split = setup.field_of(chunk.args), setup.field.split
 
     def along(adjoint, y, t):
-        return sum_of(jnp.multiply, adjoint, field(y, t))
+        return jnp.where(chunk.mask, sum_of(jnp.multiply, adjoint, field(y, t)), 0)
 
     def at_row(i, t):
         return along(*(split(_lane_last(x[:, i])) for x in (cotangent, u)), t)

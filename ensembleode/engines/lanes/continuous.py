@@ -15,13 +15,14 @@ Both are `adjoint.pull_back` in arguments and results.
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from ...saving import Saving
+from ...solvers.runge_kutta import add_scaled, dense_stages, interpolate, step
 from ...solvers.tableau import Tableau
+from ...solvers.time import REACH_OF_STEP, rounding
 from .adjoint import (
     add_end,
     Buffers,
@@ -32,10 +33,10 @@ from .adjoint import (
     Record,
     Replay,
     time_of,
+    Wide,
 )
-from .leaves import add_scaled, computed_once, is_finite, Leaves, map_leaves, over, select
+from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
 from .loop import advance, Chunk, Method, running, start, Step
-from .step import dense_stages, interpolate, step
 
 
 #
@@ -51,9 +52,10 @@ def gauss(
     cotangent: Cotangent,
     room: Buffers | None,
     split: Callable,
+    wide: Wide,
 ) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Integrate back over the steps of a chunk in which every lane succeeds."""
-    return pull_back(method, field, saving, chunk, cotangent, room, split, _over_step)
+    """Integrate back over the steps of the lanes of the mask, which succeed."""
+    return pull_back(method, field, saving, chunk, cotangent, room, split, wide, _over_step)
 
 
 class _Dense(NamedTuple):
@@ -69,17 +71,18 @@ class _Dense(NamedTuple):
         if isinstance(theta, float) and theta == 0:
             return y, t
         interpolant = self.replay.method.tableau.interpolant
-        return interpolate(interpolant, y, self.ks, h, theta), t + theta * h
+        return interpolate(LANES, interpolant, y, self.ks, h, theta), t + theta * h
 
 
 def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Integrate back over one step, from its end or a saved time to the one before."""
     adjoint, _, grad, rows = pulled
+    taken = replay.safe(taken)
     t, h, y, k = taken
     tableau = replay.method.tableau
-    field = replay.field(eqx.combine(replay.args, replay.rest))
-    _, ks = step(tableau, field, y, field(y, t) if k is None else k, t, h)
-    dense = _Dense(replay, taken, dense_stages(tableau.interpolant, field, y, ks, t, h))
+    field = replay.field(replay.chunk.args)
+    _, ks = step(LANES, tableau, field, y, field(y, t) if k is None else k, t, h)
+    dense = _Dense(replay, taken, dense_stages(LANES, tableau.interpolant, field, y, ks, t, h))
     if replay.saving.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
     if replay.saving.mode != "times":
@@ -116,7 +119,7 @@ def _last_row(dense: _Dense, rows: Any) -> tuple:
     chunk, t, h = dense.replay.chunk, dense.taken.t, dense.taken.h
     took = h != 0
     time = time_of(chunk.times, jnp.maximum(rows - 1, 0))
-    close = 16 * jnp.finfo(h.dtype).eps * jnp.maximum(jnp.abs(chunk.t0), jnp.abs(chunk.t1))
+    close = jnp.minimum(rounding(chunk.t0, chunk.t1, h.dtype), REACH_OF_STEP * jnp.abs(h))
     after = jnp.sign(h) * (time - t)
     here = (rows > 0) & took & (after > jnp.where(t == chunk.t0, 0, close))
     theta = jnp.where(took, after / jnp.where(took, jnp.abs(h), 1), 0)
@@ -132,30 +135,34 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
     """
     replay, length = dense.replay, begin - stop
     tableau, h = replay.method.tableau, length * dense.taken.h
+    # What is not finite elsewhere would be so times zero.
+    moved = h != 0
 
     def at(x):
         return dense.at(begin - x * length)
 
     def rate(adjoint, x):
         u, t = at(x)
-        args = eqx.combine(replay.args, replay.rest)
-        _, pullback = jax.vjp(lambda u: replay.field(args)(u, t), u)
-        return computed_once(pullback(adjoint)[0])
+        field = replay.field(replay.chunk.args)
+        _, pullback = jax.vjp(lambda u: field(u, t), u)
+        rate = map_leaves(lambda x: jnp.where(over(moved, x), x, 0), pullback(adjoint)[0])
+        return computed_once(rate)
 
     ks = []
     interpolant = tableau.interpolant
     nodes = (*tableau.c, *interpolant.extra_c)
     for c, row in zip(nodes, ((), *tableau.a, *interpolant.extra_a), strict=True):
-        stage = computed_once(add_scaled(adjoint, h, row, ks)) if row else adjoint
+        stage = computed_once(add_scaled(LANES, adjoint, h, row, ks)) if row else adjoint
         ks.append(rate(stage, c))
     ks = tuple(ks)
     for x, weight in _quadrature(tableau):
         u, t = at(x)
         weighed = map_leaves(
-            lambda a, w=weight: over(w * h, a) * a, interpolate(interpolant, adjoint, ks, h, x)
+            lambda a, w=weight: over(w * h, a) * a,
+            interpolate(LANES, interpolant, adjoint, ks, h, x),
         )
-        grad = _add_pulled(replay.field, replay.args, replay.rest, u, t, weighed, grad)
-    return add_scaled(adjoint, h, tableau.b, ks[: tableau.stages]), grad
+        grad = _add_pulled(replay.field, replay.wide, u, t, weighed, grad, moved)
+    return add_scaled(LANES, adjoint, h, tableau.b, ks[: tableau.stages]), grad
 
 
 def _quadrature(tableau: Tableau) -> list[tuple[float, float]]:
@@ -165,10 +172,12 @@ def _quadrature(tableau: Tableau) -> list[tuple[float, float]]:
     return [(float(1 + x) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True)]
 
 
-def _add_pulled(field, args: Any, rest: Any, u: Leaves, t: Any, cotangent: Leaves, grad: Any):
-    """Add the cotangent of the parameters that one of `f(u, p, t)` gives."""
-    _, pullback = jax.vjp(lambda args: field(eqx.combine(args, rest))(u, t), args)
-    return jax.tree.map(jnp.add, grad, pullback(cotangent)[0])
+def _add_pulled(
+    field, wide: Wide, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any
+) -> Any:
+    """Add the cotangent of the parameters that one of `f(u, p, t)` gives, in lanes of the mask."""
+    _, pullback = jax.vjp(lambda args: field(wide.combined(args))(u, t), wide.args)
+    return wide.added(grad, pullback(cotangent)[0], mask)
 
 
 #
@@ -184,11 +193,11 @@ def backsolve(
     cotangent: Cotangent,
     room: None,
     split: Callable,
+    wide: Wide,
 ) -> tuple[Leaves, Leaves, Any, None]:
-    """Solve back through a chunk in which every lane succeeds; NaN where that fails."""
-    args, rest = eqx.partition(chunk.args, eqx.is_inexact_array)
-    back = _Back(method, field, chunk, args, rest)
-    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, args)
+    """Solve back through the lanes of the mask, which succeed; NaN where that fails."""
+    back = _Back(method, field, chunk, wide)
+    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, wide.args)
 
     def row_of(array, i):
         array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
@@ -227,8 +236,7 @@ class _Back(NamedTuple):
     method: Method
     field: Callable
     chunk: Chunk
-    args: Any
-    rest: Any
+    wide: Wide
 
     def rates(self, both: Leaves, t: Any) -> Leaves:
         u, adjoint = _halves(both)
@@ -261,18 +269,23 @@ class _Back(NamedTuple):
         """Add what the step adds to the cotangent of the parameters: its quadrature is the one of
         the method, at the stages."""
         tableau, accepted = self.method.tableau, tried.accepted
-        # What is not finite in a step that was rejected would be so times zero.
+        # What is not finite in a step that was rejected would be so times zero; there the field is
+        # evaluated where the trajectory starts, for its derivative may be infinite.
         ks = tuple(map_leaves(lambda x: jnp.where(over(accepted, x), x, 0), k) for k in tried.ks)
         h = jnp.where(accepted, tried.h, 0)
+        y, t0 = tried.y, tried.t
+        if self.wide.is_shared:
+            u0 = self.chunk.u0
+            y = select(accepted, y, (*u0, *map_leaves(jnp.zeros_like, u0)))
+            t0 = jnp.where(accepted, t0, self.chunk.t0)
         stages = zip(tableau.c, ((), *tableau.a), tableau.b, strict=True)
         for i, (c, row, weight) in enumerate(stages):
             if weight == 0:
                 continue
-            both = add_scaled(tried.y, h, row, ks[:i]) if i else tried.y
+            both = add_scaled(LANES, y, h, row, ks[:i]) if i else y
             u, adjoint = _halves(both)
             weighed = map_leaves(lambda a, w=weight: over(-w * h, a) * a, adjoint)
-            t = tried.t + c * h
-            grad = _add_pulled(self.field, self.args, self.rest, u, t, weighed, grad)
+            grad = _add_pulled(self.field, self.wide, u, t0 + c * h, weighed, grad, accepted)
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
@@ -282,7 +295,7 @@ class _Back(NamedTuple):
 
         def marked():
             mark = map_leaves(lambda x: jnp.where(over(lost, x), jnp.nan, jnp.zeros_like(x)), u0)
-            return _add_pulled(self.field, self.args, self.rest, u0, t0, mark, grad)
+            return _add_pulled(self.field, self.wide, u0, t0, mark, grad, lost)
 
         return jax.lax.cond(jnp.any(lost), marked, lambda: grad)
 

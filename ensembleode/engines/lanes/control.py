@@ -6,14 +6,12 @@ from typing import Any
 
 import jax
 import jax.core
-import jax.extend.core as jex
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from .interpreter import bind, Interpreter, mapped, rule
+from .interpreter import bind, cost, Interpreter, mapped, rule
 from .values import fill, is_constant, Scalars, spread, Stacked, tail_of, unpack, Value
 
 
@@ -148,10 +146,37 @@ def _cond(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     if not which.batched:
         # One branch is taken by all lanes; the other is not even differentiated.
         return mapped(run, eqn, ins)
+    outs = [
+        run.evaluate_closed(branch, [_where_taken(run, index, i, x) for x in operands])
+        for i, branch in enumerate(branches)
+    ]
     if len(branches) == 2:
         index = lax.ne(index, np.zeros((), index.dtype)[()])
-    outs = [run.evaluate_closed(branch, operands) for branch in branches]
     return [_select(run, index, cases) for cases in zip(*outs, strict=True)]
+
+
+def _where_taken(run: Interpreter, index: Any, branch: int, value: Value) -> Value:
+    """The operand of a branch, differentiable only in the lanes that take it.
+
+    (As in `jax.vmap`: in others a zero cotangent may meet an infinite derivative. Large arrays that
+    all lanes share stay shared, as a copy for each lane would make their products slow.)
+    """
+    if not run.differentiated or not _is_inexact(value):
+        return value
+    taken = lax.eq(index, np.asarray(branch, index.dtype)[()])
+
+    def only(x):
+        wide = lax.broadcast_in_dim(taken, x.shape, (x.ndim - 1,))
+        return lax.select(wide, x, lax.stop_gradient(x))
+
+    if isinstance(value, Stacked):
+        if not value.batched and math.prod(value.shape) > run.limits.scalars:
+            return value
+        return Stacked(only(spread(value, index.shape)), True)
+    entries = [
+        x if is_constant(x) else only(fill(x, index.shape, value.dtype)) for x in value.entries
+    ]
+    return Scalars(value.shape, value.dtype, entries)
 
 
 def _select(run: Interpreter, index: Any, cases: Sequence[Value]) -> Value:
@@ -180,7 +205,7 @@ def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     length, closed = params["length"], params["jaxpr"]
     sizes = [math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]
     limits = run.limits
-    if max(sizes) > limits.moved or length * _cost(closed) > limits.unrolled:
+    if max(sizes) > limits.moved or length * cost(closed) > limits.unrolled:
         return mapped(run, eqn, ins)
     body = closed.jaxpr
     # What is scanned over, or stacked, has one more axis outside than inside.
@@ -222,30 +247,3 @@ def _stack_rows(run: Interpreter, rows: Sequence[Value]) -> Value:
 
 def _empty(aval: Any) -> Scalars:
     return Scalars(aval.shape, aval.dtype, [])
-
-
-# What only moves data costs nothing.
-_FREE = (
-    *("broadcast_in_dim", "concatenate", "iota", "reshape", "rev", "slice", "split", "squeeze"),
-    *("stack", "tile", "transpose", "unstack"),
-)
-
-
-def _cost(closed: Any) -> float:
-    """About how many operations a jaxpr takes, component by component."""
-    total = 0.0
-    for eqn in getattr(closed, "jaxpr", closed).eqns:
-        name = eqn.primitive.name
-        params = jtu.tree_leaves(list(eqn.params.values()), is_leaf=_is_jaxpr)
-        inner = [x for x in params if _is_jaxpr(x)]
-        if name == "while":
-            return math.inf
-        if inner and not name.startswith("scatter"):
-            total += eqn.params.get("length", 1) * sum(map(_cost, inner))
-        elif name not in _FREE:
-            total += max(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
-    return total
-
-
-def _is_jaxpr(x: Any) -> bool:
-    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)

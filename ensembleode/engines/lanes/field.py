@@ -31,12 +31,18 @@ class LaneField:
     - `program`: `field(consts, u, p, t) -> du` of one trajectory, `consts` and `p` flat.
     - `state`: something with the `shape` and the `dtype` of one trajectory's `u`.
     - `batched_consts`, `batched_p`: which of the `consts` and `p` differ between lanes.
+    - `form`: `scalarised` and `operations`, by default what is found to be best.
 
     **Attributes:**
 
     - `scalarised`: whether the state is a tuple of `[lane]` vectors, one a component, in row-major
         order. Otherwise it is a tuple of one `[*state, lane]` array.
     - `operations`: about how many operations one call emits.
+    - `batched`, `deciding`: of the constants and parameters, which differ between lanes, and on
+        which it depends what is computed (by a predicate, say).
+
+    **Raises:** [`NotInLanesError`][ensembleode.engines.lanes.interpreter.NotInLanesError] for a
+    field that can't be evaluated for several trajectories at once.
     """
 
     def __init__(
@@ -45,6 +51,7 @@ class LaneField:
         state: Any,
         batched_consts: tuple[bool, ...],
         batched_p: tuple[bool, ...],
+        form: tuple[bool, int] | None = None,
     ):
         (out,) = program.out_avals
         self.shape: tuple[int, ...] = tuple(state.shape)
@@ -54,11 +61,16 @@ class LaneField:
         self.program = program
         self.size = math.prod(self.shape)
         self.batched = (*batched_consts, *batched_p)
+        deciding = program.deciding()
+        n = len(batched_consts)
+        # Without the state and the time.
+        self.deciding = (*deciding[:n], *deciding[n + 1 : -1])
         self._n_consts = len(batched_consts)
         binders: list[Any] = [*program.jaxpr.constvars, *program.jaxpr.invars[1:]]
         *self._avals, self._t_aval = [v.aval for v in binders]
-        self.scalarised = 0 < self.size <= LARGEST_SCALARISED_STATE
-        self.operations = self._decide()
+        self.scalarised, self.operations = form or _form_of(
+            program, self.shape, self.dtype, batched_consts, batched_p
+        )
         # Stages are alike: trace them once.
         self._call = jax.jit(self._evaluate, inline=True)
 
@@ -130,24 +142,7 @@ class LaneField:
         entries = unpack(du).entries
         return tuple(lax.convert_element_type(fill(x, tail, du.dtype), self.dtype) for x in entries)
 
-    def _decide(self) -> int:
-        """Sets `scalarised`. Returns how many operations a call emits."""
-        if self.scalarised:
-            try:
-                return self._count(MOST_OPERATIONS)
-            except TooLong:
-                self.scalarised = False
-        as_array = self._count(None)
-        if 0 < self.size <= LARGEST_SCALARISED_STATE and 2 * as_array > MOST_OPERATIONS:
-            # The program itself is long: taken apart it may be hardly longer.
-            try:
-                self.scalarised = True
-                return self._count(2 * as_array)
-            except TooLong:
-                self.scalarised = False
-        return as_array
-
-    def _count(self, budget: int | None) -> int:
+    def count(self, budget: int | None) -> int:
         """How many operations a call emits, by tracing one for a stand-in number of lanes.
 
         **Raises:** [`TooLong`][] past the budget.
@@ -171,3 +166,34 @@ class LaneField:
         t = struct((), self._t_aval.dtype, True)
         jax.eval_shape(functools.partial(self._run, run), tuple(args), leaves, t)
         return run.operations
+
+
+@functools.lru_cache(maxsize=1024)
+def _form_of(
+    program: Program,
+    shape: tuple[int, ...],
+    dtype: Any,
+    batched_consts: tuple[bool, ...],
+    batched_p: tuple[bool, ...],
+) -> tuple[bool, int]:
+    """Whether a field is best scalarised, and how many operations a call then emits."""
+    state = jax.ShapeDtypeStruct(shape, dtype)
+
+    def count(scalarised, budget):
+        field = LaneField(program, state, batched_consts, batched_p, (scalarised, 0))
+        return field.count(budget)
+
+    small = 0 < math.prod(shape) <= LARGEST_SCALARISED_STATE
+    if small:
+        try:
+            return True, count(True, MOST_OPERATIONS)
+        except TooLong:
+            pass
+    as_array = count(False, None)
+    if small and 2 * as_array > MOST_OPERATIONS:
+        # The program itself is long: taken apart it may be hardly longer.
+        try:
+            return True, count(True, 2 * as_array)
+        except TooLong:
+            pass
+    return False, as_array

@@ -9,7 +9,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.extend import source_info_util
 
+from ...program import is_jaxpr, params_of
 from . import scalars
 from .values import from_array, from_constant, pack, Scalars, Stacked, unpack, Value
 
@@ -56,6 +58,14 @@ class TooLong(Exception):
     """Scalarised, the program would be too long, or a matrix product taken apart."""
 
 
+class NotInLanesError(Exception):
+    """An operation of the field that can't be done for all lanes at once, and why."""
+
+    def __init__(self, eqn: Any, why: str):
+        name = eqn.primitive.name
+        super().__init__(f"{name}, at {source_info_util.summarize(eqn.source_info)}: {why}")
+
+
 # How a primitive is evaluated: `rule(interpreter, equation, operands) -> results`.
 Rule: TypeAlias = Callable[["Interpreter", Any, Sequence[Value]], list[Value]]
 
@@ -90,6 +100,7 @@ class Interpreter:
         self.budget = budget
         self.operations = 0
         self.on_cpu = jax.default_backend() == "cpu"
+        self.differentiated = True
 
     def evaluate(self, jaxpr: Any, consts: Sequence[Value], ins: Sequence[Value]) -> list[Value]:
         """The outputs of a jaxpr.
@@ -181,13 +192,60 @@ def bind(eqn: Any, args: Sequence) -> list:
 
 
 def mapped(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """Any primitive, by `jax.vmap` with the lanes last."""
+    """Any primitive, by `jax.vmap` with the lanes last.
+
+    What `jax.vmap` leaves without an axis stays shared by all lanes: a field may rely on that, as
+    the error checks of Equinox do, whose branches are chosen by whether *any* lane is wrong.
+
+    **Raises:** [`NotInLanesError`][] where JAX can't map it.
+    """
     run.count(1 + sum(len(x.entries) for x in ins if isinstance(x, Scalars) and x.batched))
     packed = [pack(x) for x in ins]
     arrays = [x.array for x in packed]
-    batched = any(x.batched for x in packed)
-    if not batched:
+    if not any(x.batched for x in packed):
         return run.results(bind(eqn, arrays), False)
-    axes = tuple(-1 if x.batched else None for x in packed)
-    outs = jax.vmap(lambda *args: bind(eqn, args), in_axes=axes, out_axes=-1)(*arrays)
-    return run.results(outs, True)
+    axes = [-1 if x.batched else None for x in packed]
+    results: list[Any] = [None] * len(eqn.outvars)
+
+    def call(*args):
+        lanes = args[axes.index(-1)]._trace
+        with_lanes = []
+        for i, x in enumerate(bind(eqn, args)):
+            here = getattr(x, "_trace", None) is lanes
+            if here and x.batch_dim is not None:
+                with_lanes.append((i, x))
+            else:
+                results[i] = run.results([jnp.asarray(x.val if here else x)], False)[0]
+        numbers.extend(i for i, _ in with_lanes)
+        return [x for _, x in with_lanes]
+
+    numbers: list[int] = []
+    try:
+        outs = jax.vmap(call, in_axes=axes, out_axes=-1)(*arrays)
+    except NotImplementedError as e:
+        raise NotInLanesError(eqn, str(e)) from e
+    for i, x in zip(numbers, run.results(outs, True), strict=True):
+        results[i] = x
+    return results
+
+
+# What only moves data costs nothing.
+_FREE = (
+    *("broadcast_in_dim", "concatenate", "iota", "reshape", "rev", "slice", "split", "squeeze"),
+    *("stack", "tile", "transpose", "unstack"),
+)
+
+
+def cost(closed: Any) -> float:
+    """About how many operations a jaxpr takes, component by component."""
+    total = 0.0
+    for eqn in getattr(closed, "jaxpr", closed).eqns:
+        name = eqn.primitive.name
+        inner = [x for x in params_of(eqn) if is_jaxpr(x)]
+        if name == "while":
+            return math.inf
+        if inner and not name.startswith("scatter"):
+            total += eqn.params.get("length", 1) * sum(map(cost, inner))
+        elif name not in _FREE:
+            total += max(math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars))
+    return total

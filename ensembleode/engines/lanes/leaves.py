@@ -8,11 +8,13 @@ The leaves are one `[lane]` vector a component where the field is scalarised, an
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+
+from ...solvers.arithmetic import ArrayArithmetic
 
 
 Leaves: TypeAlias = tuple[Any, ...]
@@ -36,23 +38,6 @@ def computed_once(values: Any) -> Any:
 
 
 _barrier = jax.lax.optimization_barrier
-
-
-def add_scaled(y: Leaves, h: Any, weights: Sequence[Any], ks: Sequence[Leaves]) -> Leaves:
-    """`y + h sum_i(weights_i k_i)`, without the terms whose weight is zero."""
-    total = weighted(weights, ks)
-    return map_leaves(lambda a, s: a + over(h, s) * s, y, total)
-
-
-def weighted(weights: Sequence[Any], ks: Sequence[Leaves]) -> Leaves:
-    """`sum_i(weights_i k_i)`; a weight is a Python number, or a number a lane."""
-    used = [(w, k) for w, k in zip(weights, ks, strict=True) if not _is_zero(w)]
-
-    def combine(*leaves):
-        terms = [_times(w, leaf) for (w, _), leaf in zip(used, leaves, strict=True)]
-        return functools.reduce(operator.add, terms)
-
-    return map_leaves(combine, *(k for _, k in used))
 
 
 def select(mask: Any, new: Leaves, old: Leaves) -> Leaves:
@@ -85,11 +70,20 @@ def is_finite(leaves: Leaves) -> Any:
     return sum_of(lambda x: x * 0, leaves) == 0
 
 
-def _is_zero(weight: Any) -> bool:
-    return isinstance(weight, float | int) and weight == 0
+class _Arithmetic(ArrayArithmetic):
+    """Arrays with lanes as an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]."""
+
+    def bitcast(self, x: Any, dtype: Any) -> Any:
+        return jax.lax.bitcast_convert_type(x, dtype)
+
+    def stopped(self, x: Any) -> Any:
+        return jax.lax.stop_gradient(x)
+
+    def over(self, number: Any, component: Any) -> Any:
+        return over(number, component)
+
+    def once(self, x: Any) -> Any:
+        return computed_once(x)
 
 
-def _times(weight: Any, leaf: Any) -> Any:
-    if isinstance(weight, float | int):
-        return leaf if weight == 1 else weight * leaf
-    return over(weight, leaf) * leaf
+LANES: Any = _Arithmetic(jnp)

@@ -5,14 +5,14 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ...saving import Saving
 from ...solution import ReturnCode
+from ...solvers.control import initial_step, scaled
+from ...solvers.runge_kutta import dense_stages, error_estimate, interpolate, step
 from ...solvers.tableau import Tableau
-from .controller import initial_step
-from .leaves import computed_once, is_finite, Leaves, mean_square, over, select, sum_of
-from .step import dense_stages, error_estimate, interpolate, step
+from ...solvers.time import adaptive_step, fixed_step, min_step
+from .leaves import computed_once, is_finite, LANES, Leaves, mean_square, over, select, sum_of
 
 
 class Method(NamedTuple):
@@ -56,7 +56,7 @@ class State(NamedTuple):
     `[lane]` each; but where all lanes share a fixed step, `t` and `h` are `[]`.
 
     - `t`, `y`: the time and the state; `k`: the field there, where the last step has computed it.
-    - `h`: the size of the next step, positive.
+    - `h`: the size of the next step, positive; a fixed step that time can't resolve becomes zero.
     - `memory`: the controller's; None with a fixed step.
     - `active`: whether the lane goes on.
     - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk, `[]`.
@@ -118,11 +118,14 @@ def start(method: Method, field: Callable, chunk: Chunk) -> State:
         k = field(y, t0)
     if h is None:
         at = jax.lax.stop_gradient((t0, y, k, t1 - t0))
-        h = initial_step(field, *at, chunk.tol, method.controller.order)
+        order = method.controller.order
+        h = initial_step(LANES, _norm, _power_of_ten, field, *at, chunk.tol, order)
     # Steps are constants to whoever differentiates, but for the last.
     h = jax.lax.stop_gradient(jnp.abs(h))
     if method.adaptive:
-        memory = method.controller.initial_memory(lanes)
+        # Steps that time can't resolve would teach the controller nothing.
+        h = jnp.maximum(h, 2 * jax.lax.stop_gradient(min_step(LANES, t0, t1 - t0)))
+        memory = jnp.broadcast_to(method.controller.initial_memory, (lanes,))
         h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
         active = active & jnp.isfinite(h)
     elif h.ndim or t0.ndim or t1.ndim:
@@ -153,26 +156,38 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
     t1 = chunk.t1 + jnp.zeros_like(t)
     direction = jnp.sign(chunk.t1 - chunk.t0)
     # Steps are constants to whoever differentiates, but for the last, which moves with its end.
-    size = jax.lax.stop_gradient(jnp.minimum(state.h, jnp.abs(t1 - t)))
-    t2 = _landed(t, t + direction * size, t1)
+    size = jax.lax.stop_gradient(state.h)
+    next_h, unresolved = size, None
+    if method.adaptive:
+        t2 = adaptive_step(LANES, t, t1, direction, size)
+        size = jnp.minimum(size, jax.lax.stop_gradient(jnp.abs(t1 - t)))
+    else:
+        # All lanes that go on have taken as many steps.
+        t2, unresolved = fixed_step(LANES, chunk.t0, t1, t, size, state.tries)
+        unresolved = unresolved & (active if t.ndim else jnp.any(active))
+        t2 = jnp.where(unresolved, t, t2)
+        next_h = jnp.where(unresolved, jnp.zeros_like(size), size)
     # As time has it after rounding: otherwise the state would be ahead of it, or behind.
     h = t2 - t
+    if unresolved is not None:
+        # The state becomes NaN, and the lane ends.
+        h = jnp.where(unresolved, jnp.nan, h)
     k1 = field(y, t) if state.k is None else state.k
-    y2, ks = step(tableau, field, y, k1, t, h)
-    memory, next_h = state.memory, state.h
+    y2, ks = step(LANES, tableau, field, y, k1, t, h)
+    memory = state.memory
     lost = None
     if method.controller is not None:
         # The steps are constants to whoever differentiates the solution.
         at = jax.lax.stop_gradient((ks, h, y, y2))
-        scaled = chunk.tol.scaled(error_estimate(tableau, *at[:2]), *at[2:])
-        error = computed_once(jnp.sqrt(mean_square(scaled)))
+        estimate = error_estimate(LANES, tableau, *at[:2])
+        error = computed_once(_norm(scaled(LANES, chunk.tol, estimate, *at[2:])))
         accepted = (error <= 1) & active
         first = state.naccept == 0
         next_h, memory = computed_once(
-            method.controller.next_step(size, error, memory, accepted, first)
+            method.controller.next_step(LANES, size, error, memory, accepted, first)
         )
-        # A step that time can't feel: the lane is lost (`retcodes` says how).
-        lost = next_h <= _least(jnp.where(accepted, t2, t), chunk)
+        # A step that time can't resolve: the lane is lost (`retcodes` says how).
+        lost = next_h <= min_step(LANES, jnp.where(accepted, t2, t), chunk.t1 - chunk.t0)
         next_h = jnp.where(active, next_h, state.h)
         t2 = jnp.where(accepted, t2, t)
     else:
@@ -200,6 +215,14 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
     return state, Step(t, t2, h, y, y2, ks, accepted)
 
 
+def _norm(values: Leaves) -> Any:
+    return jnp.sqrt(mean_square(values))
+
+
+def _power_of_ten(x: Any, order: int) -> Any:
+    return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
+
+
 def _next_k(state: State, ks: tuple, accepted: Any) -> Leaves | None:
     if state.k is None:
         return None
@@ -210,30 +233,18 @@ def _count(count: Any, here: Any) -> Any:
     return count + here.astype(count.dtype)
 
 
-def _landed(before: Any, t: Any, t1: Any) -> Any:
-    """Time after a step; `t1` itself where rounding alone keeps it from that."""
-    largest = jnp.maximum(jnp.abs(before), jnp.abs(t1))
-    return jnp.where(jnp.abs(t - t1) < 100 * jnp.finfo(t.dtype).eps * largest, t1, t)
-
-
-def _least(t: Any, chunk: Chunk) -> Any:
-    """The step size that time hardly feels: the spacing of floating-point numbers at `t`."""
-    info = jnp.finfo(t.dtype)
-    integer = jnp.dtype(f"int{info.bits}")
-    exponent = ((1 << info.nexp) - 1) << info.nmant
-    bits = jax.lax.bitcast_convert_type(t, integer) & np.array(exponent, integer)
-    spacing = jax.lax.bitcast_convert_type(bits, t.dtype) * info.eps
-    # At zero they are dense beyond use.
-    return jnp.maximum(spacing, info.eps**2 * jnp.abs(chunk.t1 - chunk.t0))
-
-
 #
 # Output
 #
 
 
-def first_output(saving: Saving, chunk: Chunk, state: State, join: Callable) -> Output | None:
-    """Room for what is saved, with what is saved at the start; `join` puts leaves together."""
+def first_output(
+    field: Callable | None, saving: Saving, chunk: Chunk, state: State, join: Callable
+) -> Output | None:
+    """Room for what is saved, with what is saved at the start; `join` puts leaves together.
+
+    `field` is given where this is differentiated forwards, by the times to save, perhaps.
+    """
     if saving.mode == "ends":
         return None
     u0 = _lane_first(join(chunk.u0))
@@ -248,10 +259,26 @@ def first_output(saving: Saving, chunk: Chunk, state: State, join: Callable) -> 
     at_start = times == (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])
     row = jnp.sum(at_start, axis=-1, dtype=jnp.int32)
     at_start = at_start.reshape(-1, rows, *(1,) * (u0.ndim - 1))
-    u = u.at[:, :rows].set(jnp.where(at_start, u0[:, None], u[:, :rows]))
+    u = u.at[:, :rows].set(jnp.where(at_start, _at_start(field, chunk, u0, join), u[:, :rows]))
     if state.t.ndim and row.ndim == 0:
         row = jnp.broadcast_to(row, (lanes,))
     return Output(u, None, row, _next_time(chunk, row))
+
+
+def _at_start(field: Callable | None, chunk: Chunk, u0: Any, join: Callable) -> Any:
+    """The state at times that are those of the start: `[lane, row or 1, *state]`.
+
+    Its derivative by such a time is the field there.
+    """
+    u0 = u0[:, None]
+    if field is None:
+        return u0
+    rate = _lane_first(join(field(chunk.u0, chunk.t0)))[:, None]
+    since = chunk.times - (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])
+    # Nothing, but for its derivative.
+    since = since - jax.lax.stop_gradient(since)
+    since = since.reshape(-1, since.shape[-1], *(1,) * (u0.ndim - 2))
+    return u0 + since * jnp.where(jnp.isfinite(rate), rate, 0)
 
 
 def save(
@@ -282,7 +309,9 @@ def save(
         count = len(ks)
         extra = jax.lax.cond(
             jnp.any(due(out)),
-            lambda: dense_stages(interpolant, field, step.y, step.ks, step.t, step.h)[count:],
+            lambda: dense_stages(LANES, interpolant, field, step.y, step.ks, step.t, step.h)[
+                count:
+            ],
             lambda: (tuple(map(jnp.zeros_like, step.y)),) * len(interpolant.extra_c),
         )
         ks = (*ks, *extra)
@@ -290,7 +319,7 @@ def save(
     def save_one(out):
         now = due(out)
         theta = (out.time - step.t) / step.h
-        u = _lane_first(join(interpolate(interpolant, step.y, ks, step.h, theta)))
+        u = _lane_first(join(interpolate(LANES, interpolant, step.y, ks, step.h, theta)))
         row = out.row if out.row.ndim == 0 else jnp.where(now, out.row, saving.rows)
         next_row = _count(out.row, now)
         return Output(_write(out.u, row, u), None, next_row, _next_time(chunk, next_row))
@@ -338,11 +367,17 @@ def _lane_first(u: Any) -> Any:
 
 
 def solve_chunk(
-    method: Method, field: Callable, saving: Saving, chunk: Chunk, join: Callable
+    method: Method,
+    field: Callable,
+    saving: Saving,
+    chunk: Chunk,
+    join: Callable,
+    *,
+    forward_mode: bool,
 ) -> tuple[State, Output | None]:
     """Integrate all lanes of the chunk to their ends."""
     state = start(method, field, chunk)
-    out = first_output(saving, chunk, state, join)
+    out = first_output(field if forward_mode else None, saving, chunk, state, join)
 
     def body(carry):
         state, out = carry
@@ -360,7 +395,9 @@ def retcodes(method: Method, field: Callable, chunk: Chunk, state: State) -> Any
         return jnp.asarray(value.value, jnp.int8)
 
     failed = code(ReturnCode.Unstable)
-    if method.adaptive:
+    if not method.adaptive:
+        failed = jnp.where(state.h == 0, code(ReturnCode.DtLessThanMin), failed)
+    else:
         lost = ~(arrived | state.active)
         calm = jax.lax.cond(
             jnp.any(lost),

@@ -1,12 +1,18 @@
-"""Arithmetic on single components: constants are folded, and zeros and ones pruned.
+"""Arithmetic on single components: constants are folded, and what changes nothing is left out.
 
-`0 * x` is 0 where the 0 is a constant of the program, so a NaN or an infinity in `x` does not show
-there. Nothing here depends on the number of lanes.
+The results are those of the operations themselves, bit by bit: `0 * x` is NaN where `x` is
+infinite, and `x + 0` is `0` where `x` is `-0`, so with floating-point numbers neither is left out.
+Two kinds of zeros are, as they stand for something that is not there: those that an `add_any` adds,
+which is made by differentiation alone; and those that were booleans, of an identity matrix, that
+is, or a one-hot vector (see `absent`). Jacobians are taken along these. Nothing here depends on the
+number of lanes.
 """
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
@@ -17,6 +23,7 @@ from .values import fill, is_batched, is_constant
 _FOLD: dict[str, Callable] = {
     "abs": np.abs,
     "add": np.add,
+    "add_any": np.add,
     "and": np.bitwise_and,
     "ceil": np.ceil,
     "convert_element_type": lambda x: x,
@@ -42,17 +49,30 @@ _FOLD: dict[str, Callable] = {
     "sub": np.subtract,
     "xor": np.bitwise_xor,
 }
+# What leaves a zero that stands for nothing one.
+_KEPT_ABSENT = ("convert_element_type", "copy", "neg", "stop_gradient")
 # Whose operands must all have the same shape, or nearly so.
 SAME_SHAPE = ("clamp", "select_n")
 
 
 def simplify(name: str, args: Sequence, dtype: Any, params: dict) -> Any:
     """One component of an elementwise primitive, if that takes no operation; else None."""
-    if all(map(is_constant, args)):
-        folded = _fold(name, params, args, dtype)
-        if folded is not None:
-            return folded
-    return _SIMPLIFY[name](*args) if name in _SIMPLIFY else None
+    simple = _SIMPLIFY[name](*args) if name in _SIMPLIFY and any(map(_is_absent, args)) else None
+    if simple is None and all(map(is_constant, args)):
+        simple = _fold(name, params, args, dtype)
+    if simple is None and name in _SIMPLIFY:
+        simple = _SIMPLIFY[name](*args)
+    return simple
+
+
+@functools.cache
+def absent(dtype: Any) -> Any:
+    """The zero that a false constant is converted to: always this object, by which it is known."""
+    return np.dtype(dtype).type(0)
+
+
+def _is_absent(x: Any) -> bool:
+    return is_constant(x) and _kind(x) == "f" and x is absent(x.dtype)
 
 
 def level(args: Sequence) -> Sequence:
@@ -81,6 +101,10 @@ def _fold(name: str, params: dict, args: Sequence, dtype: Any) -> Any:
     with np.errstate(all="ignore"):
         if name == "select_n":
             return args[1 + int(args[0])]
+        if name in _KEPT_ABSENT and jnp.issubdtype(dtype, jnp.floating):
+            was_false = args[0].dtype == np.bool_ and not args[0]
+            if was_false or _is_absent(args[0]):
+                return absent(dtype)
         if name == "div":
             return _quotient(*args)
         if (
@@ -108,25 +132,50 @@ def _is(x: Any, number: int) -> bool:
     return is_constant(x) and bool(x == number)
 
 
+def _kind(x: Any) -> str:
+    """`"i"` for what has one zero and no infinity, `"f"` for real floating-point numbers."""
+    if np.dtype(x.dtype).kind in "iub":
+        return "i"
+    return "f" if jnp.issubdtype(x.dtype, jnp.floating) else ""
+
+
+def _is_zero(x: Any, *, negative: bool) -> bool:
+    """Whether it is the constant zero, and if there are two of them the one with this sign."""
+    if not _is(x, 0):
+        return False
+    kind = _kind(x)
+    return kind == "i" or (kind == "f" and bool(np.signbit(x)) == negative)
+
+
+def _adds_nothing(x: Any) -> bool:
+    return _is_zero(x, negative=True) or _is_absent(x)
+
+
 def _add(x, y):
+    return y if _adds_nothing(x) else x if _adds_nothing(y) else None
+
+
+def _add_any(x, y):
     return y if _is(x, 0) else x if _is(y, 0) else None
 
 
 def _sub(x, y):
-    return x if _is(y, 0) else lax.neg(y) if _is(x, 0) else None
+    if _is_zero(y, negative=False):
+        return x
+    return lax.neg(y) if _adds_nothing(x) else None
 
 
 def _mul(x, y):
     for a, b in ((x, y), (y, x)):
-        if _is(a, 0):
+        if _is_absent(a) or (_is(a, 0) and _kind(a) == "i"):
             return a
-        if _is(a, 1):
+        if _is(a, 1) and _kind(a):
             return b
     return None
 
 
 def _div(x, y):
-    return x if _is(y, 1) else None
+    return x if _is(y, 1) and _kind(y) else None
 
 
 def _and(x, y):
@@ -151,6 +200,7 @@ def _select_n(which, *cases):
 
 _SIMPLIFY: dict[str, Callable] = {
     "add": _add,
+    "add_any": _add_any,
     "and": _and,
     "div": _div,
     "mul": _mul,

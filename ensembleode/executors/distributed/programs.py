@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ...engines.compiled.call import kernels_in, safety_checks
 from ...keys import as_before, is_key, raw
 from ...plan import Plan
 from ...program import is_tracer
@@ -288,13 +289,15 @@ def exported(program: ChunkProgram, platform: str) -> Shipped | None:
     structs = flat_structs(program)
     count = len(jtu.tree_leaves(program.outputs[0]))
     try:
-        content = jax.export.export(fn, platforms=[platform])(*structs).serialize()
+        kernels = kernels_in(fn.trace(*structs).jaxpr)
+        export = jax.export.export(fn, platforms=[platform], disabled_checks=safety_checks(kernels))
+        content = export(*structs).serialize()
     except (ValueError, NotImplementedError) as e:
         if "callback" not in str(e).lower() and "serializ" not in str(e).lower():
             raise
         return None
     name = hashlib.sha256(content).hexdigest()
-    return Shipped(name, Exported({platform: bytes(content)}, count))
+    return Shipped(name, Exported({platform: bytes(content)}, count, kernels))
 
 
 def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:

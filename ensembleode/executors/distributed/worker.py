@@ -22,6 +22,8 @@ import jax
 import jax.export
 import numpy as np
 
+from ...engines.compiled.call import Kernel, register
+from ...engines.compiled.compiler import CompileError
 from ..job import compiler_options
 
 
@@ -82,10 +84,14 @@ class Refused(NamedTuple):
 
 
 class Exported(NamedTuple):
-    """A program that `jax.export` serialised, by platform."""
+    """A program that `jax.export` serialised, by platform.
+
+    - `kernels`: what it calls, to be compiled for the CPU of the worker.
+    """
 
     platforms: dict[str, bytes]
     outputs: int
+    kernels: tuple[Kernel, ...] = ()
 
 
 class Pickled(NamedTuple):
@@ -116,14 +122,15 @@ def run(task: Task) -> Done | Missing | Refused:
     if refusal := _refusal(task.environment):
         return Refused(refusal)
     wanted = [task.program, *(x.hash for x in task.shared if isinstance(x, Ref))]
-    _kept.add(task.kept, wanted)
+    # From here on it has what it wants, whatever another thread makes room for.
+    held = _kept.add(task.kept, wanted)
     backend = jax.export.default_export_platform()
-    missing = [h for h in wanted if _lacks(h, backend)]
+    missing = [h for h in wanted if _lacks(held.get(h), backend)]
     if missing:
         return Missing(tuple(missing), backend, _address())
-    shared = [_kept[x.hash] if isinstance(x, Ref) else x for x in task.shared]
+    shared = [held[x.hash] if isinstance(x, Ref) else x for x in task.shared]
     try:
-        return _solved(task, backend, shared)
+        return _solved(task, _Program(task.program, held[task.program]), backend, shared)
     except (MemoryError, jax.errors.JaxRuntimeError) as e:
         if isinstance(e, jax.errors.JaxRuntimeError) and "RESOURCE_EXHAUSTED" not in str(e):
             raise
@@ -131,13 +138,23 @@ def run(task: Task) -> Done | Missing | Refused:
             f"{_here()} ran out of memory, solving {task.width} trajectories at a time ({e}): "
             "save fewer times, or give the workers more"
         )
+    except CompileError as e:
+        return Refused(f"{_here()} can't compile the kernels of the program: {str(e).rstrip('.')}")
 
 
-def _solved(task: Task, backend: str, shared: list) -> Done:
+@dataclasses.dataclass(frozen=True)
+class _Program:
+    """What a program is compiled from, known by its hash."""
+
+    hash: str
+    source: Any = dataclasses.field(compare=False)
+
+
+def _solved(task: Task, source: _Program, backend: str, shared: list) -> Done:
     step = task.width * task.capacity
     calls = [_Call(task, shared, start) for start in range(0, len(task.each[0]), step)]
-    program, compiled = _compiled(task.program, backend, calls[0].arguments())
-    outputs = _kept[task.program].outputs
+    program, compiled = _compiled(source, backend, calls[0].arguments())
+    outputs = source.source.outputs
     started = time.perf_counter()
 
     def call(one):
@@ -222,8 +239,8 @@ class _Kept:
         self._things: collections.OrderedDict[str, Any] = collections.OrderedDict()
         self._lock = threading.Lock()
 
-    def add(self, things: dict[str, Any], wanted: list[str]) -> None:
-        """Keep these, and what is wanted now, whatever its size."""
+    def add(self, things: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
+        """Keep these, and what is wanted now, whatever its size: of that, all there is."""
         with self._lock:
             self._things.update(things)
             for name in wanted:
@@ -231,51 +248,47 @@ class _Kept:
                     self._things.move_to_end(name)
             while self._bytes() > self.most and next(iter(self._things)) not in wanted:
                 self._things.popitem(last=False)
+            return {name: self._things[name] for name in wanted if name in self._things}
 
     def _bytes(self) -> int:
         return sum(map(_size, self._things.values()))
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._things
-
-    def __getitem__(self, name: str) -> Any:
-        with self._lock:
-            self._things.move_to_end(name)
-            return self._things[name]
 
 
 def _size(thing: Any) -> int:
     if isinstance(thing, np.ndarray):
         return thing.nbytes
-    return sum(map(len, thing.platforms.values() if isinstance(thing, Exported) else [thing.make]))
+    if isinstance(thing, Exported):
+        texts = [kernel.text for kernel in thing.kernels]
+        return sum(map(len, [*thing.platforms.values(), *texts]))
+    return len(thing.make)
 
 
 _kept = _Kept(2**29)
 _compiling = threading.Lock()
 
 
-def _lacks(name: str, backend: str) -> bool:
-    if name not in _kept:
+def _lacks(thing: Any, backend: str) -> bool:
+    if thing is None:
         return True
-    thing = _kept[name]
     return isinstance(thing, Exported) and backend not in thing.platforms
 
 
-def _compiled(name: str, backend: str, arguments: list) -> tuple[Any, int]:
+def _compiled(program: _Program, backend: str, arguments: list) -> tuple[Any, int]:
     """The program, compiled on its first use here; and how many were compiled for that."""
     with _compiling:
-        before = _program.cache_info().misses
-        program = _program(name, backend, tuple(jax.typeof(x) for x in arguments))
-        return program, _program.cache_info().misses - before
+        before = _executable.cache_info().misses
+        found = _executable(program, backend, tuple(jax.typeof(x) for x in arguments))
+        return found, _executable.cache_info().misses - before
 
 
 @functools.lru_cache(maxsize=128)
-def _program(name: str, backend: str, avals: tuple) -> Any:
-    kept = _kept[name]
-    if isinstance(kept, Exported):
+def _executable(program: _Program, backend: str, avals: tuple) -> Any:
+    source = program.source
+    if isinstance(source, Exported):
+        register(source.kernels)
         # (Deserialising runs no code: it is a compiler's input.)
-        fn = jax.export.deserialize(bytearray(kept.platforms[backend])).call
+        fn = jax.export.deserialize(bytearray(source.platforms[backend])).call
     else:
-        fn = pickle.loads(kept.make)()
+        fn = pickle.loads(source.make)()
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     return jax.jit(fn).lower(*structs).compile(compiler_options=compiler_options(backend))

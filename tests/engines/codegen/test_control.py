@@ -48,6 +48,22 @@ def test_nested_branches(t):
     both_sizes(fn, (), t)
 
 
+def test_mapped_loops():
+    def root(x, n):
+        def step(c):
+            y, k = c
+            return y - (y**2 - x) / (2 * y), k + n
+
+        return lax.while_loop(lambda c: abs(c[0] ** 2 - x) > 1e-12, step, (1.0, jnp.zeros(2)))
+
+    def fn(u, p, t):
+        y, k = jax.vmap(lambda x: root(x, p))(abs(u))
+        return y * k.sum(1)
+
+    both_sizes(fn, np.array([1.0, 2.0]))
+    both_sizes(lambda u, p, t: fn(u, p, t)[0] + jax.vmap(lambda x: fn(x[None], p, t)[0])(u), U[:2])
+
+
 def test_branches_that_swap_and_pass_through():
     for flag in (True, False):
         both_sizes(

@@ -1,8 +1,11 @@
 """The Julia engine where there is no Julia: what it asks for, and what it says."""
 
+import signal
 import subprocess
 import sys
+import threading
 import tomllib
+from types import SimpleNamespace
 
 import diffrax
 import jax
@@ -11,12 +14,13 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.julia import methods, session
+from ensembleode.engines import julia
+from ensembleode.engines.julia import environment, methods, session
 from ensembleode.engines.julia.environment import JuliaError
 from ensembleode.engines.julia.fields import translate
 from ensembleode.engines.julia.requests import Request, toml
 from ensembleode.host import host_call
-from ensembleode.program import trace
+from ensembleode.program import Static, trace
 
 
 PROB = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(2), (0.0, 1.0), 1.0)
@@ -35,6 +39,9 @@ class NoJulia(session.Session):
     def run(self, request):
         self.request = tomllib.loads(request.text({k: {"address": 1} for k in request.arrays}))
         raise Asked
+
+    def ready(self):
+        pass
 
     def _start(self):
         raise AssertionError
@@ -101,15 +108,24 @@ def test_names_in_julia(asked):
 
 
 def test_places():
-    assert methods.place(eo.EnsembleThreads(), 4) == ("EnsembleThreads", ())
-    assert methods.place(eo.EnsembleThreads(1), 4) == methods.SERIAL
-    assert methods.place(eo.EnsembleThreads(), 1) == methods.SERIAL
-    kernel = methods.place(eo.EnsembleGPUKernel(backend="AMDGPU"), 4)
+    def four():
+        return 4
+
+    def not_asked():
+        raise AssertionError("Julia is started")
+
+    assert methods.place(eo.EnsembleThreads(), four) == ("EnsembleThreads", ())
+    assert methods.place(eo.EnsembleThreads(1), not_asked) == methods.SERIAL
+    assert methods.place(eo.EnsembleThreads(), lambda: 1) == methods.SERIAL
+    kernel = methods.place(eo.EnsembleGPUKernel(backend="AMDGPU"), not_asked)
     assert kernel == ("EnsembleGPUKernel", (("backend", "AMDGPU"),))
     with pytest.raises(ValueError, match=r"EnsembleThreads\(n=3\) wants 3 threads, and Julia runs"):
-        methods.place(eo.EnsembleThreads(3), 4)
+        methods.place(eo.EnsembleThreads(3), four)
     with pytest.raises(ValueError, match="are devices of JAX"):
-        methods.place(eo.EnsembleGPUArray(devices=2), 4)
+        methods.place(eo.EnsembleGPUArray(devices=2), not_asked)
+    for kind in (eo.EnsembleGPUArray, eo.EnsembleGPUKernel):
+        with pytest.raises(ValueError, match="backend must be one of CPU, AMDGPU, CUDA, Metal"):
+            methods.place(kind(backend="cuda"), not_asked)
 
 
 def test_what_the_engine_refuses():
@@ -123,6 +139,53 @@ def test_what_the_engine_refuses():
     refused("is one of diffrax", stepsize_controller=diffrax.PIDController(1e-3, 1e-6))
     refused("Euler has a fixed step", eo.Euler())
     refused("Euler has no error estimate", eo.Euler(), adaptive=True, dt=0.1)
+    refused("Euler has a fixed step", eo.JuliaAlg("Euler()"))
+    refused("ABM54 has no error estimate", eo.JuliaAlg("ABM54()"), adaptive=True, dt=0.1)
+
+
+@pytest.mark.parametrize(
+    "sensealg", [None, eo.ForwardDiffSensitivity(), eo.BacksolveAdjoint()], ids=str
+)
+@pytest.mark.parametrize("inner", [jax.jacfwd, jax.jacrev])
+@pytest.mark.parametrize("outer", [jax.jacfwd, jax.jacrev])
+def test_second_derivatives_name_a_remedy(outer, inner, sensealg, monkeypatch):
+    monkeypatch.setattr(session, "_running", NoJulia())
+
+    def loss(p):
+        return jnp.sum(eo.solve(eo.remake(PROB, p=p), engine="julia", sensealg=sensealg).u)
+
+    with pytest.raises(TypeError, match=r"Pass .*sensealg=ForwardDiffSensitivity\(\)"):
+        outer(inner(loss))(jnp.array(1.0))
+
+
+def test_versions():
+    """Those that a store is compared by: not those of other methods, which may come later."""
+
+    def named(text):
+        return Static(SimpleNamespace(description=eo.JuliaAlg(text).description))
+
+    there = {
+        "SciMLBase": "3.49.2",
+        "OrdinaryDiffEqCore": "5.0.0",
+        "OrdinaryDiffEqTsit5": "2.1.3",
+        "OrdinaryDiffEqRosenbrock": "2.6.6",
+        "OrdinaryDiffEqVerner": "2.3.0",
+        "OrdinaryDiffEqBDF": "2.0.1",
+        "PythonCall": "0.9.34",
+    }
+    found = environment.Versions("1.10.8", there, {"DiffEqGPU": "3.17.0"})
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(environment, "find", lambda: None)
+        patch.setattr(environment, "inspected", lambda _: found)
+        versions = julia.versions(named("AutoTsit5(Rosenbrock23())"))
+    assert versions == {
+        "Julia": "1.10.8",
+        "SciMLBase": "3.49.2",
+        "OrdinaryDiffEqCore": "5.0.0",
+        "OrdinaryDiffEqTsit5": "2.1.3",
+        "OrdinaryDiffEqRosenbrock": "2.6.6",
+        "DiffEqGPU": "3.17.0",
+    }
 
 
 def test_what_gpu_kernels_refuse(monkeypatch):
@@ -196,16 +259,140 @@ def test_starting_twice(monkeypatch):
         session.start(process=True)
 
 
-def test_what_julia_says_is_raised():
+@pytest.mark.parametrize("error", ["at index [3]", "BoundsError: at index [3]"])
+def test_what_julia_says_is_raised(error):
+    """With its kind, once."""
+
     class Failing(session.Session):
         def _start(self):
             pass
 
         def _answer(self, request):
-            return 'kind = "BoundsError"\nerror = "at index [3]"\n'
+            return toml({"kind": "BoundsError", "error": error})
 
-    with pytest.raises(JuliaError, match=r"Julia failed: BoundsError: at index \[3\]"):
+    with pytest.raises(JuliaError) as caught:
         Failing(1).run(Request("status", {}, {}))
+    assert str(caught.value) == "Julia failed: BoundsError: at index [3]"
+
+
+class Ended(BaseException):
+    """Something that nobody expects."""
+
+
+@pytest.fixture(params=[KeyboardInterrupt, SystemExit, TimeoutError, Ended])
+def interrupting(request):
+    """Interrupts the main thread with an exception, which is its attribute."""
+    main = threading.get_ident()
+
+    def handler(*_):
+        raise request.param
+
+    def interrupt():
+        signal.pthread_kill(main, signal.SIGUSR1)
+
+    interrupt.error = request.param
+    before = signal.signal(signal.SIGUSR1, handler)
+    yield interrupt
+    signal.signal(signal.SIGUSR1, before)
+
+
+class Solving(session.Session):
+    """Solves until it is told to stop, as Julia does; a request of "status" it just answers."""
+
+    def __init__(self, begun):
+        self.begun, self.stopped, self.asked = begun, [], []
+        super().__init__(1)
+
+    def _start(self):
+        pass
+
+    def _answer(self, request):
+        self.asked.append(request)
+        if request.options["operation"] == "solve":
+            self.begun()
+            stopped = threading.Event()
+            # (The limit is for a test that fails, only.)
+            for _ in range(3000):
+                if request.arrays["stop"][0]:
+                    stopped.set()
+                    break
+                stopped.wait(0.01)
+            self.stopped.append(stopped.is_set())
+        return ""
+
+
+def test_whatever_ends_a_solve_stops_julia(interrupting):
+    """A time limit and a handler that exits as well as Ctrl-C; the next solve does not wait."""
+    solving = Solving(interrupting)
+    with pytest.raises(interrupting.error):
+        solving.run(Request("solve", {}, {}))
+    # Not only later, but when the exception comes: the arrays are free.
+    assert solving.stopped == [True]
+    assert solving.run(Request("status", {}, {})) == {}
+
+
+def test_a_solve_that_has_not_begun_is_never_begun(interrupting):
+    """It waits for that of another thread, which is let be."""
+    begun = threading.Event()
+    solving = Solving(begun.set)
+    first, second = Request("solve", {}, {}), Request("solve", {}, {})
+    other = threading.Thread(target=solving.run, args=(first,))
+    other.start()
+    begun.wait()
+    waiting = threading.Thread(target=_when_queued, args=(solving, interrupting))
+    waiting.start()
+    with pytest.raises(interrupting.error):
+        solving.run(second)
+    first.arrays["stop"][0] = 1
+    other.join()
+    waiting.join()
+    assert solving.run(Request("status", {}, {})) == {}
+    assert [x.options["operation"] for x in solving.asked] == ["solve", "status"]
+    assert solving.asked[0] is first
+
+
+def _when_queued(solving, interrupt):
+    while solving._thread._asked.empty():
+        pass
+    interrupt()
+
+
+def test_an_interrupted_start_goes_on(interrupting, monkeypatch):
+    """A second Julia in this process could not be started."""
+    released = threading.Event()
+
+    class Starting(Solving):
+        def __init__(self, threads):
+            super().__init__(None)
+
+        def _start(self):
+            interrupting()
+            released.wait()
+
+    monkeypatch.setattr(session, "_running", None)
+    monkeypatch.setattr(session, "InProcess", Starting)
+    with pytest.raises(interrupting.error):
+        session.start(process=False)
+    started = session._running
+    assert isinstance(started, Starting)
+    released.set()
+    assert session.start() is started
+
+
+def test_a_start_that_fails_is_forgotten(monkeypatch):
+    class Failing(Solving):
+        def __init__(self, threads):
+            super().__init__(None)
+
+        def _start(self):
+            raise JuliaError("it is not there.")
+
+    monkeypatch.setattr(session, "_running", None)
+    monkeypatch.setattr(session, "InProcess", Failing)
+    for _ in range(2):
+        with pytest.raises(JuliaError, match="it is not there"):
+            session.start(process=False)
+        assert session._running is None
 
 
 def doubled(x):

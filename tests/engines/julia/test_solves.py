@@ -1,6 +1,9 @@
 """The Julia engine against the lanes engine, whose steps are the same, and against JAX's shapes."""
 
+import dataclasses
 import os
+import pathlib
+import re
 import signal
 import subprocess
 import sys
@@ -15,10 +18,11 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.julia import session
+from ensembleode.engines.julia import environment, methods, session
 from ensembleode.engines.julia.environment import JuliaError
+from ensembleode.solvers.julia_alg import FIXED_STEP, PACKAGES
 
-from ...marks import julia_marks
+from ...marks import julia_marks, why_no_julia
 from ...problems import lorenz, lotka_volterra, mlp, network
 from ...test_tutorial import PUBLISHED, trained
 
@@ -159,6 +163,75 @@ def test_single_precision():
     sim, lanes = both(sweep(prob), eo.Tsit5(), 4, abstol=1e-4, reltol=1e-4)
     assert np.asarray(sim.u).dtype == np.float32
     np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-2, atol=1e-2)
+
+
+DOCUMENTED = re.compile(r"""["'](\w+)(\([^"'\n]*\))["']""")
+ROOT = pathlib.Path(__file__).parents[3]
+
+
+def documented():
+    """Every method as it is called in Julia, in the documentation and in docstrings; a case each,
+    skipped where its package is not installed."""
+    pages = [ROOT / "README.md", *ROOT.glob("docs/**/*.md"), *ROOT.glob("ensembleode/**/*.py")]
+    texts = [name + call for page in pages for name, call in DOCUMENTED.findall(page.read_text())]
+    known = {name: package for package, names in PACKAGES.items() for name in names.split()}
+    texts = sorted({text for text in texts if text.split("(")[0] in known})
+    assert {"Rodas5P()", "AutoTsit5(Rosenbrock23())", "QNDF(max_order=Val(3))"} <= set(texts)
+    there = environment.inspect(environment.find()).packages if not why_no_julia() else {}
+    for text in texts:
+        lacking = methods.packages(eo.JuliaAlg(text).description) - there.keys()
+        skip = pytest.mark.skipif(bool(lacking), reason=f"{lacking} is not installed")
+        yield pytest.param(text, marks=skip)
+
+
+@pytest.mark.parametrize("text", list(documented()))
+def test_what_is_documented_of_julia_alg(text):
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(2), (0.0, 1.0), 1.0)
+    alg = eo.JuliaAlg(text)
+    options = {"dt": 1e-3} if alg.fixed_step else {}
+    sol = eo.solve(prob, alg, abstol=1e-8, reltol=1e-8, **options)
+    assert sol.retcode == eo.ReturnCode.Success
+    np.testing.assert_allclose(sol.u[-1], np.exp(-1.0), rtol=1e-3)
+
+
+def test_which_methods_have_fixed_steps():
+    """Julia is asked of every method that is installed (but of those that switch)."""
+    julia = environment.find()
+    there = environment.inspect(julia).packages
+    names = [
+        f"{package}={name}"
+        for package, names in PACKAGES.items()
+        for name in names.split()
+        if package in there and not name.startswith("Auto")
+    ]
+    code = """
+        using SciMLBase: SciMLBase
+        for argument in ARGS
+            package, name = Symbol.(split(argument, "="))
+            @eval import $package
+            adaptive = @eval SciMLBase.isadaptive($package.$name())
+            println(name, " ", adaptive)
+        end
+    """
+    said = environment._run(julia, code, *names, capture=True).stdout.split()
+    adaptive = dict(zip(said[::2], said[1::2], strict=True))
+    assert len(adaptive) == len(names)
+    fixed = {name for name, is_adaptive in adaptive.items() if is_adaptive == "false"}
+    assert fixed == FIXED_STEP & adaptive.keys()
+
+
+def test_versions_are_part_of_a_store(tmp_path, monkeypatch):
+    def solve():
+        options = {"trajectories": 4, "engine": "julia", "store": tmp_path / "sweep.zarr"}
+        return eo.solve(sweep(LORENZ), None, PLACES["serial"], **options)
+
+    first = solve()
+    np.testing.assert_array_equal(solve().u, first.u)
+    there = environment.inspect(environment.find())
+    other = dataclasses.replace(there, packages={**there.packages, "OrdinaryDiffEqCore": "99.0.0"})
+    monkeypatch.setattr(environment, "inspected", lambda _: other)
+    with pytest.raises(eo.StoreError, match=r"versions .*OrdinaryDiffEqCore 99\.0\.0"):
+        solve()
 
 
 #
@@ -385,26 +458,33 @@ def test_what_a_gpu_kernel_refuses():
 
 
 def test_nothing_is_lost_by_an_error():
-    with pytest.raises(JuliaError, match="OrdinaryDiffEqFeagin"):
-        eo.solve(LORENZ, eo.JuliaAlg("Feagin14()"), dt=0.1)
+    with pytest.raises(JuliaError, match=r"^Julia failed: MethodError: no method"):
+        eo.solve(LORENZ, eo.JuliaAlg("Tsit5(1, 2, 3, 4)"))
     assert eo.solve(LORENZ, engine="julia").retcode == eo.ReturnCode.Success
 
 
-def test_interrupt():
-    """Ctrl-C stops Julia, and the next solve works."""
+@pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, SystemExit])
+def test_interrupt(error):
+    """Ctrl-C stops Julia, as do a time limit and a handler that exits; and the next solve works."""
     prob = eo.remake(LORENZ, tspan=(0.0, 1e9))
     ens = eo.EnsembleProblem(prob)
     main = threading.main_thread().ident
     assert main is not None
+    number = signal.SIGINT if error is KeyboardInterrupt else signal.SIGALRM
+
+    def handler(*_):
+        raise error
 
     def press():
         time.sleep(3)
-        signal.pthread_kill(main, signal.SIGINT)
+        signal.pthread_kill(main, number)
 
     eo.solve(eo.EnsembleProblem(LORENZ), None, PLACES["threads"], trajectories=4, engine="julia")
+    if number == signal.SIGALRM:
+        signal.signal(number, handler)
     threading.Thread(target=press).start()
     started = time.perf_counter()
-    with pytest.raises(KeyboardInterrupt):
+    with pytest.raises(error):
         eo.solve(
             ens,
             None,
@@ -471,6 +551,44 @@ def test_a_process_of_its_own():
     print("done")
     """,
         ENSEMBLEODE_JULIA_PROCESS="1",
+    )
+    assert done.stdout.strip().endswith("done"), done.stderr
+
+
+@pytest.mark.parametrize("number", ["SIGINT", "SIGALRM"])
+def test_interrupting_a_process_of_its_own(number):
+    done = run_python(
+        OWN
+        + """
+    import os, signal, threading
+    number = getattr(signal, os.environ["NUMBER"])
+    signal.signal(number, lambda *_: sys.exit("stop"))
+    np.testing.assert_allclose(ends(), exact, atol=1e-9)
+    long = eo.EnsembleProblem(eo.remake(prob, tspan=(0.0, 1e9)))
+    threading.Timer(3, lambda: os.kill(os.getpid(), number)).start()
+    try:
+        eo.solve(long, trajectories=4, engine="julia", maxiters=10**9, dt=1e-3, adaptive=False)
+    except SystemExit:
+        print("stopped")
+    np.testing.assert_allclose(ends(), exact, atol=1e-9)
+    print("done")
+    """,
+        ENSEMBLEODE_JULIA_PROCESS="1",
+        NUMBER=number,
+    )
+    assert done.stdout.split() == ["stopped", "done"], done.stderr
+
+
+def test_workers_have_the_methods_that_were_loaded_before_them():
+    done = run_python(
+        OWN
+        + """
+    options = dict(trajectories=4, engine="julia", dt=0.01)
+    serial = eo.solve(ens, eo.Euler(), eo.EnsembleSerial(), **options)
+    there = eo.solve(ens, eo.Euler(), eo.EnsembleDistributed(workers=2), **options)
+    np.testing.assert_array_equal(there.u, serial.u)
+    print("done")
+    """
     )
     assert done.stdout.strip().endswith("done"), done.stderr
 

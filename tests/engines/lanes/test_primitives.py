@@ -19,6 +19,7 @@ from ensembleode.engines.lanes import (  # the imports register the rules
     primitives as primitives,
 )
 from ensembleode.engines.lanes.interpreter import Interpreter, RULES, TooLong
+from ensembleode.engines.lanes.scalars import simplify
 from ensembleode.engines.lanes.values import (
     from_array,
     from_constant,
@@ -242,6 +243,19 @@ CASES |= {
         (lambda x: lax.pad(x, 2.0, [(-1, 2, 0), (0, 0, 1)]), M),
         (lambda x, y: lax.pad(x, y, [(1, 1, 0)]), X, np.float64(3)),
     ],
+    "reduce": [
+        (lambda x: lax.reduce(x, 5.0, lax.add, (0,)), X),
+        (lambda x: lax.reduce(x, 0.5, lax.max, (1,)), M),
+        (lambda x: lax.reduce(x, -1.0, lambda a, b: a + b * b, (0, 1)), M),
+        (lambda x: lax.reduce(x, 2.0, lax.mul, (0,)), reals(30, 3)),
+        (
+            lambda x, i: lax.reduce(
+                (x, i), (5.0, np.int64(1)), lambda a, b: (a[0] + b[0], lax.max(a[1], b[1])), (0,)
+            ),
+            X,
+            INTS,
+        ),
+    ],
     "reduce_and": [(lambda x: jnp.all(x, 0), bools(3, 2))],
     "reduce_max": [(lambda x: jnp.max(x, 1), M), (jnp.max, X)],
     "reduce_min": [(lambda x: jnp.min(x, 0), M)],
@@ -251,6 +265,10 @@ CASES |= {
         (lambda x: jnp.sum(x, 1), M),
         (lambda x: jnp.sum(x, (0, 2)), reals(2, 3, 2)),
         (lambda x: jnp.sum(x[:0]), X),
+    ],
+    "reduce_window": [
+        (lambda x: lax.reduce_window(x, 5.0, lax.add, (3,), (1,), "VALID"), X),
+        (lambda x: lax.reduce_window(x, 0.5, lax.max, (2, 1), (1, 1), "SAME"), M),
     ],
     "reduce_xor": [(lambda x: lax.reduce(x, np.int64(0), lax.bitwise_xor, (0,)), ints(3, 2))],
     "regularized_incomplete_beta": [(lax.betainc, POSITIVE, POSITIVE, abs(UNIT))],
@@ -532,16 +550,90 @@ def test_constants_fold_as_jax_computes(name, x, y, dtype):
         assert_same(got, expected, 1e-6 if dtype is np.float32 else 1e-13)
 
 
-def test_nothing_is_emitted_for_zeros_and_ones():
-    def fn(x):
-        zero, one = lax.full_like(x, 0), lax.full_like(x, 1)
-        return x * zero + x * one + zero, x / one - zero, jnp.where(zero > one, jnp.sin(x), x)
+def test_nothing_is_emitted_for_what_changes_nothing():
+    def fn(x, i):
+        one, zero = lax.full_like(x, 1), lax.full_like(x, 0)
+        floats = (x * one) / one - zero + lax.neg(zero)
+        integers = i * 0 + i * 1 - (0 - 0 * i)
+        return floats, integers, jnp.where(zero > one, jnp.sin(x), x)
 
     run = Interpreter(scalarised=True)
-    x = unpack(from_array(jnp.ones((3, LANES)), True))
-    outs = run.evaluate_closed(jax.make_jaxpr(fn)(np.ones(3)), [x])
-    assert [o.entries for o in outs[:2]] == [x.entries] * 2
+    x, i = (unpack(from_array(jnp.ones((3, LANES), d), True)) for d in (np.float64, np.int64))
+    outs = run.evaluate_closed(jax.make_jaxpr(fn)(np.ones(3), np.ones(3, int)), [x, i])
+    assert [o.entries for o in outs] == [x.entries, i.entries, x.entries]
     assert run.operations == 3  # the sines that are not chosen
+    assert simplify("add_any", (x.entries[0], np.float64(0)), np.float64, {}) is x.entries[0]
+
+
+#
+# The numbers with which arithmetic goes its own way
+#
+
+
+SPECIAL = (0.0, -0.0, 1.0, -1.0, 2.0, np.inf, -np.inf, np.nan)
+BINARY_OPERATIONS = {
+    "add": lax.add,
+    "sub": lax.sub,
+    "mul": lax.mul,
+    "div": lax.div,
+    "max": lax.max,
+    "min": lax.min,
+    "where": lambda x, y: jnp.where(x > y, x, y),
+    "unless": lambda x, y: jnp.where(x == 0, y, -x),
+    "prod": lambda x, y: jnp.prod(jnp.stack([x, y])),
+}
+UNARY_OPERATIONS = {
+    "neg": lax.neg,
+    "sqrt": lax.sqrt,
+    "log": lax.log,
+    "abs": lax.abs,
+    "sign": lax.sign,
+    "floor": lax.floor,
+    "to the 0": lambda x: lax.integer_pow(x, 0),
+    "to the 3": lambda x: lax.integer_pow(x, 3),
+    "to the -1": lambda x: lax.integer_pow(x, -1),
+}
+leaves = st.one_of(st.sampled_from("xy"), st.sampled_from(SPECIAL))
+expressions = st.recursive(
+    leaves,
+    lambda inner: st.one_of(
+        st.tuples(st.sampled_from(sorted(UNARY_OPERATIONS)), inner),
+        st.tuples(st.sampled_from(sorted(BINARY_OPERATIONS)), inner, inner),
+    ),
+    max_leaves=6,
+)
+
+
+def meaning(expression, x, y):
+    match expression:
+        case str():
+            return {"x": x, "y": y}[expression]
+        case float():
+            return np.asarray(expression, x.dtype)
+        case (name, a):
+            return UNARY_OPERATIONS[name](meaning(a, x, y))
+        case (name, a, b):
+            return BINARY_OPERATIONS[name](meaning(a, x, y), meaning(b, x, y))
+
+
+@settings(quick, max_examples=150)
+@given(expressions, st.sampled_from([np.float64, np.float32]))
+def test_special_numbers_are_those_of_jax(expression, dtype):
+    def field(x, y):
+        # Of the variables, whatever the expression.
+        return jnp.where(jnp.isfinite(x + y), meaning(expression, x, y), meaning(expression, x, y))
+
+    x, y = (np.asarray(a.ravel(), dtype) for a in np.meshgrid(SPECIAL, SPECIAL))
+    with jax.numpy_dtype_promotion("standard"):
+        closed = jax.make_jaxpr(field)(x[0], y[0])
+        expected = np.asarray(jax.vmap(field)(x, y))
+    for scalarised in (True, False):
+        values = [from_array(jnp.asarray(a), True) for a in (x, y)]
+        (out,) = Interpreter(scalarised).evaluate_closed(closed, values)
+        got = np.asarray(spread(out, x.shape))
+        np.testing.assert_array_equal(got, expected)
+        numbers = ~np.isnan(expected)  # whose sign means nothing
+        np.testing.assert_array_equal(np.signbit(got)[numbers], np.signbit(expected)[numbers])
 
 
 def test_matrix_products_are_not_transposed():

@@ -1,0 +1,117 @@
+"""The compiled engine: small systems as one loop of machine code.
+
+The whole solve of many trajectories is one function, generated as LLVM IR around the field and
+called from JAX's programs without a copy. Every lane has its own step size, its own acceptance, its
+own end and its own return code, and takes the next trajectory when it has finished one.
+
+- `builder.py`: LLVM IR from Python. `functions/`: elementary functions in it.
+- `field.py`: the vector field, from the small language of `codegen`; `operations.py`,
+    `products.py`, `reading.py`, `uniformity.py` and `walking.py`: its parts.
+- `numbers.py`: where the numbers of a trajectory are. `steps.py`: a step. `loop.py`: the time loop.
+    `adjoint.py`: its reverse mode, by record and replay.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays; `derivatives.py`: made
+    differentiable.
+- `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
+    XLA's; `ptxas.py`: what it takes there.
+- `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.
+    `handler.py`, `call.py`: to an operation of JAX.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ... import sensitivity
+from ...plan import Plan, Result
+from ...program import Program
+from ...trajectories import Lane
+from .. import lanes as _lanes
+from ..checks import refusal_of_ours
+from ..codegen import Inputs, lower, parameters_of, UntranslatableError
+from ..rates import with_rates
+from ..results import only, with_times
+from .operations import check
+
+
+name = "compiled"
+default_sensealg = "ReplayAdjoint"
+chunked = True
+solves_columns = False
+# XLA counts no work in a call of machine code, takes a program of nothing else for a cheap one, and
+# runs it where it was called from: devices that wait for each other there may wait for ever.
+one_device = True
+on_gpu = False
+method = _lanes.method
+versions = _lanes.versions
+
+_SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
+
+
+def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
+    """Why this engine can't run `alg` with these options on such a state; None when it can."""
+    if reason := _unavailable():
+        return reason
+    if reason := refusal_of_ours(_lanes.name, alg, options, dtype):
+        return reason
+    sensealg = options["sensealg"]
+    if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
+        return f"sensealg={type(sensealg).__name__}() is of other engines."
+    if jax.default_backend() != "cpu":
+        return f"it runs on CPUs, and JAX computes on {jax.default_backend()}."
+    return None
+
+
+@functools.cache
+def _unavailable() -> str | None:
+    from .compiler import available
+
+    return available()
+
+
+def field_refusal(field: Program, state: Any, batched: Lane) -> str | None:
+    """Why this engine can't run this field, on such a state; None when it can."""
+    del batched
+    return _field_refusal(field, state.shape)
+
+
+@functools.lru_cache(maxsize=1024)
+def _field_refusal(field: Program, shape: tuple) -> str | None:
+    if 0 in shape:
+        return "the state has no components."
+    if field.jaxpr.effects:
+        return f"f has effects ({', '.join(sorted(map(str, field.jaxpr.effects)))})."
+    avals = parameters_of(field)
+    inputs = Inputs.as_they_are(avals, ["own"] * len(avals))
+    try:
+        check(lower(field.jaxpr, inputs))
+    except UntranslatableError as e:
+        return f"f can't be translated: it uses {e.what}, at {e.where}."
+    return None
+
+
+def integrate(plan: Plan, lane: Lane) -> Result:
+    """Solve one trajectory."""
+    batched = jax.tree.map(lambda _: False, plan.batched)
+    plan = dataclasses.replace(plan, batched=batched)
+    return only(plan, solve_trajectories(plan, lane, 1))
+
+
+def width(state: Any, n: int) -> int:
+    """How many trajectories stay together on one of several devices, though each is on its own."""
+    # (Neighbours in memory, where there are many.)
+    del state
+    return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
+
+
+def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+    """Solve `n` trajectories in one call."""
+    from .derivatives import solved
+
+    mask = np.ones(n, bool) if mask is None else mask
+    result = solved(plan, lanes, n, jnp.asarray(mask))
+    return with_rates(plan, lanes, with_times(plan, lanes, result))

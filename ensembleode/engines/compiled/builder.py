@@ -1,0 +1,740 @@
+"""LLVM IR from Python: values with operators, variables, loops and memory.
+
+A `Module` has functions; the `Builder` of a function writes its instructions. A value is a scalar,
+or a vector with an entry a lane, and what is done to it is done lane by lane: no lane's bits depend
+on how many there are. A module one lane wide has scalars only (a thread of a GPU, or a single
+trajectory).
+
+Products are fused with sums here, by a rule of our own, and not by LLVM: so the same code has the
+same bits at every width, with every version of LLVM, wherever there are fused operations.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+
+
+BOOL, I32, I64 = np.dtype(bool), np.dtype(np.int32), np.dtype(np.int64)
+F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
+_FLOATS = {F32: "float", F64: "double"}
+
+
+def type_of(dtype: np.dtype, lanes: int = 0) -> str:
+    """The type of a value in LLVM's words."""
+    element = _FLOATS.get(dtype) or ("i1" if dtype == BOOL else f"i{8 * dtype.itemsize}")
+    return f"<{lanes} x {element}>" if lanes else element
+
+
+def integer_like(dtype: np.dtype) -> np.dtype:
+    """The signed integer of as many bits."""
+    return np.dtype(f"int{8 * dtype.itemsize}")
+
+
+def _literal(value: Any, dtype: np.dtype) -> str:
+    if dtype in _FLOATS:
+        # (Also singles are written as doubles.)
+        return f"0x{struct.unpack('<Q', struct.pack('<d', float(dtype.type(value))))[0]:016X}"
+    if dtype == BOOL:
+        return "true" if value else "false"
+    return str(int(value))
+
+
+class Value:
+    """What an instruction computes: `lanes` entries of a dtype, or one where that is zero.
+
+    Operators are those of NumPy, on values of one dtype; a number takes the dtype of the other, and
+    a scalar is spread over the lanes. `==` compares objects: use `eq` and `ne`.
+    """
+
+    __slots__ = ("builder", "constant", "dtype", "factors", "lanes", "name")
+
+    def __init__(self, builder: Builder, name: str, dtype: np.dtype, lanes: int):
+        self.builder, self.name, self.dtype, self.lanes = builder, name, dtype, lanes
+        # The number that it is, and what it is the product of.
+        self.constant: Any = None
+        self.factors: tuple[Value, Value] | None = None
+
+    @property
+    def type(self) -> str:
+        return type_of(self.dtype, self.lanes)
+
+    @property
+    def is_real(self) -> bool:
+        return self.dtype in _FLOATS
+
+    @property
+    def is_signed(self) -> bool:
+        return self.dtype.kind == "i"
+
+    def __str__(self) -> str:
+        return f"{self.type} {self.name}"
+
+    def __add__(self, other):
+        return self.builder.add(self, other)
+
+    def __radd__(self, other):
+        return self.builder.add(other, self)
+
+    def __sub__(self, other):
+        return self.builder.sub(self, other)
+
+    def __rsub__(self, other):
+        return self.builder.sub(other, self)
+
+    def __mul__(self, other):
+        return self.builder.mul(self, other)
+
+    def __rmul__(self, other):
+        return self.builder.mul(other, self)
+
+    def __truediv__(self, other):
+        return self.builder.binary("fdiv", self, other)
+
+    def __rtruediv__(self, other):
+        return self.builder.binary("fdiv", other, self)
+
+    def __and__(self, other):
+        return self.builder.binary("and", self, other)
+
+    def __or__(self, other):
+        return self.builder.binary("or", self, other)
+
+    def __xor__(self, other):
+        return self.builder.binary("xor", self, other)
+
+    def __lshift__(self, other):
+        return self.builder.binary("shl", self, other)
+
+    def __rshift__(self, other):
+        """Arithmetic where signed."""
+        return self.builder.binary("ashr" if self.is_signed else "lshr", self, other)
+
+    def __invert__(self):
+        return self ^ (True if self.dtype == BOOL else -1)
+
+    def __neg__(self):
+        if not self.is_real:
+            return 0 - self
+        return self.builder.value(f"fneg {self}", self.dtype, self.lanes)
+
+    def __abs__(self):
+        return self.builder.abs(self)
+
+    def __lt__(self, other):
+        return self.builder.compare("lt", self, other)
+
+    def __le__(self, other):
+        return self.builder.compare("le", self, other)
+
+    def __gt__(self, other):
+        return self.builder.compare("gt", self, other)
+
+    def __ge__(self, other):
+        return self.builder.compare("ge", self, other)
+
+    def eq(self, other):
+        return self.builder.compare("eq", self, other)
+
+    def ne(self, other):
+        """True for NaN."""
+        return self.builder.compare("ne", self, other)
+
+
+class Variable:
+    """A place for a value on the stack, which LLVM makes registers of."""
+
+    def __init__(self, builder: Builder, dtype: np.dtype, lanes: int, value: Any = None):
+        self.builder, self.dtype, self.lanes = builder, dtype, lanes
+        self.place = builder.on_stack(type_of(dtype, lanes))
+        if value is not None:
+            self.set(value)
+
+    def get(self) -> Value:
+        type_ = type_of(self.dtype, self.lanes)
+        return self.builder.value(f"load {type_}, ptr {self.place}", self.dtype, self.lanes)
+
+    def set(self, value: Any) -> None:
+        value = self.builder.as_value(value, self.dtype)
+        if self.lanes and not value.lanes:
+            value = self.builder.spread(value)
+        assert (value.dtype, value.lanes) == (self.dtype, self.lanes), (value.type, self.dtype)
+        self.builder.emit(f"store {value}, ptr {self.place}")
+
+    def set_where(self, mask: Value, value: Any) -> None:
+        self.set(self.builder.where(mask, value, self.get()))
+
+
+class Buffer:
+    """Memory with elements of a dtype; `base` is a pointer, as LLVM names it.
+
+    Booleans are bytes in memory.
+    """
+
+    def __init__(self, builder: Builder, base: str, dtype: np.dtype):
+        self.builder, self.base, self.dtype = builder, base, dtype
+
+    @property
+    def _stored(self) -> np.dtype:
+        return np.dtype(np.int8) if self.dtype == BOOL else self.dtype
+
+    def pointer(self, index: Value | int) -> str:
+        """To an element; vectors of pointers where the index has lanes."""
+        index = self.builder.as_value(index, I64)
+        place = self.builder.name()
+        element = type_of(self._stored)
+        self.builder.emit(f"{place} = getelementptr {element}, ptr {self.base}, {index}")
+        return place
+
+    def offset(self, index: Value | int) -> Buffer:
+        """From an element on."""
+        return Buffer(self.builder, self.pointer(index), self.dtype)
+
+    def load(self, index: Value | int) -> Value:
+        """One element."""
+        b, type_ = self.builder, type_of(self._stored)
+        return self._read(b.value(f"load {type_}, ptr {self.pointer(index)}", self._stored, 0))
+
+    def store(self, index: Value | int, value: Any) -> None:
+        """One element."""
+        b = self.builder
+        value = self._written(b.as_value(value, self.dtype))
+        b.emit(f"store {value}, ptr {self.pointer(index)}")
+
+    def load_lanes(self, index: Value | int) -> Value:
+        """One element a lane, from this one on."""
+        b = self.builder
+        type_, align = type_of(self._stored, b.lanes), self._stored.itemsize
+        pointer = self.pointer(index)
+        return self._read(
+            b.value(f"load {type_}, ptr {pointer}, align {align}", self._stored, b.lanes)
+        )
+
+    def store_lanes(self, index: Value | int, value: Value) -> None:
+        """One element a lane, from this one on."""
+        b = self.builder
+        value = self._written(b.spread(b.as_value(value, self.dtype)))
+        b.emit(f"store {value}, ptr {self.pointer(index)}, align {self._stored.itemsize}")
+
+    def gather(self, index: Value, mask: Value, other: Any) -> Value:
+        """The elements of the lanes of the mask; the others have `other`, and read nothing."""
+        b, stored = self.builder, self._stored
+        if not b.lanes:
+            found = Variable(b, self.dtype, 0, other)
+            b.if_(mask, lambda: found.set(self.load(index)))
+            return found.get()
+        other = self._written(b.spread(b.as_value(other, self.dtype)))
+        pointers = self.pointer(b.spread(b.as_value(index, I64)))
+        ptrs, type_ = f"<{b.lanes} x ptr>", type_of(stored, b.lanes)
+        name = f"llvm.masked.gather.v{b.lanes}{_suffix(stored)}.v{b.lanes}p0"
+        masks = type_of(BOOL, b.lanes)
+        b.module.declare(name, f"{type_} @{name}({ptrs}, i32, {masks}, {type_})")
+        text = f"call {type_} @{name}({ptrs} {pointers}, i32 {stored.itemsize}, {mask}, {other})"
+        return self._read(b.value(text, stored, b.lanes))
+
+    def scatter(self, index: Value, mask: Value, value: Any) -> None:
+        """Write the elements of the lanes of the mask."""
+        b, stored = self.builder, self._stored
+        if not b.lanes:
+            b.if_(mask, lambda: self.store(index, value))
+            return
+        value = self._written(b.spread(b.as_value(value, self.dtype)))
+        pointers = self.pointer(b.spread(b.as_value(index, I64)))
+        ptrs, masks = f"<{b.lanes} x ptr>", type_of(BOOL, b.lanes)
+        name = f"llvm.masked.scatter.v{b.lanes}{_suffix(stored)}.v{b.lanes}p0"
+        b.module.declare(name, f"void @{name}({value.type}, {ptrs}, i32, {masks})")
+        b.emit(f"call void @{name}({value}, {ptrs} {pointers}, i32 {stored.itemsize}, {mask})")
+
+    def _read(self, value: Value) -> Value:
+        return value.ne(0) if self.dtype == BOOL else value
+
+    def _written(self, value: Value) -> Value:
+        return self.builder.cast(value, self._stored)
+
+
+def _suffix(dtype: np.dtype, lanes: int = 0) -> str:
+    """The name of a type within that of an intrinsic."""
+    element = {F32: "f32", F64: "f64"}.get(dtype) or f"i{8 * dtype.itemsize}"
+    if dtype == BOOL:
+        element = "i1"
+    return f"v{lanes}{element}" if lanes else element
+
+
+class Module:
+    """Functions of LLVM IR for vectors of `width` lanes: `text` is the whole.
+
+    **Arguments:**
+
+    - `width`: how many lanes; one stands for scalars.
+    - `is_gpu`: whether this is for a GPU, where a function may be a kernel.
+    - `has_fma`: whether the machine multiplies and adds with one rounding, as fast as with two.
+    """
+
+    def __init__(self, width: int, *, is_gpu: bool = False, has_fma: bool = True):
+        assert width >= 1
+        assert width == 1 or not is_gpu
+        self.lanes = width if width > 1 else 0
+        self.width, self.is_gpu, self.has_fma = width, is_gpu, has_fma
+        self._declared: dict[str, str] = {}
+        self._globals: dict[str, str] = {}
+        self._functions: dict[str, str] = {}
+
+    def declare(self, name: str, signature: str) -> None:
+        self._declared[name] = f"declare {signature}"
+
+    def table(self, values: Sequence, dtype: np.dtype) -> str:
+        """A constant array in memory, by its content; a pointer to it."""
+        entries = ", ".join(f"{type_of(dtype)} {_literal(x, dtype)}" for x in values)
+        text = f"[{len(values)} x {type_of(dtype)}] [{entries}]"
+        name = self._globals.get(text)
+        if name is None:
+            name = self._globals[text] = f"@table{len(self._globals)}"
+        return name
+
+    def has(self, name: str) -> bool:
+        """Whether there is a function of this name."""
+        return name in self._functions
+
+    @contextmanager
+    def function(
+        self,
+        name: str,
+        parameters: Sequence[str],
+        returns: str = "void",
+        *,
+        attributes: str = "",
+        linkage: str = "internal",
+    ) -> Iterator[Builder]:
+        """A new function, written by the builder that this gives, which has to `return_`.
+
+        **Arguments:** `parameters`: each as LLVM writes it, such as `"ptr noalias %u0"`.
+        """
+        self._functions[name] = ""  # (in order of their beginnings, and known within itself)
+        builder = Builder(self)
+        yield builder
+        head = f"define {linkage} {returns} @{name}({', '.join(parameters)}) {attributes} #0 {{"
+        body = "\n".join(["entry:", *builder.allocas, *builder.lines])
+        self._functions[name] = f"{head}\n{body}\n}}\n"
+
+    @property
+    def text(self) -> str:
+        tables = (
+            f"{name} = private unnamed_addr constant {text}, align 64"
+            for text, name in self._globals.items()
+        )
+        # Vectors are as wide as they are written, whatever LLVM thinks of the clock.
+        wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
+        attributes = f"attributes #0 = {{ nounwind {'' if self.is_gpu else wide} }}"
+        likely = (
+            '!0 = !{!"branch_weights", i32 2000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 2000}'
+        )
+        parts = [*tables, *self._functions.values(), *self._declared.values(), attributes, likely]
+        return "\n".join([*parts, ""])
+
+
+class Builder:
+    """Writes the instructions of a function, one after the other."""
+
+    def __init__(self, module: Module):
+        self.module, self.lanes = module, module.lanes
+        self.lines: list[str] = []
+        self.allocas: list[str] = []
+        self._count = 0
+        self._fuses = True
+
+    #
+    # Text
+    #
+
+    def name(self) -> str:
+        self._count += 1
+        return f"%v{self._count}"
+
+    def emit(self, text: str) -> None:
+        self.lines.append("  " + text)
+
+    def value(self, text: str, dtype: np.dtype, lanes: int) -> Value:
+        """What an instruction computes."""
+        value = Value(self, self.name(), dtype, lanes)
+        self.emit(f"{value.name} = {text}")
+        return value
+
+    def on_stack(self, type_: str) -> str:
+        """A pointer to room for this type, in this function."""
+        place = self.name()
+        self.allocas.append(f"  {place} = alloca {type_}")
+        return place
+
+    def array(self, dtype: np.dtype, n: int, *, of_lanes: bool = False) -> Buffer:
+        """Room for `n` elements, or for `n` of each lane (element `i` of all of them together)."""
+        each = max(1, self.lanes) if of_lanes else 1
+        stored = np.dtype(np.int8) if dtype == BOOL else dtype
+        place = self.name()
+        self.allocas.append(
+            f"  {place} = alloca [{max(1, n * each)} x {type_of(stored)}], align 64"
+        )
+        return Buffer(self, place, dtype)
+
+    def parameter(self, name: str, dtype: np.dtype, lanes: int = 0) -> Value:
+        """A parameter of the function, named with its `%`."""
+        return Value(self, name, dtype, lanes)
+
+    def variable(self, dtype: np.dtype, value: Any = None, *, of_lanes: bool = True) -> Variable:
+        return Variable(self, dtype, self.lanes if of_lanes else 0, value)
+
+    def return_(self, value: Value | None = None) -> None:
+        self.emit("ret void" if value is None else f"ret {value}")
+
+    #
+    # Constants and shapes
+    #
+
+    def constant(self, value: Any, dtype: Any, *, of_lanes: bool = False) -> Value:
+        dtype = np.dtype(dtype)
+        lanes = self.lanes if of_lanes else 0
+        with np.errstate(all="ignore"):  # (numbers that don't fit wrap around, or are infinite)
+            value = np.asarray(value).astype(dtype)[()]
+        text = _literal(value, dtype)
+        if lanes:
+            text = f"<{', '.join([f'{type_of(dtype)} {text}'] * lanes)}>"
+        found = Value(self, text, dtype, lanes)
+        found.constant = value
+        return found
+
+    def as_value(self, x: Any, dtype: np.dtype) -> Value:
+        """A value as it is, a number as one of this dtype."""
+        return x if isinstance(x, Value) else self.constant(x, dtype)
+
+    def lane_numbers(self) -> Value:
+        """0, 1, 2, ... as int64."""
+        if not self.lanes:
+            return self.constant(0, I64)
+        entries = ", ".join(f"i64 {i}" for i in range(self.lanes))
+        return Value(self, f"<{entries}>", I64, self.lanes)
+
+    def spread(self, x: Value) -> Value:
+        """A scalar over the lanes."""
+        if x.lanes or not self.lanes:
+            return x
+        if x.constant is not None:
+            return self.constant(x.constant, x.dtype, of_lanes=True)
+        type_ = type_of(x.dtype, self.lanes)
+        first = self.value(f"insertelement {type_} poison, {x}, i32 0", x.dtype, self.lanes)
+        zeros = f"<{self.lanes} x i32> zeroinitializer"
+        found = self.value(f"shufflevector {first}, {type_} poison, {zeros}", x.dtype, self.lanes)
+        if x.factors is not None:
+            found.factors = (self.spread(x.factors[0]), self.spread(x.factors[1]))
+        return found
+
+    def matched(self, *values: Any) -> tuple[Value, ...]:
+        """Values of one dtype, and with lanes where one of them has."""
+        dtype = next(x.dtype for x in values if isinstance(x, Value | np.generic))
+        found = [self.as_value(x, dtype) for x in values]
+        assert all(x.dtype == dtype for x in found), [x.type for x in found]
+        if any(x.lanes for x in found):
+            found = [self.spread(x) for x in found]
+        return tuple(found)
+
+    #
+    # Arithmetic
+    #
+
+    @contextmanager
+    def unfused(self) -> Iterator[None]:
+        """Products are rounded before they are added; `fma` says where not."""
+        before, self._fuses = self._fuses, False
+        try:
+            yield
+        finally:
+            self._fuses = before
+
+    def binary(self, op: str, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        return self.value(f"{op} {x}, {y.name}", x.dtype, x.lanes)
+
+    def add(self, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        if not x.is_real:
+            return self.binary("add", x, y)
+        if self._fuses and x.factors is not None:
+            return self.mul_add(*x.factors, y)
+        if self._fuses and y.factors is not None:
+            return self.mul_add(*y.factors, x)
+        return self.binary("fadd", x, y)
+
+    def sub(self, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        if not x.is_real:
+            return self.binary("sub", x, y)
+        if self._fuses and x.factors is not None:
+            return self.mul_add(*x.factors, -y)
+        if self._fuses and y.factors is not None:
+            return self.mul_add(-y.factors[0], y.factors[1], x)
+        return self.binary("fsub", x, y)
+
+    def mul(self, x: Any, y: Any) -> Value:
+        x, y = self.matched(x, y)
+        if not x.is_real:
+            return self.binary("mul", x, y)
+        found = self.binary("fmul", x, y)
+        found.factors = (x, y)
+        return found
+
+    def mul_add(self, x: Any, y: Any, z: Any) -> Value:
+        """`x * y + z`, rounded once where the machine does that as fast, else twice."""
+        x, y, z = self.matched(x, y, z)
+        return self.intrinsic("fmuladd", x, y, z)
+
+    def fma(self, x: Any, y: Any, z: Any) -> Value:
+        """`x * y + z`, rounded once: at any price."""
+        x, y, z = self.matched(x, y, z)
+        return self.intrinsic("fma", x, y, z)
+
+    def intrinsic(self, name: str, x: Value, *more: Value) -> Value:
+        """One of LLVM's that is named by the type of its first argument, and returns that."""
+        return self.call(f"llvm.{name}.{_suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
+
+    def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
+        """Call a function that returns a value."""
+        type_ = type_of(dtype, lanes)
+        if not self.module.has(name):
+            self.module.declare(name, f"{type_} @{name}({', '.join(x.type for x in args)})")
+        return self.value(f"call {type_} @{name}({', '.join(map(str, args))})", dtype, lanes)
+
+    #
+    # As an `Arithmetic` of solvers
+    #
+
+    def equal(self, x: Any, y: Any) -> Value:
+        return self.compare("eq", x, y)
+
+    def over(self, number: Value, component: Value) -> Value:
+        del component
+        return number
+
+    def once(self, x: Value) -> Value:
+        return x
+
+    def stopped(self, x: Value) -> Value:
+        return x
+
+    #
+    # Functions
+    #
+
+    def abs(self, x: Value) -> Value:
+        if x.is_real:
+            return self.intrinsic("fabs", x)
+        return self.where(x < 0, -x, x) if x.is_signed else x
+
+    def sqrt(self, x: Value) -> Value:
+        return self.intrinsic("sqrt", x)
+
+    def floor(self, x: Value) -> Value:
+        return self.intrinsic("floor", x)
+
+    def ceil(self, x: Value) -> Value:
+        return self.intrinsic("ceil", x)
+
+    def trunc(self, x: Value) -> Value:
+        return self.intrinsic("trunc", x)
+
+    def round_even(self, x: Value) -> Value:
+        """To the nearest whole number, ties to even."""
+        return self.intrinsic("roundeven", x)
+
+    def sign(self, x: Value) -> Value:
+        """-1, 0 or 1; zero and NaN remain."""
+        one = self.copysign(self.constant(1, x.dtype), x)
+        return self.where((x > 0.0) | (x < 0.0), one, x)
+
+    def copysign(self, x: Any, sign: Any) -> Value:
+        x, sign = self.matched(x, sign)
+        return self.intrinsic("copysign", x, sign)
+
+    def compare(self, how: str, x: Any, y: Any) -> Value:
+        """`lt le gt ge eq ne`; with NaN all are false, but `ne`."""
+        x, y = self.matched(x, y)
+        if x.is_real:
+            op = f"fcmp {'une' if how == 'ne' else 'o' + how}"
+        elif how in ("eq", "ne"):
+            op = f"icmp {how}"
+        else:
+            op = f"icmp {'s' if x.is_signed else 'u'}{how}"
+        return self.value(f"{op} {x}, {y.name}", BOOL, x.lanes)
+
+    def where(self, mask: Value, x: Any, y: Any) -> Value:
+        """Lane by lane; one of both may be a number."""
+        x, y = self.matched(x, y)
+        if mask.lanes:
+            x, y = self.spread(x), self.spread(y)
+        return self.value(f"select {mask}, {x}, {y}", x.dtype, x.lanes)
+
+    def minimum(self, x: Any, y: Any) -> Value:
+        """`x if x < y else y`: the second where one is NaN."""
+        x, y = self.matched(x, y)
+        return self.where(x < y, x, y)
+
+    def maximum(self, x: Any, y: Any) -> Value:
+        """`x if x > y else y`: the second where one is NaN."""
+        x, y = self.matched(x, y)
+        return self.where(x > y, x, y)
+
+    def cast(self, x: Value, dtype: Any) -> Value:
+        """To another dtype, as C does it; reals to integers saturate, NaN becomes zero."""
+        dtype, old = np.dtype(dtype), x.dtype
+        if dtype == old:
+            return x
+        if x.constant is not None and not (x.is_real and dtype.kind in "iu"):
+            return self.constant(x.constant, dtype, of_lanes=bool(x.lanes))
+        if dtype == BOOL:
+            return x.ne(0)
+        to = type_of(dtype, x.lanes)
+        if x.is_real and dtype in _FLOATS:
+            op = "fpext" if dtype.itemsize > old.itemsize else "fptrunc"
+        elif x.is_real:
+            how = "fptosi" if dtype.kind == "i" else "fptoui"
+            suffixes = f"{_suffix(dtype, x.lanes)}.{_suffix(old, x.lanes)}"
+            return self.call(f"llvm.{how}.sat.{suffixes}", dtype, x.lanes, x)
+        elif dtype in _FLOATS:
+            op = "sitofp" if x.is_signed else "uitofp"
+        elif dtype.itemsize == old.itemsize and old != BOOL:
+            return Value(self, x.name, dtype, x.lanes)
+        elif dtype.itemsize < old.itemsize:
+            op = "trunc"
+        else:
+            op = "sext" if x.is_signed else "zext"
+        return self.value(f"{op} {x} to {to}", dtype, x.lanes)
+
+    def bitcast(self, x: Value, dtype: Any) -> Value:
+        """The same bits as another dtype of that size."""
+        dtype = np.dtype(dtype)
+        if type_of(dtype) == type_of(x.dtype):
+            return Value(self, x.name, dtype, x.lanes)
+        return self.value(f"bitcast {x} to {type_of(dtype, x.lanes)}", dtype, x.lanes)
+
+    #
+    # Lanes
+    #
+
+    def any(self, mask: Value) -> Value:
+        """Whether the mask is true in any lane: a scalar."""
+        if not mask.lanes:
+            return mask
+        return self.value(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
+
+    def _bits(self, mask: Value) -> str:
+        """An integer of as many bits as there are lanes, with its type."""
+        bits, type_ = self.name(), f"i{mask.lanes}"
+        self.emit(f"{bits} = bitcast {mask} to {type_}")
+        return f"{type_} {bits}"
+
+    def for_each_lane(self, mask: Value, body: Callable[[Value], None]) -> None:
+        """Run `body(lane)` for each lane of the mask in turn; `lane` is a scalar int64."""
+        if not mask.lanes:
+            self.if_(mask, lambda: body(self.constant(0, I64)))
+            return
+        assert mask.lanes <= 64, mask.lanes
+        bits = self._bits(mask)
+        if mask.lanes < 64:
+            wide = self.value(f"zext {bits} to i64", I64, 0)
+        else:
+            wide = Value(self, bits.split()[1], I64, 0)
+        left = self.variable(I64, wide, of_lanes=False)
+
+        def one():
+            now = left.get()
+            flag = self.constant(True, BOOL)
+            body(self.call("llvm.cttz.i64", I64, 0, now, flag))
+            left.set(now & (now - 1))
+
+        self.while_(lambda: left.get().ne(0), one)
+
+    def entry(self, x: Value, lane: Value) -> Value:
+        """That of one lane."""
+        if not x.lanes:
+            return x
+        return self.value(f"extractelement {x}, {lane}", x.dtype, 0)
+
+    def with_entry(self, x: Value, lane: Value, entry: Value) -> Value:
+        """The same with another entry in one lane."""
+        if not x.lanes:
+            return entry
+        return self.value(f"insertelement {x}, {entry}, {lane}", x.dtype, x.lanes)
+
+    #
+    # Control flow
+    #
+
+    def _label(self) -> str:
+        return self.name().replace("%v", "%L")
+
+    def _begin(self, label: str) -> None:
+        self.lines.append(f"{label[1:]}:")
+
+    def _jump(self, label: str) -> None:
+        self.emit(f"br label {label}")
+
+    def _branch(self, condition: Value, yes: str, no: str, likely: bool | None = None) -> None:
+        weights = "" if likely is None else f", !prof !{0 if likely else 1}"
+        self.emit(f"br {condition}, label {yes}, label {no}{weights}")
+
+    def if_(
+        self,
+        condition: Value,
+        then: Callable[[], None],
+        otherwise: Callable[[], None] | None = None,
+        *,
+        likely: bool | None = None,
+    ) -> None:
+        """By a scalar."""
+        yes, no, after = self._label(), self._label(), self._label()
+        self._branch(condition, yes, after if otherwise is None else no, likely)
+        self._begin(yes)
+        then()
+        self._jump(after)
+        if otherwise is not None:
+            self._begin(no)
+            otherwise()
+            self._jump(after)
+        self._begin(after)
+
+    def while_(
+        self,
+        condition: Callable[[], Value],
+        body: Callable[[], object],
+        *,
+        likely: bool | None = None,
+    ) -> None:
+        """As long as the scalar `condition()` holds."""
+        test, inside, after = self._label(), self._label(), self._label()
+        self._jump(test)
+        self._begin(test)
+        self._branch(condition(), inside, after, likely)
+        self._begin(inside)
+        body()
+        self._jump(test)
+        self._begin(after)
+
+    def do_while(self, body: Callable[[], Value]) -> None:
+        """Again as long as `body()`, a scalar, holds."""
+        inside, after = self._label(), self._label()
+        self._jump(inside)
+        self._begin(inside)
+        self._branch(body(), inside, after)
+        self._begin(after)
+
+    def for_(self, n: int | Value, body: Callable[[Value], None]) -> None:
+        """`body(i)` for `i` from 0 to `n - 1`, int64."""
+        i = self.variable(I64, 0, of_lanes=False)
+
+        def one():
+            now = i.get()
+            body(now)
+            i.set(now + 1)
+
+        self.while_(lambda: i.get() < n, one)

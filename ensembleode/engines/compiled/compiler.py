@@ -1,0 +1,321 @@
+"""LLVM IR to code: to be called here, or to look at for other machines.
+
+All work of LLVM is behind one lock. Code is kept for as long as the process lives: XLA has its
+address, and can't be told to forget it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import struct
+import threading
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
+
+from . import object_cache
+from .machine import current, gpu, host, Machine
+
+
+# The oldest LLVM that our IR is for.
+OLDEST = 20
+
+# Of what is done to IR: another number where that changes, for what is kept on disk.
+_PIPELINE = 1
+_LEVEL = 2
+
+_lock = threading.RLock()
+_codes: dict[str, Code] = {}
+
+
+class CompileError(RuntimeError):
+    """LLVM can't compile this: the message is LLVM's, and has the lines that it is about."""
+
+
+class Code:
+    """Functions in memory, by name.
+
+    - `key`: the hash of what they were compiled from, and for.
+    - `origin`: whether they were compiled in this process, or read from disk.
+    """
+
+    def __init__(self, engine: Any, key: str, origin: Literal["compiled", "disk"]):
+        self.key, self.origin = key, origin
+        self._engine = engine
+
+    def address(self, name: str) -> int:
+        """
+        **Raises:** `KeyError` for a function that is not there, or internal.
+        """
+        with _lock:
+            found = self._engine.get_function_address(name)
+        if not found:
+            raise KeyError(name)
+        return found
+
+
+@functools.cache
+def available() -> str | None:
+    """Why nothing can be compiled here; None where it can."""
+    try:
+        import llvmlite
+        import llvmlite.binding as llvm
+    except (ImportError, OSError) as e:
+        return f"LLVM is not there ({e}): `pip install llvmlite`."
+    version = llvm.llvm_version_info[0]
+    if version < OLDEST:
+        return (
+            f"llvmlite {llvmlite.__version__} has LLVM {version}, and {OLDEST} or later is needed: "
+            "`pip install --upgrade llvmlite`."
+        )
+    try:
+        llvm.check_jit_execution()
+    except OSError as e:
+        return f"this system does not let programs make code and run it: {e}"
+    return None
+
+
+def compiled(text: str, machine: Machine | None = None) -> Code:
+    """Compile a module, and keep it; or have it from memory or from disk.
+
+    **Arguments:**
+
+    - `machine`: what the code is for; by default `machine.current()`. It has to be run here.
+
+    **Raises:** `CompileError`.
+    """
+    with _lock:
+        llvm = _llvm()
+        machine = machine or current()
+        key = _key(text, machine)
+        if (found := _codes.get(key)) is not None:
+            return found
+        if machine.triple != host().triple:
+            raise CompileError(f"code for {machine.name} ({machine.triple}) can't run here.")
+        # Machine code that was made for other registers would crash.
+        saved = object_cache.load(key)
+        object_code = _object_code(llvm, text, machine) if saved is None else saved
+        engine = _loaded(llvm, object_code)
+        if saved is None:
+            object_cache.save(key, object_code)
+        code = _codes[key] = Code(engine, key, "compiled" if saved is None else "disk")
+        _keep_for_ever(engine)
+    return code
+
+
+def assembly(text: str, target: Machine) -> str:
+    """The code of a module for a machine, which need not be this one, to be read or assembled.
+
+    **Raises:** `CompileError`.
+    """
+    with _lock:
+        llvm = _llvm()
+        with _parsed(llvm, text) as module:
+            return _optimised(llvm, module, target, codemodel="default").emit_assembly(module)
+
+
+def ptx(text: str, arch: str) -> str:
+    """The code of a module for NVIDIA GPUs of this architecture (`"sm_90"`), and later ones.
+
+    **Raises:** `CompileError`; `ValueError` for what is no architecture.
+    """
+    return assembly(text, gpu(arch))
+
+
+#
+# LLVM
+#
+
+
+def _llvm() -> Any:
+    """
+    **Raises:** `CompileError` where there is none.
+    """
+    if (reason := available()) is not None:
+        raise CompileError(reason)
+    import llvmlite.binding as llvm
+
+    _initialise()
+    return llvm
+
+
+@functools.cache
+def _initialise() -> None:
+    import llvmlite.binding as llvm
+
+    llvm.initialize_all_targets()
+    llvm.initialize_all_asmprinters()
+
+
+@functools.cache
+def _versions() -> str:
+    import llvmlite
+    import llvmlite.binding as llvm
+
+    return f"{llvmlite.__version__} {llvm.llvm_version_info}"
+
+
+def _key(text: str, machine: Machine) -> str:
+    """The hash of everything that object code depends on."""
+    made_for = (machine.triple, machine.cpu, machine.features)
+    options = (_versions(), _PIPELINE, _LEVEL, *made_for)
+    return hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
+
+
+def _object_code(llvm: Any, text: str, machine: Machine) -> bytes:
+    # (The default code model: whatever lies anywhere in memory is reached.)
+    with _parsed(llvm, text) as module:
+        return _optimised(llvm, module, machine, jit=True).emit_object(module)
+
+
+def _loaded(llvm: Any, object_code: bytes) -> Any:
+    """An engine that has it in memory."""
+    target = llvm.Target.from_triple(host().triple).create_target_machine(jit=True)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", _context(llvm)), target)
+    try:
+        # (Only now are the functions of this process known.)
+        missing = [x for x in _undefined(object_code) if not llvm.address_of_symbol(x)]
+        if missing:  # with which the engine would end the process
+            raise CompileError(f"functions are called that are not there: {', '.join(missing)}.")
+        engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
+        engine.finalize_object()
+    except BaseException:
+        engine.close()  # before its context goes
+        raise
+    return engine
+
+
+def _optimised(llvm: Any, module: Any, machine: Machine, **options: Any) -> Any:
+    """Optimise a module; LLVM's machine that it is for."""
+    try:
+        target = llvm.Target.from_triple(machine.triple)
+    except RuntimeError as e:
+        raise CompileError(f"this LLVM makes no code for {machine.triple}: {e}") from e
+    target = target.create_target_machine(
+        cpu=machine.cpu, features=machine.features, opt=_LEVEL, **options
+    )
+    module.triple, module.data_layout = machine.triple, str(target.target_data)
+    _check_calls(module, machine)
+    tuning = llvm.create_pipeline_tuning_options(speed_level=_LEVEL)
+    # Vectors and loops are written as they are meant.
+    tuning.loop_vectorization = tuning.slp_vectorization = tuning.loop_unrolling = False
+    passes = llvm.create_pass_builder(target, tuning)
+    passes.getModulePassManager().run(module, passes)
+    return target
+
+
+@contextlib.contextmanager
+def _parsed(llvm: Any, text: str) -> Iterator[Any]:
+    """A module within the block: it has to go before its context does, in whichever order the
+    objects of an exception's frames are collected.
+
+    **Raises:** `CompileError` for what is no IR.
+    """
+    with _context(llvm) as context:
+        try:
+            module = llvm.parse_assembly(text, context)
+        except RuntimeError as e:
+            raise _refused(e) from e
+        with module:
+            try:
+                module.verify()
+            except RuntimeError as e:
+                raise _refused(e) from e
+            yield module
+
+
+def _refused(error: RuntimeError) -> CompileError:
+    return CompileError("\n".join(["LLVM refuses this IR.", *_lines(str(error))]))
+
+
+def _lines(message: str) -> list[str]:
+    """The first of what LLVM says."""
+    lines = [line.rstrip() for line in message.strip().splitlines()]
+    first = [x if len(x) <= _LONGEST else x[:_LONGEST] + " ..." for x in lines[:_MOST]]
+    return [*first, f"... and {len(lines) - _MOST} lines more"] if len(lines) > _MOST else first
+
+
+_MOST, _LONGEST = 20, 500
+
+
+def _context(llvm: Any) -> Any:
+    """One for each module, to be freed with it."""
+    return llvm.create_context()
+
+
+# Whose intrinsics these are, by the first word of their names.
+_OWN = {"x86": "x86_64", "aarch64": "aarch64", "nvvm": "nvptx64"}
+_FOREIGN = (*_OWN, "amdgcn", "arm", "hexagon", "ppc", "r600", "riscv", "s390", "spv", "wasm")
+# What a CPU has in its library of C, and a GPU nowhere.
+_LIBM = (
+    *("acos", "asin", "atan", "atan2", "cos", "cosh", "exp", "exp10", "exp2", "ldexp", "frexp"),
+    *("log", "log10", "log2", "modf", "pow", "powi", "sin", "sincos", "sincospi", "sinh"),
+    *("tan", "tanh"),
+)
+
+
+def _check_calls(module: Any, machine: Machine) -> None:
+    """Refuse functions that the machine hasn't got: LLVM would end the process, not say so.
+
+    **Raises:** `CompileError`.
+    """
+    declared = [f.name for f in module.functions if f.is_declaration]
+    refused = [name for name in declared if not _has(machine, name)]
+    if refused:
+        raise CompileError(f"{machine.name} has no {', '.join(sorted(refused))}.")
+
+
+def _has(machine: Machine, name: str) -> bool:
+    if not name.startswith("llvm."):
+        return not machine.is_gpu  # (on a CPU it is found later, or not)
+    _, first, *rest = name.split(".")
+    if first in _FOREIGN:
+        return _OWN.get(first) == machine.architecture
+    if not machine.is_gpu or first not in _LIBM:
+        return True
+    # (Of floats, 2^x is an instruction.)
+    return first == "exp2" and rest == ["f32"]
+
+
+def _undefined(object_code: bytes) -> list[str]:
+    """The names of functions that object code calls and hasn't got; of ELF, which LLVM loads on
+    Linux and Windows (elsewhere, nothing is known)."""
+    if object_code[:6] != b"\x7fELF\x02\x01":  # of 64 bits, little-endian
+        return []
+    (start,) = struct.unpack_from("<Q", object_code, 0x28)
+    size, count = struct.unpack_from("<HH", object_code, 0x3A)
+    sections = [_Section.of(object_code, start + i * size) for i in range(count)]
+    found = []
+    for table in (s for s in sections if s.kind == _SYMBOLS):
+        names = sections[table.link].offset
+        for at in range(table.offset, table.offset + table.size, _SYMBOL_BYTES):
+            name, info, _, section = struct.unpack_from("<IBBH", object_code, at)
+            if section == 0 and name and info >> 4 == _GLOBAL:
+                end = object_code.index(b"\0", names + name)
+                found.append(object_code[names + name : end].decode())
+    return found
+
+
+_SYMBOLS, _GLOBAL, _SYMBOL_BYTES = 2, 1, 24
+
+
+class _Section(NamedTuple):
+    """Of an ELF file: what is needed of its header."""
+
+    kind: int
+    offset: int
+    size: int
+    link: int
+
+    @classmethod
+    def of(cls, content: bytes, at: int) -> _Section:
+        _, kind, _, _, offset, size, link = struct.unpack_from("<IIQQQQI", content, at)
+        return cls(kind, offset, size, link)
+
+
+def _keep_for_ever(thing: Any) -> None:
+    """Also while Python ends, when XLA may still be running it."""
+    import ctypes
+
+    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

@@ -1,0 +1,49 @@
+"""A function of LLVM IR as the kernel of a GPU that is launched.
+
+What a thread does is an internal function of a module, whose first parameters are which thread it
+is and how many there are, and then pointers. The entry, to be appended to the module, asks the GPU
+for the former, and says of the latter what NVPTX wants to know.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+_REGISTERS = ("tid", "ctaid", "ntid", "nctaid")
+
+
+def entry_name(name: str) -> str:
+    """Of the entry that runs a function."""
+    return f"{name}_entry"
+
+
+def entry(name: str, operands: int, results: int) -> str:
+    """The entry that runs `void @name(i64 thread, i64 threads, ptr a0, ..., ptr r0, ...)`."""
+    inputs = [f"%a{i}" for i in range(operands)]
+    outputs = [f"%r{i}" for i in range(results)]
+    # (What is only read, and nothing else overlaps, goes through the cache of what is read only.)
+    parameters = [f"ptr noalias readonly {x}" for x in inputs]
+    parameters += [f"ptr noalias {x}" for x in outputs]
+    lines = [f"declare i32 @{_register(x)}()" for x in _REGISTERS]
+    lines.append(f"define ptx_kernel void @{entry_name(name)}({', '.join(parameters)}) nounwind {{")
+    for x in _REGISTERS:
+        lines += [f"  %{x} = call i32 @{_register(x)}()", f"  %{x}.wide = zext i32 %{x} to i64"]
+    lines += [
+        "  %before = mul i64 %ctaid.wide, %ntid.wide",
+        "  %thread = add i64 %before, %tid.wide",
+        "  %threads = mul i64 %nctaid.wide, %ntid.wide",
+        f"  call void @{name}({_arguments([*inputs, *outputs])})",
+        "  ret void",
+        "}",
+        "",
+    ]
+    return "\n".join(lines)
+
+
+def _register(name: str) -> str:
+    return f"llvm.nvvm.read.ptx.sreg.{name}.x"
+
+
+def _arguments(pointers: Sequence[str]) -> str:
+    return ", ".join(["i64 %thread", "i64 %threads", *(f"ptr {x}" for x in pointers)])

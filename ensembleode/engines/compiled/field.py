@@ -1,0 +1,498 @@
+"""A lowered function as instructions: the printer of `codegen.ir` to LLVM IR, for lanes.
+
+Numbers are values with an entry a lane; those that all lanes have in common are scalars (see
+`uniformity.py`). Where lanes go different ways, all go every way that one of them goes, and masks
+keep what the others have.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import TypeAlias
+
+import jax.extend.core as jex
+import numpy as np
+
+from ..codegen import Inputs, lower
+from ..codegen.ir import (
+    Assign,
+    Buffer,
+    Const,
+    Expr,
+    For,
+    Function,
+    Index,
+    Let,
+    Load,
+    Matrix,
+    Op,
+    Product,
+    Stmt,
+    Store,
+    Switch,
+    Var,
+    While,
+)
+from . import walking
+from .builder import BOOL, Buffer as Place, Builder, I64, Module, Value, Variable
+from .operations import checked, operation
+from .products import product
+from .reading import copied, Given as Given, Memory as Memory, Numbers as Numbers
+from .uniformity import Region, Uniformity
+
+
+# Loops of at most as many simple operations are written out.
+_WRITTEN_OUT = 128
+# A field with more functions in it, such as sines, is not taken apart into scalars.
+_MOST_DEAR = 24
+# Branches that cost at most as many operations are all taken, where lanes differ.
+_CHEAP = 32
+
+
+def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> Function:
+    """As `codegen.lower` does it; loops over functions such as sines remain loops, though: written
+    out they take long to compile, and are no faster.
+
+    **Raises:** `UntranslatableError`.
+    """
+    fn = lower(jaxpr, inputs, largest_returned)
+    if walking.dear(fn) <= _MOST_DEAR:
+        return fn
+    return lower(jaxpr, inputs, largest_returned, apart=False)
+
+
+def length(fn: Function) -> int:
+    """How many statements a function has, loops unrolled."""
+    return walking.length(fn.body)
+
+
+def evaluate(
+    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value | None = None
+) -> list[Value]:
+    """The components of a function's result, computed here; those that all lanes have in common
+    are scalars.
+
+    **Arguments:** `mask`: the lanes that count: no loop goes on for another one.
+
+    **Raises:** `UntranslatableError` for an operation or a dtype that there is not.
+    """
+    return _Printer(b, fn, numbers, t, mask).results()
+
+
+def evaluate_apart(
+    b: Builder,
+    fn: Function,
+    name: str,
+    numbers: Numbers,
+    t: Value,
+    mask: Value | None = None,
+) -> list[Value]:
+    """The same by a function of its own in the module, which is written once: for long ones, that
+    are evaluated in many places.
+
+    **Arguments:** `name`: of this function in the module; `numbers` of one name come from places of
+    one kind.
+    """
+    written = _APART.setdefault(b.module, {})
+    if name not in written:
+        written[name] = _Apart(b, fn, name, numbers, t, mask)
+    return written[name](b, numbers, t, mask)
+
+
+_Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None]
+
+
+class _Apart:
+    """It reads its numbers from memory: those that are in registers are copied there first."""
+
+    def __init__(
+        self,
+        b: Builder,
+        fn: Function,
+        name: str,
+        numbers: Numbers,
+        t: Value,
+        mask: Value | None,
+    ):
+        self.fn, self.name = fn, name
+        parameters = ["ptr noalias %out"]
+        with b.module.function(name, parameters, attributes="noinline") as inside:
+
+            def parameter(name: str, value: Value | None) -> Value | None:
+                if value is None:
+                    return None
+                parameters.append(f"{value.type} %{name}")
+                return inside.parameter(f"%{name}", value.dtype, value.lanes)
+
+            self.time, self.mask = t.type, None if mask is None else mask.type
+            time, lanes = parameter("t", t), parameter("mask", mask)
+            self.passed = _Passed(inside, numbers, parameters)
+            result = Memory(Place(inside, "%out", fn.dtype), of_lanes=True)
+            _Printer(inside, fn, self.passed, time, lanes, result).stored()
+            inside.return_()
+
+    def __call__(self, b: Builder, numbers: Numbers, t: Value, mask: Value | None) -> list[Value]:
+        assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
+        result = Memory.on_stack(b, self.fn.dtype, self.fn.size, of_lanes=True)
+        args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
+        for group, dtype, ends in self.passed.places:
+            if ends is None:
+                memory = copied(b, numbers, group, dtype, self.passed.copied[group, dtype])
+            else:
+                memory = numbers.memory(group, dtype, *ends)
+                assert memory is not None, (self.name, group, dtype, ends)
+            args.append(f"ptr {memory.buffer.base}")
+            if memory.offsets is not None:
+                args.append(str(memory.offsets))
+                args += [] if isinstance(memory.stride, int) else [str(memory.stride)]
+        b.emit(f"call void @{self.name}({', '.join(args)})")
+        return [result.load(i) for i in range(self.fn.size)]
+
+
+_APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDictionary()
+
+
+class _Passed(Numbers):
+    """The numbers that a function of its own is given, as it asks for them.
+
+    - `places`: its parameters for them, in order: a group, a dtype, and which of its numbers; None
+        where these are `copied`.
+    """
+
+    def __init__(self, b: Builder, numbers: Numbers, parameters: list[str]):
+        self.b, self.numbers, self.parameters = b, numbers, parameters
+        self.places: dict[_Source, Memory] = {}
+        self.copied: dict[tuple[str, np.dtype], set[int]] = {}
+
+    def load(self, group: str, dtype: np.dtype, index: int) -> Value:
+        return self._copied(group, dtype, range(index, index + 1)).load(index)
+
+    def read(self, buffer: Buffer, index: int) -> Value:
+        ends = buffer.start, buffer.start + buffer.size
+        memory = self._passed(buffer.group, buffer.dtype, *ends)
+        # (What lies apart is gathered no more often than it has to be.)
+        if memory is None or memory.offsets is not None:
+            return self.load(buffer.group, buffer.dtype, index)
+        return memory.load(index)
+
+    def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory:
+        memory = self._passed(group, dtype, start, end)
+        return memory or self._copied(group, dtype, range(start, end))
+
+    def _passed(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
+        source = group, dtype, (start, end)
+        if source not in self.places:
+            memory = self.numbers.memory(group, dtype, start, end)
+            if memory is None:
+                return None
+            self._add(source, memory.of_lanes, memory.offsets, memory.stride)
+        return self.places[source]
+
+    def _copied(self, group: str, dtype: np.dtype, indices: range) -> Memory:
+        source = group, dtype, None
+        if source not in self.places:
+            self.copied[group, dtype] = set()
+            self._add(source, group != "shared", None, 1)
+        self.copied[group, dtype].update(indices)
+        return self.places[source]
+
+    def _add(
+        self, source: _Source, of_lanes: bool, offsets: Value | None, stride: Value | int
+    ) -> None:
+        name = f"%numbers{len(self.places)}"
+        self.parameters.append(f"ptr noalias readonly {name}")
+        if offsets is not None:
+            self.parameters.append(f"{offsets.type} {name}_offsets")
+            offsets = self.b.parameter(f"{name}_offsets", I64, offsets.lanes)
+            if isinstance(stride, Value):
+                self.parameters.append(f"{stride.type} {name}_stride")
+                stride = self.b.parameter(f"{name}_stride", I64)
+        place = Place(self.b, name, source[1])
+        self.places[source] = Memory(place, of_lanes=of_lanes, offsets=offsets, stride=stride)
+
+
+class _Printer:
+    def __init__(
+        self,
+        b: Builder,
+        fn: Function,
+        numbers: Numbers,
+        t: Value | None,
+        mask: Value | None,
+        result: Memory | None = None,
+    ):
+        self.b, self.fn, self.numbers = b, fn, numbers
+        own_time = t is not None and bool(t.lanes)
+        self.uniformity = Uniformity(fn, has_lanes=bool(b.lanes), own_time=own_time)
+        self.values: dict[str, Value] = {} if t is None else {"t": t}
+        self.variables: dict[str, Variable] = {}
+        self.memories: dict[object, Memory] = {}
+        self.result = result
+        # The innermost region, and the lanes that are in it.
+        self.region: Region = ()
+        self.mask = mask
+        # Where what is needed from the beginning is written.
+        self.beginning = len(b.lines)
+
+    def results(self) -> list[Value]:
+        self.block(self.fn.body)
+        if self.fn.outputs:
+            return [self.expr(x) for x in self.fn.outputs]
+        everything = Buffer("out", self.fn.dtype, 0, self.fn.size)
+        return [self.load(everything, i) for i in range(self.fn.size)]
+
+    def stored(self) -> None:
+        """To where the result is wanted."""
+        self.block(self.fn.body)
+        assert self.result is not None
+        # All are computed before any is stored.
+        for i, x in enumerate([self.expr(x) for x in self.fn.outputs]):
+            self.result.store(i, x)
+
+    #
+    # Statements
+    #
+
+    def block(self, stmts: Sequence[Stmt]) -> None:
+        for stmt in stmts:
+            self.stmt(stmt)
+
+    def stmt(self, stmt: Stmt) -> None:
+        match stmt:
+            case Let(var, expr):
+                value = self.expr(expr)
+                if var.name in self.uniformity.assigned:
+                    self.variable(var).set(value)
+                else:
+                    self.values[var.name] = value
+            case Assign(var, expr):
+                variable, value = self.variable(var), self.expr(expr)
+                if self.uniformity.is_local(var, self.region):
+                    variable.set(value)
+                else:
+                    assert self.mask is not None
+                    variable.set_where(self.mask, value)
+            case Store(buffer, index, expr):
+                self.store(buffer, self.index(index), self.expr(expr))
+            case For(var, n, body):
+                self.loop(var, n, body)
+            case While():
+                self.while_(stmt)
+            case Switch():
+                self.switch(stmt)
+            case Product(out, x, y):
+                self.product(out, x, y)
+
+    def variable(self, var: Var) -> Variable:
+        if var.name not in self.variables:
+            of_lanes = self.uniformity.varies(var)
+            variable = self.b.variable(checked(var.dtype), of_lanes=of_lanes)
+            self.variables[var.name] = variable
+        return self.variables[var.name]
+
+    def loop(self, var: Var, n: int, body: Sequence[Stmt]) -> None:
+        def turn(i: Value) -> None:
+            self.values[var.name] = i
+            self.block(body)
+
+        if n * (walking.length(body) + walking.cost(body)) <= _WRITTEN_OUT:
+            for i in range(n):
+                turn(self.b.constant(i, I64))
+        else:
+            self.b.for_(n, turn)
+
+    def while_(self, stmt: While) -> None:
+        b = self.b
+        inside = self.uniformity.inside(stmt, stmt.condition, self.region)
+        if inside == self.region:
+
+            def goes_on() -> Value:
+                self.block(stmt.test)
+                going = self.expr(stmt.condition)
+                # (A lane alone may not count.)
+                alone = self.mask is not None and not self.mask.lanes
+                return going & self.mask if alone else going
+
+            b.while_(goes_on, lambda: self.block(stmt.body))
+            return
+        active = b.variable(BOOL, self.lanes_here())
+
+        def any_goes_on() -> Value:
+            now = active.get()
+            with self.within(inside, now):
+                self.block(stmt.test)
+                going = now & self.expr(stmt.condition)
+            active.set(going)
+            return b.any(going)
+
+        def turn() -> None:
+            with self.within(inside, active.get()):
+                self.block(stmt.body)
+
+        b.while_(any_goes_on, turn)
+
+    def switch(self, stmt: Switch) -> None:
+        b, which = self.b, self.expr(stmt.which)
+        last = len(stmt.cases) - 1
+        if which.constant is not None:
+            self.block(stmt.cases[min(max(int(which.constant), 0), last)])
+        elif self.uniformity.inside(stmt, stmt.which, self.region) == self.region:
+            self.branch(which, stmt.cases)
+        else:
+            left = self.lanes_here()
+            cheap = sum(map(walking.cost, stmt.cases)) <= _CHEAP
+            for k, case in enumerate(stmt.cases):
+                here = left if k == last else left & which.eq(k)
+                inside = self.uniformity.inside(stmt, stmt.which, self.region, k)
+
+                def run(case=case, here=here, inside=inside) -> None:
+                    with self.within(inside, here):
+                        self.block(case)
+
+                if cheap:
+                    run()
+                elif case:
+                    b.if_(b.any(here), run)
+                left = left & which.ne(k)
+
+    def branch(self, which: Value, cases: Sequence[Sequence[Stmt]], k: int = 0) -> None:
+        """The case of a number that all lanes have in common."""
+        if k == len(cases) - 1:
+            self.block(cases[k])
+        else:
+            self.b.if_(
+                which.eq(k),
+                lambda: self.block(cases[k]),
+                lambda: self.branch(which, cases, k + 1),
+            )
+
+    def lanes_here(self) -> Value:
+        if self.mask is not None:
+            return self.b.spread(self.mask)
+        return self.b.constant(True, BOOL, of_lanes=True)
+
+    @contextmanager
+    def within(self, region: Region, mask: Value) -> Iterator[None]:
+        before = self.region, self.mask
+        self.region, self.mask = region, mask
+        try:
+            yield
+        finally:
+            self.region, self.mask = before
+
+    def product(self, out: Matrix, x: Matrix, y: Matrix) -> None:
+        def entry(m: Matrix) -> Callable[[Value | int, Value | int], Value]:
+            return lambda row, column: self.load(m.buffer, _place(m, row, column))
+
+        product(
+            self.b,
+            (out.rows, out.columns, x.columns),
+            out.buffer.dtype,
+            entry(x),
+            entry(y),
+            lambda row, column, total: self.store(out.buffer, _place(out, row, column), total),
+            varies=self.uniformity.in_lanes(out.buffer),
+        )
+
+    #
+    # Memory
+    #
+
+    def index(self, index: Index) -> Value | int:
+        """A number where it is known."""
+        known = index.offset
+        parts: list[Value] = []
+        for e, stride in index.terms:
+            value = self.expr(e)
+            if value.constant is not None:
+                known += stride * int(value.constant)
+            else:
+                parts.append(value * stride if stride != 1 else value)
+        if not parts:
+            return known
+        # Scalars first.
+        first, *others = sorted(parts, key=lambda x: x.lanes)
+        total = first + known if known else first
+        for x in others:
+            total = total + x
+        return total
+
+    def load(self, buffer: Buffer, index: Value | int) -> Value:
+        checked(buffer.dtype)
+        if buffer.group in ("work", "out"):
+            return self.scratch(buffer).load(self._offset(buffer) + index)
+        place = buffer.start + index
+        if buffer.group == "table":
+            if isinstance(place, int):
+                return self.b.constant(self.fn.tables[place], I64)
+            return self.table().load(place)
+        if isinstance(place, int):
+            return self.numbers.read(buffer, place)
+        return self.memory(buffer).load(place)
+
+    def store(self, buffer: Buffer, index: Value | int, value: Value) -> None:
+        mask = None if self.uniformity.is_local(buffer, self.region) else self.mask
+        self.scratch(buffer).store(self._offset(buffer) + index, value, mask)
+
+    def _offset(self, buffer: Buffer) -> int:
+        if buffer.group == "out" and self.result is not None:
+            return buffer.start
+        return buffer.start - self.uniformity.place_of(buffer)[2]
+
+    def scratch(self, buffer: Buffer) -> Memory:
+        if buffer.group == "out" and self.result is not None:
+            return self.result
+        place = self.uniformity.place_of(buffer)
+        if place not in self.memories:
+            _, dtype, start, end = place
+            of_lanes = self.uniformity.in_lanes(buffer)
+            checked(dtype)
+            self.memories[place] = Memory.on_stack(self.b, dtype, end - start, of_lanes=of_lanes)
+        return self.memories[place]
+
+    def table(self) -> Memory:
+        if "table" not in self.memories:
+            place = Place(self.b, self.b.module.table(self.fn.tables, I64), I64)
+            self.memories["table"] = Memory(place, of_lanes=False)
+        return self.memories["table"]
+
+    def memory(self, buffer: Buffer) -> Memory:
+        """Where the group of a buffer lies, for indices that are computed."""
+        group, dtype, ends = buffer.group, buffer.dtype, (buffer.start, buffer.start + buffer.size)
+        memory = self.numbers.memory(group, dtype, *ends)
+        if memory is not None:
+            return memory
+        if buffer not in self.memories:
+            # Copied before anything else: from there it is seen everywhere.
+            b = self.b
+            lines, b.lines = b.lines, []
+            self.memories[buffer] = copied(b, self.numbers, group, dtype, range(*ends))
+            lines[self.beginning : self.beginning] = b.lines
+            b.lines = lines
+        return self.memories[buffer]
+
+    #
+    # Expressions
+    #
+
+    def expr(self, expr: Expr) -> Value:
+        match expr:
+            case Const(value):
+                return self.b.constant(value, checked(value.dtype))
+            case Var(name, _):
+                variable = self.variables.get(name)
+                return self.values[name] if variable is None else variable.get()
+            case Load(buffer, index):
+                return self.load(buffer, self.index(index))
+            case Op(name, args, dtype, param):
+                return operation(self.b, name, [self.expr(x) for x in args], dtype, param)
+
+
+def _place(m: Matrix, row: Value | int, column: Value | int) -> Value | int:
+    if m.transposed:
+        row, column, columns = column, row, m.rows
+    else:
+        columns = m.columns
+    return row * columns + column

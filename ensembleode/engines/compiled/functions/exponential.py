@@ -1,0 +1,136 @@
+"""Exponentials: x is k log 2 and a rest, whose exponential is a polynomial, times 2^k."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+
+from ..builder import Builder, Value
+from .coefficients import EXP, EXP2
+from .constants import LN2, LOG2_E
+from .formats import Format, format_of
+from .pairs import choose, exact, fast_two_sum, Pair, quotient, two_sum
+from .polynomials import polynomial
+
+
+class Reduced(NamedTuple):
+    """x = `k` log 2 + `rest` (+ `tail`), where `k` is a whole number."""
+
+    k: Value
+    rest: Value
+    tail: Value
+
+
+def ln2_parts(fmt: Format) -> list[float]:
+    """Two; the first times any exponent is exact."""
+    head = fmt.parts(LN2, 1, fmt.digits - 3 - fmt.max_exponent.bit_length())[0]
+    return [head, fmt.parts(LN2 - LN2.from_float(head), 1)[0]]
+
+
+def nearest(b: Builder, x: Value) -> Value:
+    """The nearest whole number, where that is small against the digits of the format."""
+    magic = format_of(x).magic
+    return (x + magic) - magic
+
+
+def reduce(b: Builder, x: Value) -> Reduced:
+    """Where x is no larger than what over- or underflows."""
+    fmt = format_of(x)
+    high, low = ln2_parts(fmt)
+    k = b.mul_add(x, float(LOG2_E), fmt.magic) - fmt.magic
+    first = b.mul_add(k, -high, x)
+    with b.unfused():
+        correction = k * low
+        rest = first - correction
+        return Reduced(k, rest, (first - rest) - correction)
+
+
+def power_of_two(b: Builder, k: Value) -> Value:
+    """2^k for a whole number k that is a normal number's exponent."""
+    fmt = format_of(k)
+    shifted = b.bitcast(k + fmt.magic_biased, fmt.integer) << fmt.fraction
+    return b.bitcast(shifted, k.dtype)
+
+
+def scale(b: Builder, x: Value, k: Value) -> Value:
+    """x 2^k for a whole number k: rounded once, where that is subnormal."""
+    return _scale(b, x, k + format_of(x).magic_twice_biased)
+
+
+def _scale(b: Builder, x: Value, biased: Value) -> Value:
+    """By k and twice the bias, in the lowest bits of a number."""
+    fmt = format_of(x)
+    # Half the exponent at a time, so that the first product is normal.
+    exponent = b.cast(b.bitcast(biased, fmt.integer) << fmt.fraction, fmt.unsigned)
+    half = (exponent >> 1) & ~np.array(fmt.fraction_mask, fmt.unsigned)
+    return (x * b.bitcast(half, x.dtype)) * b.bitcast(exponent - half, x.dtype)
+
+
+def clamp(b: Builder, x: Value, low: float, high: float) -> Value:
+    """Between both; NaN stays."""
+    return b.minimum(high, b.maximum(low, x))
+
+
+def limits(fmt: Format) -> tuple[float, float]:
+    """Beyond these any exponential underflows to zero, and overflows."""
+    log2 = float(LN2)
+    return -(fmt.max_exponent + fmt.digits + 2) * log2, (fmt.max_exponent + 3) * log2
+
+
+def exponential_less_one(b: Builder, rest: Value, tail: Value) -> Value:
+    """exp(rest + tail) - 1, near zero."""
+    square = rest * rest
+    series = polynomial(b, rest, EXP)
+    # (The derivative is the exponential itself.)
+    tail = b.mul_add(tail, b.mul_add(square, series, rest), tail)
+    return b.mul_add(square, series, tail) + rest
+
+
+def exponential_pair(b: Builder, x: Value, tail: Value | None = None) -> tuple[Pair, Value]:
+    """exp(x + tail) as a pair near one and the exponent of the power of two that it is times."""
+    k, rest, low = reduce(b, x)
+    p = exponential_less_one(b, rest, low if tail is None else low + tail)
+    return fast_two_sum(b, b.matched(rest, 1.0)[1], p), k
+
+
+def exp(b: Builder, x: Value) -> Value:
+    fmt = format_of(x)
+    high, low = ln2_parts(fmt)
+    x = clamp(b, x, *limits(fmt))
+    biased = b.mul_add(x, float(LOG2_E), fmt.magic_twice_biased)
+    k = biased - fmt.magic_twice_biased
+    rest = b.mul_add(k, -low, b.mul_add(k, -high, x))
+    p = b.mul_add(rest * rest, polynomial(b, rest, EXP), rest)
+    return _scale(b, 1.0 + p, biased)
+
+
+def exp2(b: Builder, x: Value) -> Value:
+    fmt = format_of(x)
+    x = clamp(b, x, -(fmt.max_exponent + fmt.digits + 2.0), fmt.max_exponent + 3.0)
+    biased = x + fmt.magic_twice_biased
+    rest = x - (biased - fmt.magic_twice_biased)
+    return _scale(b, b.mul_add(rest, polynomial(b, rest, EXP2), 1.0), biased)
+
+
+def expm1(b: Builder, x: Value) -> Value:
+    fmt = format_of(x)
+    bounded = clamp(b, x, -(fmt.digits + 4) * float(LN2), limits(fmt)[1])
+    k, rest, low = reduce(b, bounded)
+    # 2^k exp r - 1 = 2^k (exp r - 1 + (1 - 2^-k)). (Where 2^-k is too small to count it may be
+    # larger.)
+    one = 1.0 - power_of_two(b, -b.minimum(2.0 * fmt.digits, k))
+    head, lost = fast_two_sum(b, one, rest)
+    series = b.mul_add(rest * rest, polynomial(b, rest, EXP), low)
+    return b.where(x.eq(0.0), x, scale(b, head + (lost + series), k))
+
+
+def logistic(b: Builder, x: Value) -> Value:
+    """1 / (1 + exp(-x)), with the exponential of -|x|."""
+    fmt = format_of(x)
+    (head, tail), k = exponential_pair(b, b.maximum(limits(fmt)[0], -abs(x)))
+    small = Pair(scale(b, head, k), scale(b, tail, k))
+    one = exact(b, b.matched(x, 1.0)[1])
+    divisor, low = two_sum(b, 1.0, small.head)
+    found = quotient(b, choose(b, x < 0.0, small, one), Pair(divisor, low + small.tail))
+    return found.head

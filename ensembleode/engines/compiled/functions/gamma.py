@@ -1,0 +1,188 @@
+"""The logarithm of the gamma function, and its derivative.
+
+Small arguments are moved to the interval from 3/2 to 5/2 by factors, large ones have Stirling's
+series, and negative ones are reflected. Sums that cancel are pairs; single precision is computed in
+double.
+"""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import numpy as np
+
+from ..builder import Builder, F32, F64, Value
+from .coefficients import COS, DIGAMMA, LGAMMA, SIN, STIRLING
+from .constants import EULER, HALF_LOG_TWO_PI, LGAMMA_CURVE, LN_PI, PI
+from .formats import Format, format_of
+from .logarithms import log_pair
+from .pairs import (
+    choose,
+    exact,
+    fast_two_sum,
+    Pair,
+    product,
+    quotient,
+    total,
+    two_product,
+    two_sum,
+)
+from .polynomials import polynomial
+
+
+_STIRLING_FROM = 8.0  # on
+
+
+def _constant(b: Builder, like: Value, fmt: Format, x: Fraction) -> Pair:
+    return Pair(*b.matched(like, *fmt.parts(x, 2))[1:])
+
+
+def _negated(x: Pair) -> Pair:
+    return Pair(-x.head, -x.tail)
+
+
+def _positive(b: Builder, x: Value) -> Pair:
+    """lgamma of a positive number, or of NaN."""
+    fmt = format_of(x)
+    one = b.matched(x, 1.0)[1]
+    is_large = x >= _STIRLING_FROM
+    is_tiny, is_small = x < 0.5, x < 1.5
+
+    # (x - 1) (x - 2) ... down to 5 / 2, or x (x + 1) up to 3 / 2.
+    moved, factors = b.where(is_large, 2.0, x), exact(b, one)
+    for _ in range(6):
+        less = moved - 1.0
+        is_above = moved > 2.5
+        factors = choose(b, is_above, product(b, factors, exact(b, less)), factors)
+        moved = b.where(is_above, less, moved)
+    square = two_product(b, x, x)
+    head, tail = fast_two_sum(b, x, square.head)
+    both = Pair(head, tail + square.tail)
+    factors = choose(b, is_small, choose(b, is_tiny, both, exact(b, x)), factors)
+    factors = choose(b, is_large, exact(b, x), factors)
+    logarithm = log_pair(b, factors.head, factors.tail)
+
+    # lgamma(2 + u)
+    u = b.where(is_tiny, x, b.where(is_small, x - 1.0, moved - 2.0))
+    near = product(b, _constant(b, x, fmt, 1 - EULER), exact(b, u))
+    square = Pair(*two_product(b, u, u))
+    near = total(b, near, product(b, _constant(b, x, fmt, LGAMMA_CURVE), square))
+    near = total(b, near, exact(b, square.head * u * polynomial(b, u, LGAMMA)))
+    near = total(b, near, choose(b, is_small, _negated(logarithm), logarithm))
+
+    inverse = 1.0 / b.where(is_large, x, _STIRLING_FROM)
+    rest = inverse * polynomial(b, inverse * inverse, STIRLING)
+    less = total(b, logarithm, exact(b, -one))
+    far = product(b, exact(b, x - 0.5), less)
+    constant = _constant(b, x, fmt, HALF_LOG_TWO_PI - Fraction(1, 2))
+    far = total(b, far, Pair(constant.head, constant.tail + rest))
+    # (Of larger ones it overflows; its logarithm is about this.)
+    too_large = x > float(np.finfo(x.dtype).max) / (fmt.max_exponent * 0.7)
+    found = choose(b, is_large, far, near)
+    simple = x * (logarithm.head - 1.0)
+    return choose(b, too_large, exact(b, simple), found)
+
+
+def _half_turns(b: Builder, x: Value) -> tuple[Pair, Pair]:
+    """sin(pi x) and cos(pi x), with signs, from x less the nearest half of a whole number."""
+    fmt = format_of(x)
+    twice = x + x
+    nearest = b.round_even(twice)
+    angle = product(b, exact(b, (twice - nearest) * 0.5), _constant(b, x, fmt, PI))
+    z, low = two_product(b, angle.head, angle.head)
+    cubed = angle.head * z
+    sine = fast_two_sum(
+        b, angle.head, b.mul_add(cubed, polynomial(b, z, SIN), angle.tail * (1.0 - 0.5 * z))
+    )
+    head, lost = fast_two_sum(b, 1.0, -0.5 * z)
+    low = b.mul_add(low, -0.5, b.mul_add(angle.head, -angle.tail, lost))
+    cosine = fast_two_sum(b, head, b.mul_add(z * z, polynomial(b, z, COS), low))
+    # The angle is that and `nearest` quarters of a turn.
+    half = nearest * 0.5
+    whole = b.floor(half)
+    is_odd = half.ne(whole)
+    is_past = (whole * 0.5).ne(b.floor(whole * 0.5))
+    first = choose(b, is_odd, cosine, sine)
+    second = choose(b, is_odd, _negated(sine), cosine)
+    return (
+        choose(b, is_past, _negated(first), first),
+        choose(b, is_past, _negated(second), second),
+    )
+
+
+def lgamma(b: Builder, x: Value) -> Value:
+    """log |gamma(x)|.
+
+    In double precision the error near its zeros at negative x is small against one (2^-54), not
+    against the result.
+    """
+    if x.dtype == F32:
+        return b.cast(lgamma(b, b.cast(x, F64)), F32)
+    fmt = format_of(x)
+    size = abs(x)
+    found = _positive(b, size)
+    value = b.variable(x.dtype, found.head + found.tail, of_lanes=bool(x.lanes))
+
+    def reflect():
+        # gamma(x) gamma(-x) = -pi / (x sin(pi x))
+        sine, _ = _half_turns(b, size)
+        is_negative = sine.head < 0.0
+        sine = choose(b, is_negative, _negated(sine), sine)
+        divisor = product(b, sine, exact(b, size))
+        logarithm = total(b, log_pair(b, divisor.head, divisor.tail), found)
+        head, tail = total(b, _constant(b, x, fmt, LN_PI), _negated(logarithm))
+        is_pole = sine.head.eq(0.0) | (size > 2.0**fmt.fraction)
+        # (Nearer to zero it is -log |x| on both sides.)
+        mask = (x < 0.0) & (size > 2.0 ** -(fmt.digits + 2))
+        value.set_where(mask, b.where(is_pole, np.inf, head + tail))
+
+    b.if_(b.any(x < 0.0), reflect)
+    is_edge = size.eq(0.0) | size.eq(np.inf)
+    return b.where(is_edge, b.constant(np.inf, x.dtype), value.get())
+
+
+def digamma(b: Builder, x: Value) -> Value:
+    """The derivative of lgamma.
+
+    In double precision the error near its zeros is small against one (2^-60 at the positive one,
+    2^-51 at the others), not against the result.
+    """
+    if x.dtype == F32:
+        return b.cast(digamma(b, b.cast(x, F64)), F32)
+    fmt = format_of(x)
+    size = abs(x)
+    # The sum of 1 / (size + i) below Stirling's series, as one fraction.
+    moved = exact(b, size)
+    above, below = exact(b, b.matched(x, 0.0)[1]), exact(b, b.matched(x, 1.0)[1])
+    for _ in range(int(_STIRLING_FROM)):
+        is_below = moved.head < _STIRLING_FROM
+        raised = total(b, product(b, above, moved), below)
+        above = choose(b, is_below, raised, above)
+        below = choose(b, is_below, product(b, below, moved), below)
+        head, tail = two_sum(b, moved.head, 1.0)
+        moved = choose(b, is_below, fast_two_sum(b, head, tail + moved.tail), moved)
+    shifted = quotient(b, above, below)
+    one = exact(b, b.matched(x, 1.0)[1])
+    inverse = quotient(b, one, moved)
+    half = Pair(inverse.head * 0.5, inverse.tail * 0.5)
+    z = inverse.head * inverse.head
+    series = exact(b, z * polynomial(b, z, DIGAMMA))
+    found = total(b, log_pair(b, moved.head, moved.tail), _negated(total(b, half, series)))
+    found = total(b, found, _negated(shifted))
+    value = b.variable(x.dtype, found.head + found.tail, of_lanes=bool(x.lanes))
+
+    def reflect():
+        # digamma(-x) = digamma(x) + 1 / x + pi cot(pi x)
+        sine, cosine = _half_turns(b, size)
+        cotangent = product(b, _constant(b, x, fmt, PI), quotient(b, cosine, sine))
+        more = total(b, cotangent, quotient(b, one, exact(b, size)))
+        head, tail = total(b, found, more)
+        nan = b.constant(np.nan, x.dtype)
+        value.set_where(x < 0.0, b.where(sine.head.eq(0.0), nan, head + tail))
+
+    b.if_(b.any(x < 0.0), reflect)
+    # (Where the fraction may overflow it is the inverse; at zero JAX has NaN.)
+    is_tiny = size < 2.0 ** -(fmt.digits + 2)
+    result = b.where(is_tiny, -1.0 / x, value.get())
+    result = b.where(x.eq(0.0), b.constant(np.nan, x.dtype), result)
+    return b.where(x.eq(np.inf), x, result)

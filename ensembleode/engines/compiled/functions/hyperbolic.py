@@ -1,0 +1,104 @@
+"""Hyperbolic functions and their inverses.
+
+With x = k log 2 + r, c = cosh r and s = sinh r, a = 2^k / 2 and b = 2^-k / 2: sinh x is
+c (a - b) + s (a + b), and cosh x is c (a + b) + s (a - b), without cancellation where x is small.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..builder import Builder, Value
+from .coefficients import COSH, SINH
+from .constants import LN2
+from .exponential import limits, power_of_two, reduce, scale
+from .formats import format_of
+from .logarithms import log_of_sum, with_limits
+from .pairs import exact, fast_two_sum, Pair, quotient, two_product, two_sum
+from .polynomials import polynomial
+
+
+def _both(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
+    """sinh x and cosh x for x >= 0, each a sum of two, over 2^k; and k."""
+    k, rest, low = reduce(b, x)
+    z = rest * rest
+    s = b.mul_add(rest * z, polynomial(b, z, SINH), low) + rest
+    c = z * polynomial(b, z, COSH)  # less one
+    # (Where 2^(-2 k) is too small to count it may be larger.)
+    least = b.minimum(float(format_of(x).digits), k)
+    small = power_of_two(b, (-2.0 * least) - 1.0)
+    minus, lost = fast_two_sum(b, 0.5, -small)
+    plus, lost_too = fast_two_sum(b, 0.5, small)
+    return (
+        Pair(minus, b.mul_add(s, plus, b.mul_add(c, minus, lost))),
+        Pair(plus, b.mul_add(s, minus, b.mul_add(c, plus, lost_too))),
+        k,
+    )
+
+
+def sinh(b: Builder, x: Value) -> Value:
+    (head, tail), _, k = _both(b, b.minimum(limits(format_of(x))[1], abs(x)))
+    return b.copysign(scale(b, head + tail, k), x)
+
+
+def cosh(b: Builder, x: Value) -> Value:
+    _, (head, tail), k = _both(b, b.minimum(limits(format_of(x))[1], abs(x)))
+    return scale(b, head + tail, k)
+
+
+def tanh(b: Builder, x: Value) -> Value:
+    most = (format_of(x).digits / 2 + 2) * float(LN2)  # beyond it is one
+    sine, cosine, _ = _both(b, b.minimum(most, abs(x)))
+    ratio = quotient(b, fast_two_sum(b, *sine), fast_two_sum(b, *cosine))
+    return b.copysign(ratio.head, x)
+
+
+def asinh(b: Builder, x: Value) -> Value:
+    """log(1 + |x| + x^2 / (1 + sqrt(1 + x^2))), and log(2 |x|) of large ones."""
+    size = abs(x)
+    is_large = size > 2.0 ** (format_of(x).digits // 2 + 2)
+    near = b.where(is_large, 1.0, size)
+    square = near * near
+    root = b.sqrt(1.0 + square)
+    argument = fast_two_sum(b, near, square / (1.0 + root))
+    return b.copysign(_log1p_or_log(b, argument, size, is_large), x)
+
+
+def acosh(b: Builder, x: Value) -> Value:
+    """log(1 + t + sqrt(2 t + t^2)) with t = x - 1, and log(2 x) of large ones."""
+    is_large = x > 2.0 ** (format_of(x).digits // 2 + 2)
+    t = b.where(is_large, 1.0, x - 1.0)
+    square, low = two_product(b, t, t)
+    radicand, rest = two_sum(b, t + t, square)
+    root = b.sqrt(radicand)
+    high, lost = two_product(b, root, root)
+    with b.unfused():
+        lacking = ((radicand - high) - lost) + (rest + low)
+    # (Where the root is zero it lacks nothing.)
+    more = lacking * 0.5 / b.where(root > 0.0, root, 1.0)
+    head, tail = two_sum(b, root, t)
+    argument = fast_two_sum(b, head, tail + more)
+    found = _log1p_or_log(b, argument, x, is_large)
+    return b.where(x < 1.0, b.constant(np.nan, x.dtype), found)
+
+
+def _log1p_or_log(b: Builder, argument: Pair, x: Value, is_large: Value) -> Value:
+    """log(1 + argument), or log(2 x) where that is large."""
+    head, tail = two_sum(b, 1.0, argument.head)
+    head = b.where(is_large, x, head)
+    tail = b.where(is_large, 0.0, tail + argument.tail)
+    more = b.where(is_large, b.matched(x, 1.0)[1], 0.0)
+    found = log_of_sum(b, head, tail, more)
+    small = argument.head < 2.0 ** -format_of(x).digits
+    return with_limits(b, head, b.where(small, argument.head, found))
+
+
+def atanh(b: Builder, x: Value) -> Value:
+    """log(1 + 2 |x| / (1 - |x|)) / 2"""
+    size = abs(x)
+    inside = b.where(size < 1.0, size, 0.0)
+    argument = quotient(b, exact(b, inside + inside), fast_two_sum(b, 1.0, -inside))
+    never = argument.head < 0.0
+    found = _log1p_or_log(b, argument, size, never) * 0.5
+    edge = b.where(size.eq(1.0), b.constant(np.inf, x.dtype), b.constant(np.nan, x.dtype))
+    return b.copysign(b.where(size < 1.0, found, edge), x)

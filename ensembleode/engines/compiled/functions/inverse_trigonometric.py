@@ -1,0 +1,110 @@
+"""Arcs: of sines by way of the half angle, of tangents by way of those less pi / 4 or pi / 2."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import numpy as np
+
+from ..builder import Builder, Value
+from .coefficients import ASIN, ATAN
+from .constants import PI
+from .formats import Format, format_of
+from .pairs import choose, fast_two_sum, Pair, quotient, two_sum
+from .polynomials import polynomial
+
+
+_TAN_EIGHTH = math.sqrt(2.0) - 1.0  # of pi
+
+
+def _angle(b: Builder, like: Value, fmt: Format, turns: float) -> Pair:
+    """A multiple of pi that is a power of two."""
+    return Pair(*b.matched(like, *fmt.parts(PI * Fraction(turns), 2))[1:])
+
+
+def _half_angle(b: Builder, x: Value) -> tuple[Value, Value, Value]:
+    """Where |x| is above one half, the sine of half of what its arc sine lacks to pi / 2, else
+    |x|; the sum of its series, less one; and where.
+    """
+    size = abs(x)
+    is_large = size > 0.5
+    z = b.where(is_large, (1.0 - size) * 0.5, x * x)
+    root = b.where(is_large, b.sqrt(z), size)
+    return root, z * polynomial(b, z, ASIN), is_large
+
+
+def _sum(b: Builder, base: Pair, x: Value, more: Value) -> Value:
+    """base + x (1 + more)"""
+    head, tail = fast_two_sum(b, base.head, x)
+    return head + b.mul_add(x, more, tail + base.tail)
+
+
+def asin(b: Builder, x: Value) -> Value:
+    fmt = format_of(x)
+    root, more, is_large = _half_angle(b, x)
+    base = choose(b, is_large, _angle(b, x, fmt, 0.5), _angle(b, x, fmt, 0.0))
+    return b.copysign(_sum(b, base, b.where(is_large, -2.0 * root, root), more), x)
+
+
+def acos(b: Builder, x: Value) -> Value:
+    fmt = format_of(x)
+    root, more, is_large = _half_angle(b, x)
+    is_negative = x < 0.0
+    far = choose(b, is_negative, _angle(b, x, fmt, 1.0), _angle(b, x, fmt, 0.0))
+    base = choose(b, is_large, far, _angle(b, x, fmt, 0.5))
+    part = b.where(is_large, root + root, -root)
+    return _sum(b, base, b.where(is_negative, -part, part), more)
+
+
+def _arc(b: Builder, y: Value, x: Value, is_left: Value | None = None) -> Value:
+    """The angle of a point in the first quadrant, neither at zero nor infinite; or of its mirror
+    image, with x negative, where `is_left`.
+    """
+    fmt = format_of(y)
+    is_steep = y > x * (1.0 / _TAN_EIGHTH)
+    is_middle = (y > x * _TAN_EIGHTH) & ~is_steep
+    difference, lost = two_sum(b, y, -x)
+    total, lost_too = two_sum(b, y, x)
+    zero = _angle(b, y, fmt, 0.0).tail
+    n = Pair(
+        b.where(is_steep, -x, b.where(is_middle, difference, y)), b.where(is_middle, lost, zero)
+    )
+    d = Pair(b.where(is_steep, y, b.where(is_middle, total, x)), b.where(is_middle, lost_too, zero))
+    ratio = quotient(b, n, d)
+    base = choose(b, is_middle, _angle(b, y, fmt, 0.25), _angle(b, y, fmt, 0.0))
+    base = choose(b, is_steep, _angle(b, y, fmt, 0.5), base)
+    if is_left is not None:
+        left = choose(b, is_steep, base, _angle(b, y, fmt, 1.0))
+        three = Pair(*b.matched(y, *fmt.parts(PI * 3 / 4, 2))[1:])
+        left = choose(b, is_middle, three, left)
+        base = choose(b, is_left, left, base)
+        ratio = choose(b, is_left, Pair(-ratio.head, -ratio.tail), ratio)
+    z = ratio.head * ratio.head
+    more = b.mul_add(ratio.head * z, polynomial(b, z, ATAN), ratio.tail)
+    head, tail = fast_two_sum(b, base.head, ratio.head)
+    return head + (more + (tail + base.tail))
+
+
+def atan(b: Builder, x: Value) -> Value:
+    # (Beyond this it is pi / 2; the inverse of a larger one may be subnormal.)
+    size = b.minimum(2.0 ** (2 * format_of(x).digits), abs(x))
+    return b.copysign(_arc(b, size, b.matched(x, 1.0)[1]), x)
+
+
+def atan2(b: Builder, y: Value, x: Value) -> Value:
+    y, x = b.matched(y, x)
+    fmt = format_of(y)
+    high, wide = abs(y), abs(x)
+    # Infinities as ones, and what is finite beside them as zeros; of two zeros, x as one.
+    is_far = (high.eq(np.inf) | wide.eq(np.inf)) & high.eq(high) & wide.eq(wide)
+    high = b.where(is_far, b.where(abs(y).eq(np.inf), b.matched(y, 1.0)[1], 0.0), high)
+    wide = b.where(is_far, b.where(abs(x).eq(np.inf), b.matched(y, 1.0)[1], 0.0), wide)
+    wide = b.where(high.eq(0.0) & wide.eq(0.0), 1.0, wide)
+    # Neither their sum nor an inverse may overflow, nor what the quotient leaves underflow.
+    largest = b.maximum(high, wide)
+    step = 2.0 ** (fmt.max_exponent // 4)
+    factor = b.where(largest > step * step * step, b.constant(1.0 / step, y.dtype), 1.0)
+    factor = b.where(largest < 1.0 / (step * step), step, factor)
+    is_left = b.bitcast(x, fmt.integer) < 0
+    return b.copysign(_arc(b, high * factor, wide * factor, is_left), y)

@@ -1,0 +1,95 @@
+"""Numbers as sums of a head and a tail: twice the digits.
+
+The sums and products are exact, by Knuth ("The Art of Computer Programming", volume 2, 4.2.2) and
+Dekker ("A floating-point technique for extending the available precision", 1971).
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from ..builder import Builder, Value
+from .formats import format_of
+
+
+class Pair(NamedTuple):
+    """A number, the sum of both; the tail is less than the head's last digit, or about that."""
+
+    head: Value
+    tail: Value
+
+
+def two_sum(b: Builder, x: Any, y: Any) -> Pair:
+    """`x + y`, exactly."""
+    x, y = b.matched(x, y)
+    with b.unfused():
+        total = x + y
+        of_y = total - x
+        return Pair(total, (x - (total - of_y)) + (y - of_y))
+
+
+def fast_two_sum(b: Builder, x: Any, y: Any) -> Pair:
+    """`x + y`, exactly where `x` is zero or not the smaller."""
+    x, y = b.matched(x, y)
+    with b.unfused():
+        total = x + y
+        return Pair(total, y - (total - x))
+
+
+def two_product(b: Builder, x: Any, y: Any) -> Pair:
+    """`x y`, exactly but for underflow."""
+    x, y = b.matched(x, y)
+    # (Not `mul`: what is added to this head must not be fused with it.)
+    head = b.binary("fmul", x, y)
+    if b.module.has_fma:
+        return Pair(head, b.fma(x, y, -head))
+    with b.unfused():
+        (x0, x1), (y0, y1) = _halves(b, x), _halves(b, y)
+        return Pair(head, ((x0 * y0 - head) + x0 * y1 + x1 * y0) + x1 * y1)
+
+
+def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
+    """A sum of two with half the digits: products of such are exact."""
+    fmt = format_of(x)
+    mask = -1 << (fmt.digits + 1) // 2
+    head = b.bitcast(b.bitcast(x, fmt.integer) & mask, x.dtype)
+    return head, x - head
+
+
+def remainder(b: Builder, n: Value, q: Value, d: Value) -> Value:
+    """`n - q d`, where `q` is about `n / d`."""
+    if b.module.has_fma:
+        return b.fma(-q, d, n)
+    head, tail = two_product(b, q, d)
+    return (n - head) - tail
+
+
+def quotient(b: Builder, n: Pair, d: Pair, inverse: Value | None = None) -> Pair:
+    """`n / d`, with `inverse` about that of the divisor's head."""
+    if inverse is None:
+        inverse = 1.0 / d.head
+    q = b.binary("fmul", n.head, inverse)
+    rest = remainder(b, n.head, q, d.head) + (n.tail - q * d.tail)
+    return fast_two_sum(b, q, rest * inverse)
+
+
+def exact(b: Builder, x: Value) -> Pair:
+    """A number as a pair."""
+    return Pair(x, b.constant(0.0, x.dtype, of_lanes=bool(x.lanes)))
+
+
+def choose(b: Builder, mask: Value, x: Pair, y: Pair) -> Pair:
+    """Lane by lane."""
+    return Pair(b.where(mask, x.head, y.head), b.where(mask, x.tail, y.tail))
+
+
+def product(b: Builder, x: Pair, y: Pair) -> Pair:
+    head, tail = two_product(b, x.head, y.head)
+    tail = tail + (x.head * y.tail + x.tail * y.head)
+    return fast_two_sum(b, head, tail)
+
+
+def total(b: Builder, x: Pair, y: Pair) -> Pair:
+    """The sum; its error is small against the larger of the summands."""
+    head, tail = two_sum(b, x.head, y.head)
+    return fast_two_sum(b, head, tail + (x.tail + y.tail))

@@ -1,0 +1,25 @@
+"""Polynomials of values."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from ..builder import Builder, Value
+
+
+def polynomial(b: Builder, x: Value, coefficients: Mapping[np.dtype, Sequence[float]]) -> Value:
+    """That of the dtype of `x`, constant first.
+
+    Neighbours are joined to polynomials in `x`, these in `x^2`, and so on (Estrin), so that few
+    operations wait for one another.
+    """
+    row: list = list(coefficients[x.dtype])
+    power = x
+    while len(row) > 1:
+        pairs = [b.mul_add(power, row[i + 1], row[i]) for i in range(0, len(row) - 1, 2)]
+        row = [*pairs, *row[2 * len(pairs) :]]
+        if len(row) > 1:
+            power = power * power
+    return row[0]

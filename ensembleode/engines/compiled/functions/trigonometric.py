@@ -1,0 +1,62 @@
+"""Sine, cosine and tangent: polynomials of the angle less a multiple of pi / 2."""
+
+from __future__ import annotations
+
+from ..builder import Builder, Value
+from .coefficients import COS, SIN
+from .formats import format_of
+from .pairs import choose, fast_two_sum, Pair, quotient
+from .polynomials import polynomial
+from .reduction import reduce
+
+
+def _sine(b: Builder, rest: Pair) -> tuple[Value, Value]:
+    """Of an angle up to pi / 4: two summands, the smaller last."""
+    x, tail = rest
+    z = x * x
+    # sin(x + tail) = sin x + tail cos x
+    return x, b.mul_add(x * z, polynomial(b, z, SIN), b.mul_add(tail * z, -0.5, tail))
+
+
+def _cosine(b: Builder, rest: Pair) -> Pair:
+    """Of an angle up to pi / 4: two summands, the smaller last."""
+    x, tail = rest
+    z = x * x
+    half = b.binary("fmul", *b.matched(z, 0.5))
+    head, lost = fast_two_sum(b, 1.0, -half)
+    return Pair(head, b.mul_add(z * z, polynomial(b, z, COS), b.mul_add(x, -tail, lost)))
+
+
+def _with_sign(b: Builder, x: Value, quadrant: Value) -> Value:
+    """The negative of x where the second bit is set."""
+    fmt = format_of(x)
+    sign = (quadrant & 2) << (8 * x.dtype.itemsize - 2)
+    return b.bitcast(b.bitcast(x, fmt.integer) ^ sign, x.dtype)
+
+
+def _at(b: Builder, rest: Pair, quadrant: Value) -> Value:
+    """The sine of rest + quadrant pi / 2."""
+    sine, cosine = _sine(b, rest), _cosine(b, rest)
+    is_odd = (quadrant & 1).ne(0)
+    found = choose(b, is_odd, cosine, Pair(*sine))
+    return _with_sign(b, found.head + found.tail, quadrant)
+
+
+def sin(b: Builder, x: Value) -> Value:
+    rest, quadrant = reduce(b, x)
+    return b.where(x.eq(0.0), x, _at(b, rest, quadrant))
+
+
+def cos(b: Builder, x: Value) -> Value:
+    rest, quadrant = reduce(b, x)
+    return _at(b, rest, quadrant + 1)
+
+
+def tan(b: Builder, x: Value) -> Value:
+    rest, quadrant = reduce(b, x)
+    sine = fast_two_sum(b, *_sine(b, rest))
+    cosine = fast_two_sum(b, *_cosine(b, rest))
+    is_odd = (quadrant & 1).ne(0)
+    ratio = quotient(b, choose(b, is_odd, cosine, sine), choose(b, is_odd, sine, cosine)).head
+    # -1 / tan
+    return b.where(x.eq(0.0), x, _with_sign(b, ratio, quadrant << 1))

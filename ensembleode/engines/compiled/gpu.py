@@ -1,0 +1,59 @@
+"""The compiled engine on NVIDIA GPUs: a thread a trajectory, what EnsembleGPUKernel runs on.
+
+The code is the same at a width of one, printed as PTX; what is different is where numbers lie (see
+`numbers.Order`) and what a thread has for itself.
+"""
+
+import math
+from typing import Any
+
+from ...plan import Plan
+from ...trajectories import Lane
+from .. import compiled as _cpu, lanes as _lanes
+from . import kernel
+from .launch import Kernel
+from .solves import Setup
+
+
+name = _cpu.name
+default_sensealg = _cpu.default_sensealg
+chunked = _cpu.chunked
+on_gpu = True
+integrate = _cpu.integrate
+solve_trajectories = _cpu.solve_trajectories
+width = _cpu.width
+versions = _cpu.versions
+
+
+def refusal(plan: Plan) -> str | None:
+    """Why there is no kernel for a plan; None where there is one."""
+    field: Any = plan.field
+    reason = _cpu.field_refusal(field, plan.state, plan.batched)
+    if plan.engine not in (_cpu, _lanes):
+        if reason is not None:
+            return f"runs what the compiled engine does: {reason}"
+        return (
+            f"runs the explicit methods of the compiled engine, and this is {plan.engine.name!r}."
+        )
+    solver = plan.method.value
+    if solver.direction == "reverse" and solver.adjoint != default_sensealg:
+        return (
+            f"differentiates by {default_sensealg}() or ForwardDiffSensitivity(), not by "
+            f"{solver.adjoint}()."
+        )
+    return reason and f"runs what the compiled engine does: {reason}"
+
+
+def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
+    """Each kernel, by its name; None for one that is not needed.
+
+    **Arguments:** `lanes`: the numbers of trajectories, which may be abstract.
+    """
+    d = Setup(plan, math.prod(plan.state.shape), 1).description(lanes)
+    in_reverse = plan.method.value.direction == "reverse"
+    back = kernel.pulling_back(d)[0] if in_reverse else None
+    texts = {"solve": kernel.solving(d), "pull_back": back}
+    return {
+        name: None if text is None else Kernel(text, name, *kernel.pointers(d, name))
+        for name, text in texts.items()
+    }

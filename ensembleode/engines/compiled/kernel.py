@@ -1,0 +1,363 @@
+"""The kernels: from all that decides one to its LLVM IR."""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ...program import Program
+from ...saving import Saving
+from ...solvers.control import PIController
+from ...solvers.tableau import Tableau
+from ..codegen import parameters_of, staged, UntranslatableError
+from ..codegen.ir import Function
+from .adjoint import Cotangents, pull_back, Pullback, Work
+from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
+from .field import evaluate, evaluate_apart, length, lowered
+from .loop import Loop, Outputs, Problem, Queue
+from .numbers import Held, Layout, Order
+from .operations import check
+from .reading import Memory, Numbers
+from .steps import RungeKutta
+
+
+# A field of more statements, loops unrolled, is a function of its own, called at every stage.
+_LONGEST_INLINED = 150
+# A result of as many components is returned; of more, stored.
+_LARGEST_RETURNED = 10**6
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """All that decides a kernel.
+
+    - `field`: the vector field, `field(consts, u, p, t)`.
+    - `controlled`: how many components of the state step-size control looks at.
+    - `tableau`, `controller`: the method; no controller with a fixed step.
+    - `saving`: what is saved (however many rows).
+    - `layout`: what the numbers of a trajectory are.
+    - `own_times`: whether each trajectory has its own times to save.
+    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
+        that come first.
+    """
+
+    field: Program
+    controlled: int
+    tableau: Tableau
+    controller: PIController | None
+    saving: Saving
+    layout: Layout
+    own_times: bool
+    width: int
+    has_fma: bool = True
+    on_gpu: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.field.out_avals[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.field.out_avals[0].dtype)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all trajectories take the same steps, of a fixed size."""
+        named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
+        return self.controller is None and not any(x.is_own for x in named)
+
+    def problem(self, field: Callable) -> Problem:
+        return Problem(
+            field,
+            RungeKutta(self.tableau),
+            self.controller,
+            self.size,
+            self.controlled,
+            self.dtype,
+            self.saving,
+            self.own_times,
+            self.layout.find("count") is not None,
+            self.layout.find("dt") is not None,
+        )
+
+
+class _Numbers(Numbers):
+    """What a field reads: the state, and the parameters that the lanes hold."""
+
+    def __init__(self, held: Held, **groups: Sequence[Value]):
+        self._held, self._groups = held, groups
+
+    def load(self, group: str, dtype: Any, index: int) -> Value:
+        if group in self._groups:
+            return self._groups[group][index]
+        return self._held.load(group, dtype, index)
+
+    def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
+        if group in self._groups:
+            return None
+        return self._held.memory(group, dtype, start, end)
+
+
+def field_in(b: Builder, jaxpr: jex.Jaxpr, d: Description) -> Callable[[Held], Callable]:
+    """The vector field of the trajectories that are held, as `Problem` has it."""
+    fn = lowered(jaxpr, d.layout.inputs, _LARGEST_RETURNED)
+
+    def of(held: Held) -> Callable:
+        def field(y: tuple, t: Value, mask: Value) -> tuple:
+            return _evaluated(b, fn, _Numbers(held, u=y), t, mask, "field")
+
+        return field
+
+    return of
+
+
+def _evaluated(
+    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
+) -> tuple:
+    """The components of a function, one a lane each."""
+    if length(fn) > _LONGEST_INLINED:
+        out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
+    else:
+        out = evaluate(b, fn, numbers, t, mask)
+    return tuple(map(b.spread, out))
+
+
+# What `sizes` says, the first operand of every kernel.
+N, ROWS, MAXITERS = range(3)
+
+
+# Operands of `pull_back` only, its results, and its memory.
+_COTANGENTS = ("rows", "naccept")
+_GRADIENTS = ("u0", "own", "shared")
+_MEMORY = ("turns", "events", "kept")
+
+
+def _inputs(d: Description) -> list[str]:
+    """The operands that both kernels have."""
+    numbers = [f"number{i}" for i in range(len(d.layout.numbers))]
+    return ["sizes", "wanted", *numbers, *(["times"] if d.saving.mode == "times" else [])]
+
+
+def _outputs(d: Description) -> list[str]:
+    """The results of `solve`."""
+    return ["out_u", *(["out_t"] if d.saving.mode == "steps" else []), "out_counts"]
+
+
+def pointers(d: Description, name: str) -> tuple[int, int]:
+    """How many operands and results a kernel has."""
+    inputs = len(_inputs(d))
+    if name == "solve":
+        return inputs, len(_outputs(d))
+    return inputs + len(_COTANGENTS), len(_GRADIENTS) + len(_MEMORY)
+
+
+class Frame:
+    """The parameters of a kernel, as the values and buffers that they are."""
+
+    def __init__(self, b: Builder, d: Description, more: Sequence[tuple[str, np.dtype]] = ()):
+        self.sizes = Buffer(b, "%sizes", I32)
+        self.wanted = Buffer(b, "%wanted", BOOL)
+        self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
+        self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
+        self.others = {name: Buffer(b, f"%{name}", dtype) for name, dtype in more}
+        self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
+        self.maxiters = self.sizes.load(MAXITERS)
+        self.order = Order(self.n if d.on_gpu else None)
+        self.thread, self.threads = b.constant(0, I64), b.constant(1, I64)
+        if d.on_gpu:
+            self.thread, self.threads = (
+                b.parameter(f"%{name}", I64) for name in ("thread", "threads")
+            )
+
+    def held(self, b: Builder, d: Description) -> Held:
+        return Held(b, d.layout, self.numbers, self.order)
+
+    @staticmethod
+    def parameters(d: Description, more: Sequence[str]) -> list[str]:
+        inputs = [f"ptr noalias readonly %{name}" for name in _inputs(d)]
+        pointers = [*inputs, *(f"ptr noalias %{name}" for name in more)]
+        return ["i64 %thread", "i64 %threads", *pointers] if d.on_gpu else pointers
+
+
+def _module(d: Description) -> Module:
+    return Module(d.width, is_gpu=d.on_gpu, has_fma=d.has_fma)
+
+
+def _place_of(d: Description) -> dict[str, str]:
+    """Of the function of a kernel in its module: in that of a GPU, what calls it is added later."""
+    if not d.on_gpu:
+        return {"linkage": "external"}
+    return {"linkage": "internal", "attributes": "alwaysinline"}
+
+
+@functools.lru_cache(maxsize=256)
+def solving(d: Description) -> str:
+    """The kernel `solve`, which solves all trajectories.
+
+    Its operands: `sizes` (see above), which trajectories are wanted, the numbers, the times to save
+    (where times are); its results: `Outputs`.
+    """
+    module = _module(d)
+    names = _outputs(d)
+    more = [(name, I32 if name == "out_counts" else d.dtype) for name in names]
+    parameters = Frame.parameters(d, names)
+    with module.function("solve", parameters, **_place_of(d)) as b:
+        frame = Frame(b, d, more)
+        held = frame.held(b, d)
+        queue = Queue(frame.thread, frame.threads, frame.n, frame.wanted)
+        others = frame.others
+        outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"])
+        loop = Loop(
+            b,
+            d.problem(field_in(b, d.field.jaxpr, d)),
+            held,
+            queue,
+            frame.times,
+            outputs,
+            frame.rows,
+            frame.maxiters,
+            is_uniform=d.is_uniform,
+        )
+        loop.run()
+        b.return_()
+    return module.text
+
+
+#
+# In reverse
+#
+
+
+def with_gradients(d: Description) -> tuple[list[int], list[int]]:
+    """Which of the constants and parameters of the field have gradients: those of each trajectory,
+    and those that all share."""
+    found: dict[str, list[int]] = {"own": [], "shared": []}
+    for i, aval in enumerate(parameters_of(d.field)):
+        if jnp.issubdtype(aval.dtype, jnp.floating):
+            found[d.layout.inputs.places[i][0]].append(i)
+    return found["own"], found["shared"]
+
+
+def size_of(d: Description, which: Sequence[int]) -> int:
+    """How many numbers these constants and parameters of the field are."""
+    avals = parameters_of(d.field)
+    return sum(math.prod(avals[i].shape) for i in which)
+
+
+# More places in the `sizes` of `pull_back`: of the turns of a segment, and of the trajectories of a
+# group. On a GPU that is how many of them share one sum, which so many threads take turns with.
+TURNS, GROUP, THREADS = 3, 4, 5
+
+
+@functools.lru_cache(maxsize=256)
+def pulling_back(d: Description) -> tuple[str, int]:
+    """The kernel `pull_back`, and the bytes of a checkpoint.
+
+    Its operands: those of `solving`, then the cotangents of what is saved and the counts of steps
+    taken; its results: the gradients (see `adjoint.Cotangents`), and memory for a record: turns,
+    events, checkpoints.
+    """
+    module = _module(d)
+    real, bytes_ = d.dtype, np.dtype(np.int8)
+    names = (*_COTANGENTS, *_GRADIENTS, *_MEMORY)
+    dtypes = (real, I32, real, real, real, real, I32, bytes_)
+    more = list(zip(names, dtypes, strict=True))
+    n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
+    parameters = Frame.parameters(d, names)
+    with module.function("pull_back", parameters, **_place_of(d)) as b:
+        frame = Frame(b, d, more)
+        others = frame.others
+        held = frame.held(b, d)
+        forward = field_in(b, d.field.jaxpr, d)
+        problem = d.problem(forward)
+
+        def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
+            queue = Queue(first, b.constant(1, I64), end, frame.wanted)
+            return Loop(
+                b,
+                problem,
+                held.another(),
+                queue,
+                frame.times,
+                None,
+                frame.rows,
+                frame.maxiters,
+                is_uniform=d.is_uniform,
+                on_begin=on_begin,
+            )
+
+        pullback = Pullback(forward, _transposed_in(b, d), n_own, n_shared)
+        cotangents = Cotangents(*(others[x] for x in (*_COTANGENTS, *_GRADIENTS)))
+        work = _work(b, d, frame)
+        kept_size = 0
+
+        def run() -> None:
+            nonlocal kept_size
+            kept_size = pull_back(b, make_loop, work, pullback, cotangents, alone=d.on_gpu)
+
+        b.if_(frame.thread < work.threads, run)
+        b.return_()
+    return module.text, kept_size
+
+
+def _work(b: Builder, d: Description, frame: Frame) -> Work:
+    room, group = (b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP))
+    memory = [frame.others[name] for name in _MEMORY]
+    thread, threads, zero, one = frame.thread, frame.threads, b.constant(0, I64), b.constant(1, I64)
+    if not d.on_gpu:
+        return Work(zero, frame.n, group, group, *memory, room, thread, threads)
+    # As many of the threads as share the memory out: so many to each group, for every so-manieth.
+    each = b.cast(frame.sizes.load(THREADS), I64)
+    which = b.binary("udiv", thread, each)
+    start, member = which * group, thread - which * each
+    used = b.binary("udiv", frame.n, group) * each
+    return Work(start + member, start + group, one, each, *memory, room, thread, used)
+
+
+def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
+    """What pulls a cotangent back through the field, as `adjoint.Pullback` has it."""
+    own, shared = with_gradients(d)
+    which = [*own, *shared]
+    n = len(d.field.jaxpr.constvars)
+
+    def transposed(consts, cotangent, p, t):
+        *p, u = p
+        numbers = [*consts, *p]
+
+        def field(u, chosen):
+            every = list(numbers)
+            for i, x in zip(which, chosen, strict=True):
+                every[i] = x
+            return d.field(every[:n], u, tuple(every[n:]), t)
+
+        to_u, to_chosen = jax.vjp(field, u, [numbers[i] for i in which])[1](cotangent)
+        return jnp.concatenate([x.reshape(-1).astype(d.dtype) for x in (to_u, *to_chosen)])
+
+    state: Any = d.field.jaxpr.invars[0].aval
+    struct = jax.ShapeDtypeStruct(state.shape, state.dtype)
+    jaxpr = staged(d.field, transposed, state=struct, extra=[struct])
+    places = (*d.layout.inputs.places, ("forward", 0))
+    try:
+        fn = lowered(jaxpr, d.layout.inputs._replace(places=places), _LARGEST_RETURNED)
+        check(fn)
+    except UntranslatableError as e:
+        raise ValueError(
+            f"the derivative of f can't be translated: it uses {e.what}, at {e.where}. Write that "
+            'part otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
+        ) from e
+
+    def of(held: Held) -> Callable:
+        def pulled(y: tuple, t: Value, cotangent: tuple, mask: Value) -> tuple:
+            numbers = _Numbers(held, u=cotangent, forward=y)
+            return _evaluated(b, fn, numbers, t, mask, "transposed")
+
+        return pulled
+
+    return of

@@ -1,0 +1,284 @@
+"""Running a kernel on NVIDIA GPUs, inside of a JAX program.
+
+`launch` is an operation like any other, under `jit`, `scan` and `shard_map`, for a GPU only; it has
+no derivative and no batching rule, which are for the caller to give. Its launchers are what ties us
+to names that are no public API, so they are kept to one function each:
+
+- XLA's custom call for PTX: part of the compiler since before the oldest JAX that we work with. The
+  driver compiles the PTX when the program is loaded.
+- The plugin's call for Triton's kernels, which takes PTX from anyone: for when XLA's is gone. JAX's
+  ptxas compiles the PTX when the program is compiled.
+"""
+
+import ctypes
+import functools
+import glob
+import importlib.util
+import mmap
+import os
+import zlib
+from collections.abc import Callable, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable, TypeAlias
+
+import jax
+import numpy as np
+from jax import Array
+
+from .compiler import available, ptx
+from .entry import entry, entry_name
+
+
+# Threads of a block: as many as may have 255 registers each, several times over.
+BLOCK = 128
+_TARGET = "__gpu$xla.gpu.ptx"
+_WARP = 32
+
+
+class KernelError(RuntimeError):
+    """A kernel can't be run as things are: says which pieces are missing."""
+
+
+class Kernel(NamedTuple):
+    """What a thread does, as `entry` wants it: a module of LLVM IR, and the function in it; and of
+    how many pointers to operands and results that is."""
+
+    text: str
+    name: str
+    operands: int
+    results: int
+
+
+# `launch`, with the number of blocks for the number of threads.
+Launcher: TypeAlias = Callable[
+    [Kernel, int, Sequence[Array], Sequence[jax.ShapeDtypeStruct]], list[Array]
+]
+
+
+def launch(
+    kernel: Kernel,
+    threads: int,
+    operands: Sequence[Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+) -> list[Array]:
+    """The `outputs` that the kernel writes, run with at least so many threads.
+
+    Its pointers are to the operands, then to the outputs, each row-major. There are whole blocks of
+    threads, and at least one, so it has to return from those past the last. Outputs start with
+    whatever was there before, and share no memory with operands.
+
+    **Raises:** `KernelError` when there is nothing to compile or launch it with, `CompileError`
+    when it can't be compiled.
+    """
+    blocks = max(1, -(-threads // BLOCK))
+    return launcher()(kernel, blocks, operands, outputs)
+
+
+def launcher() -> Launcher:
+    """What launches kernels here.
+
+    **Raises:** `KernelError` when the installed plugin has neither call.
+    """
+    if _knows_target():
+        return custom_call
+    if _triton() is not None:
+        return triton_call
+    raise KernelError(_NO_CALL)
+
+
+def check() -> None:
+    """That kernels can run on this machine.
+
+    **Raises:** `KernelError`, which names every piece that is missing.
+    """
+    if pieces := missing():
+        raise KernelError("Kernels can't run on a GPU here. " + " ".join(pieces))
+
+
+def missing() -> list[str]:
+    """A sentence or two for each piece that is not there: compiler, plugin, driver, GPU."""
+    pieces = []
+    if (reason := available()) is not None:
+        pieces.append(reason)
+    if not cuda_devices():
+        plugin, driver = _plugin() is not None, _has_driver()
+        if not plugin:
+            pieces.append("JAX has no CUDA plugin: `pip install 'jax[cuda13]'`.")
+        if not driver:
+            pieces.append("There is no NVIDIA driver (libcuda.so.1).")
+        if plugin and driver:
+            pieces.append('JAX finds no GPU: `jax.devices("cuda")`, first thing, logs why.')
+    if not _knows_target() and _triton() is None:
+        pieces.append(_NO_CALL)
+    return pieces
+
+
+def cuda_devices() -> list[jax.Device]:
+    """Of all processes, so that they all compile the same; none is no error."""
+    try:
+        return jax.devices("cuda")
+    except RuntimeError:
+        return []
+
+
+#
+# Launchers
+#
+
+
+def custom_call(
+    kernel: Kernel,
+    blocks: int,
+    operands: Sequence[Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+) -> list[Array]:
+    """Through XLA's custom call for PTX."""
+    first = len(operands)
+    call = jax.ffi.ffi_call(_TARGET, list(outputs))
+    results = call(
+        *operands,
+        name=entry_name(kernel.name),
+        kernel_type="ptx",
+        kernel_data=ptx_of(kernel, arch_here()),
+        grid_x=np.int32(blocks),
+        grid_y=np.int32(1),
+        grid_z=np.int32(1),
+        block_x=np.int32(BLOCK),
+        block_y=np.int32(1),
+        block_z=np.int32(1),
+        shared_mem_bytes=np.int32(0),
+        # Without them, some versions pass a buffer that two operands share only once.
+        output_indices=tuple(np.int32(first + i) for i in range(len(outputs))),
+    )
+    return list(results)
+
+
+def triton_call(
+    kernel: Kernel,
+    blocks: int,
+    operands: Sequence[Array],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+) -> list[Array]:
+    """Through the plugin's call for Triton's kernels, whose blocks are whole warps."""
+    triton = _triton()
+    if triton is None:
+        raise KernelError("The installed plugin has no call for Triton's kernels.")
+    # The very architecture to assemble for, of which LLVM may know only a predecessor.
+    oldest = min(map(capability, cuda_devices()), default=_BASELINE)
+    code = ptx_of(kernel, arch_here())
+    compiled = triton.TritonKernel(entry_name(kernel.name), BLOCK // _WARP, 1, 0, code, "", oldest)
+    # (16: what buffers of XLA are aligned to at least.)
+    pointers = [triton.create_array_parameter(0, 16)] * (len(operands) + len(outputs))
+    launched = triton.TritonKernelCall(compiled, blocks, 1, 1, pointers)
+    call = jax.ffi.ffi_call("triton_kernel_call_ffi", list(outputs))
+    return list(call(*operands, opaque=zlib.compress(launched.to_proto(kernel.name, b""))))
+
+
+#
+# Compiled
+#
+
+
+# What kernels are compiled for where no device is known, and before which there is nothing that the
+# drivers of JAX's GPUs run.
+_BASELINE = 75
+# The compute capabilities that code is generated for, of all LLVM that we work with: 90 is 9.0, and
+# 120 is 12.0. PTX runs on its own and on all later ones.
+_KNOWN = (50, 52, 60, 61, 70, 75, 80, 86, 89, 90, 100, 120)
+
+
+@functools.lru_cache(maxsize=256)
+def ptx_of(kernel: Kernel, arch: str) -> str:
+    """The kernel for this architecture ("sm_90") and later ones, and for drivers as old as may be.
+
+    **Raises:** `KernelError` without LLVM; `CompileError`.
+    """
+    if available() is not None:
+        raise KernelError("Kernels can't be compiled here. " + " ".join(missing()))
+    return ptx(f"{kernel.text}\n{entry(kernel.name, kernel.operands, kernel.results)}", arch)
+
+
+@runtime_checkable
+class Device(Protocol):
+    """A CUDA device of JAX."""
+
+    @property
+    def compute_capability(self) -> str: ...
+
+
+def arch_here() -> str:
+    """That of the GPUs of this computer; where there is none, of all: lowered here, to run
+    elsewhere."""
+    return arch_of(*cuda_devices())
+
+
+def arch_of(*devices: Device) -> str:
+    """The newest architecture whose PTX runs on all `devices`, and that is known.
+
+    **Raises:** `KernelError` for a device that is too old.
+    """
+    oldest = min(map(capability, devices), default=_BASELINE)
+    known = [n for n in _KNOWN if n <= oldest]
+    if not known:
+        raise KernelError(
+            f"Kernels are compiled for compute capability {_KNOWN[0] / 10} and later, and the GPU "
+            f"has {oldest / 10}."
+        )
+    return f"sm_{known[-1]}"
+
+
+def capability(device: Device) -> int:
+    """The compute capability as one number: 90 is 9.0, and 121 is 12.1."""
+    major, minor = device.compute_capability.split(".")
+    return 10 * int(major) + int(minor)
+
+
+#
+# What is installed
+#
+
+
+_NO_CALL = (
+    f"The installed CUDA plugin of JAX has neither XLA's {_TARGET} nor a call for Triton's kernels."
+)
+
+
+@functools.cache
+def _knows_target() -> bool:
+    """Whether the plugin's XLA has the custom call; without a plugin, that of where it will run is
+    taken to have it. The compiler handles it by its name, and registers it nowhere."""
+    path = _plugin()
+    if path is None:
+        return True
+    with (
+        open(path, "rb") as file,
+        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
+    ):
+        return library.find(_TARGET.encode() + b"\0") >= 0
+
+
+@functools.cache
+def _plugin() -> str | None:
+    """XLA for CUDA as a shared library, from the wheel jax-cuda13-pjrt or jax-cuda12-pjrt."""
+    spec = importlib.util.find_spec("jax_plugins")
+    for folder in (spec and spec.submodule_search_locations) or ():
+        if found := glob.glob(os.path.join(folder, "xla_cuda*", "xla_cuda_plugin.so")):
+            return max(found)
+    return None
+
+
+def _triton():
+    """The module that makes Triton's kernels for the plugin, if it has all that we use."""
+    try:
+        from jaxlib import gpu_triton
+    except ImportError:
+        return None
+    needed = ("TritonKernel", "TritonKernelCall", "create_array_parameter")
+    return gpu_triton if all(hasattr(gpu_triton, name) for name in needed) else None
+
+
+def _has_driver() -> bool:
+    try:
+        ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    return True

@@ -1,0 +1,199 @@
+"""What code is made for: the CPU of this computer, or another, or a GPU.
+
+`current()` is what kernels are made for and run on: this computer's CPU, unless `using` says that
+it be taken for a lesser one (so that code for AVX2 or SSE2 can be tried on a CPU with AVX-512). All
+other machines can only be compiled for.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+
+@dataclasses.dataclass(frozen=True)
+class Machine:
+    """A machine, in LLVM's words and in ours.
+
+    - `name`: for people.
+    - `triple`, `cpu`, `features`: what LLVM generates code for.
+    - `vector_bytes`: of a vector register; 0 on a GPU, where a thread has none.
+    - `registers`: how many of those there are; of 32 bits, and of a thread, on a GPU.
+    - `has_fma`: whether a product and a sum are one instruction, rounded once.
+    """
+
+    name: str
+    triple: str
+    cpu: str
+    features: str
+    vector_bytes: int
+    registers: int
+    has_fma: bool
+
+    @property
+    def is_gpu(self) -> bool:
+        return self.architecture == "nvptx64"
+
+    @property
+    def architecture(self) -> str:
+        """As LLVM spells it: `x86_64`, `aarch64`, `nvptx64`."""
+        found = self.triple.split("-")[0]
+        return {"arm64": "aarch64", "amd64": "x86_64"}.get(found, found)
+
+    def lanes(self, dtype: np.dtype) -> int:
+        """How many numbers a vector register holds."""
+        return max(1, self.vector_bytes // np.dtype(dtype).itemsize)
+
+
+#
+# This computer
+#
+
+
+@functools.cache
+def host() -> Machine:
+    """This computer.
+
+    **Raises:** `ImportError` without llvmlite.
+    """
+    import llvmlite.binding as llvm
+
+    triple, cpu = llvm.get_process_triple(), llvm.get_host_cpu_name() or "generic"
+    try:
+        features = llvm.get_host_cpu_features()
+    except RuntimeError:  # where LLVM can't find out, a CPU has what its name says
+        flat, has = "", {}
+    else:
+        flat, has = features.flatten(), dict(features)
+    machine = Machine(cpu, triple, cpu, flat, 16, 32, True)
+    if machine.architecture == "x86_64":
+        return dataclasses.replace(machine, **_x86(has))
+    # (Vectors of a length that is fixed when code is compiled have 16 bytes on all ARM CPUs.)
+    return machine
+
+
+def _x86(has: dict[str, bool]) -> dict:
+    """The vectors of an x86 CPU with such features."""
+    wide = has.get("avx512f", False)
+    fused = wide or has.get("fma", False)
+    size = 64 if wide else 32 if has.get("avx", False) else 16
+    return {"vector_bytes": size, "registers": 32 if wide else 16, "has_fma": fused}
+
+
+_current: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machine", default=None)
+
+
+def current() -> Machine:
+    """What kernels are made for here and now."""
+    return chosen() or host()
+
+
+def chosen() -> Machine | None:
+    """What `using` said; None outside of it."""
+    return _current.get()
+
+
+@contextlib.contextmanager
+def using(machine: Machine) -> Iterator[None]:
+    """Within this block, and this thread, kernels are made for a machine, and run as code for it.
+
+    A function that JAX has traced before is not traced again: neither here, nor one of here
+    afterwards. So use functions that are made here, and only here.
+    """
+    token = _current.set(machine)
+    try:
+        yield
+    finally:
+        _current.reset(token)
+
+
+def limited(level: str) -> Machine:
+    """This computer as if it had a lesser x86 CPU: a level of `LEVELS`.
+
+    **Raises:** `ValueError` where it is no x86, or of a lower level itself.
+    """
+    here = host()
+    lesser = _level(level, here.triple)
+    if here.architecture != "x86_64" or lesser.vector_bytes > here.vector_bytes:
+        raise ValueError(f"{here.name} ({here.architecture}) can't run code for {level}.")
+    return lesser
+
+
+def masked(machine: Machine, *features: str) -> Machine:
+    """A machine of x86 without some of its features, and without those that need them: `"avx512f"`,
+    `"fma"`, `"avx"`."""
+    flags = [x for x in machine.features.split(",") if x and x[1:] not in features]
+    size = machine.vector_bytes
+    if "avx" in features:
+        size = 16
+    elif "avx512f" in features:
+        size = min(size, 32)
+    return dataclasses.replace(
+        machine,
+        name=f"{machine.name} without {', '.join(features)}",
+        features=",".join([*flags, *(f"-{x}" for x in features)]),
+        vector_bytes=size,
+        registers=32 if size == 64 else 16,
+        has_fma=machine.has_fma and not {"avx", "fma"} & set(features),
+    )
+
+
+#
+# Others
+#
+
+
+# What the levels of the x86-64 psABI have: SSE2, SSE4.2, AVX2 with FMA, AVX-512.
+LEVELS = {
+    "x86-64": {},
+    "x86-64-v2": {},
+    "x86-64-v3": {"avx": True, "fma": True},
+    "x86-64-v4": {"avx": True, "fma": True, "avx512f": True},
+}
+
+
+def _level(level: str, triple: str) -> Machine:
+    return Machine(level, triple, level, "", **_x86(LEVELS[level]))
+
+
+def _aarch64(name: str, triple: str, cpu: str) -> Machine:
+    return Machine(name, triple, cpu, "", 16, 32, True)
+
+
+# What can be compiled for from any computer.
+TARGETS = {
+    machine.name: machine
+    for machine in (
+        *(_level(level, "x86_64-unknown-linux-gnu") for level in LEVELS),
+        dataclasses.replace(
+            _level("x86-64-v3", "x86_64-pc-windows-msvc"), name="x86-64-v3-windows"
+        ),
+        _aarch64("aarch64-linux", "aarch64-unknown-linux-gnu", "neoverse-n1"),
+        _aarch64("aarch64-macos", "arm64-apple-macosx11.0.0", "apple-m1"),
+    )
+}
+
+
+# The version of PTX that code is written in, from which compute capability on. A driver refuses
+# versions that came after itself: 7.8 is CUDA 11.8's, and later GPUs have the one that they came
+# with.
+_PTX = ((120, 87), (110, 90), (103, 88), (100, 86), (0, 78))
+
+
+def gpu(arch: str) -> Machine:
+    """An NVIDIA GPU, by its architecture: `"sm_90"` (or `"compute_90"`) is an H100 or H200.
+
+    **Raises:** `ValueError` for what is none.
+    """
+    match = re.fullmatch(r"(?:sm|compute)_(\d+)([af]?)", arch)
+    if match is None:
+        raise ValueError(f'a GPU\'s architecture is "sm_80", "sm_90" or so, got {arch!r}.')
+    version = next(v for start, v in _PTX if int(match[1]) >= start)
+    name = f"sm_{match[1]}{match[2]}"
+    return Machine(name, "nvptx64-nvidia-cuda", name, f"+ptx{version}", 0, 255, True)

@@ -1,0 +1,204 @@
+"""The numbers of trajectories: where a kernel finds them, and what its lanes hold of them.
+
+Every leaf of a `Lane` is an operand of the kernel as it is: `[trajectory, ...]` where each
+trajectory has its own, or the leaf itself where they share it. On a GPU the trajectories come last.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ...plan import Plan
+from ...trajectories import Lane
+from ..codegen import Inputs
+from .builder import Buffer, Builder, I64, Value, Variable
+from .reading import Memory
+
+
+# A lane holds as many numbers of its own; more are read where they lie.
+_MOST_HELD = 64
+# As many numbers that all share are read once; more at each use.
+_MOST_SHARED = 64
+
+
+class Number(NamedTuple):
+    """A leaf of a `Lane`.
+
+    - `name`: that of the leaf; None for those of `consts` and `p`, which the field reads.
+    - `start`: where its first component is in its group of its dtype (see `codegen.ir.Buffer`).
+    """
+
+    name: str | None
+    is_own: bool
+    dtype: np.dtype
+    size: int
+    start: int
+
+    @property
+    def group(self) -> str:
+        return "own" if self.is_own else "shared"
+
+
+class Layout(NamedTuple):
+    """All leaves but the times to save, in the order of the operands; `inputs` says where those of
+    the field lie."""
+
+    numbers: tuple[Number, ...]
+    inputs: Inputs
+
+    def find(self, name: str) -> int | None:
+        """Which of the numbers has this name."""
+        return next((i for i, x in enumerate(self.numbers) if x.name == name), None)
+
+
+class Order(NamedTuple):
+    """How the numbers of trajectories lie in an array.
+
+    The trajectories come first, and what each has lies side by side; or last, of `n`, as the
+    threads of a GPU want it: neighbours read and write what lies side by side.
+    """
+
+    n: Value | None = None
+
+    def place(self, index: Value, i: Value | int, size: Value | int) -> Value:
+        """Number `i`, of as many as `size`, of a trajectory."""
+        return index * size + i if self.n is None else index + i * self.n
+
+
+def trajectories_last(x: Any) -> Any:
+    """An array whose first axis is that of the trajectories, for a GPU: [number, trajectory]."""
+    return x.reshape(x.shape[0], -1).T
+
+
+def layout_of(plan: Plan, lanes: Lane) -> Layout:
+    """**Arguments:** `lanes`: arrays, or abstract values."""
+    named = list(_leaves(plan, lanes))
+    avals = []
+    for _, x, dtype, is_own in named:
+        avals.append(jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype))
+    groups = ["own" if is_own else "shared" for *_, is_own in named]
+    inputs = Inputs.as_they_are(avals, groups)
+    numbers = tuple(
+        Number(name, is_own, np.dtype(aval.dtype), math.prod(aval.shape), start)
+        for (name, *_, is_own), aval, (_, start) in zip(named, avals, inputs.places, strict=True)
+    )
+    of_field = [p for p, x in zip(inputs.places, numbers, strict=True) if x.name is None]
+    return Layout(numbers, Inputs(tuple(of_field), None))
+
+
+def operands_of(plan: Plan, lanes: Lane, *, on_gpu: bool) -> list[Any]:
+    """The arrays of `layout.numbers`."""
+    leaves = ((jnp.asarray(x, dtype), is_own) for _, x, dtype, is_own in _leaves(plan, lanes))
+    return [trajectories_last(x) if on_gpu and is_own else x for x, is_own in leaves]
+
+
+def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str | None, Any, np.dtype, bool]]:
+    for name in ("consts", "p"):
+        for x, batched in zip(getattr(lanes, name), getattr(plan.batched, name), strict=True):
+            yield None, x, np.dtype(x.dtype), batched
+    for name in ("u0", "t0", "t1", "abstol", "reltol", "dt", "count"):
+        x = getattr(lanes, name)
+        if x is not None:
+            dtype = np.int32 if name == "count" else plan.state.dtype
+            x = x if hasattr(x, "shape") else jnp.asarray(x)
+            yield name, x, np.dtype(dtype), getattr(plan.batched, name)
+
+
+class Held:
+    """The numbers of the trajectories that are in the lanes, within a kernel.
+
+    (What fields ask of it is as in `reading.Numbers`.)
+    """
+
+    def __init__(self, b: Builder, layout: Layout, buffers: list[Buffer], order: Order):
+        self.b, self.layout, self._buffers, self.order = b, layout, buffers, order
+        self.index = b.variable(I64, 0)
+        self._held: dict[int, list[Variable]] = {}
+        self._shared: dict[int, list[Value]] = {}
+        self._places: dict[tuple, list[int]] = {}
+        shared = 0
+        for i, number in enumerate(layout.numbers):
+            self._places.setdefault((number.group, number.dtype), []).append(i)
+            if number.is_own and number.name != "u0" and number.size <= _MOST_HELD:
+                self._held[i] = [b.variable(number.dtype, 0) for _ in range(number.size)]
+            elif not number.is_own and shared + number.size <= _MOST_SHARED:
+                self._shared[i] = [buffers[i].load(c) for c in range(number.size)]
+                shared += number.size
+
+    def another(self) -> "Held":
+        """Room for other trajectories."""
+        return Held(self.b, self.layout, self._buffers, self.order)
+
+    def variables(self) -> list[list[Variable]]:
+        return list(self._held.values())
+
+    def take(self, index: Value, fresh: Value) -> None:
+        """Other trajectories, in the lanes that are `fresh`."""
+        self.index.set_where(fresh, index)
+        for i, variables in self._held.items():
+            size = len(variables)
+            for c, variable in enumerate(variables):
+                at = self.order.place(index, c, size)
+                variable.set(self._buffers[i].gather(at, fresh, variable.get()))
+
+    def number(self, name: str, component: int = 0) -> Value:
+        """A number of a name: a value with lanes, or a scalar where all share it."""
+        i = self.layout.find(name)
+        assert i is not None, name
+        return self._component(i, component if self.layout.numbers[i].size > 1 else 0)
+
+    def u0(self, index: Value, fresh: Value) -> list[Value]:
+        """The initial states of these trajectories; zero in the other lanes."""
+        i = self.layout.find("u0")
+        assert i is not None
+        number, buffer = self.layout.numbers[i], self._buffers[i]
+        if not number.is_own:
+            return [self.b.spread(self._component(i, c)) for c in range(number.size)]
+        size = number.size
+        places = [self.order.place(index, c, size) for c in range(size)]
+        return [buffer.gather(at, fresh, 0) for at in places]
+
+    def load(self, group: str, dtype: np.dtype, index: int) -> Value:
+        """An element of a group of numbers of the field."""
+        i = self._which(group, dtype, index)
+        return self._component(i, index - self.layout.numbers[i].start)
+
+    def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
+        """Where elements of a group lie; None where they are held."""
+        i = self._which(group, dtype, start)
+        number, buffer = self.layout.numbers[i], self._buffers[i]
+        assert end <= number.start + number.size, (group, start, end)
+        if i in self._held:
+            return None
+        if number.is_own:
+            stride = 1 if self.order.n is None else self.order.n
+            offsets = self.order.place(self.index.get(), -number.start, number.size)
+            return Memory(buffer, offsets=self.b.spread(offsets), stride=stride)
+        return Memory(buffer.offset(-number.start))
+
+    def _which(self, group: str, dtype: np.dtype, index: int) -> int:
+        for i in self._places[group, np.dtype(dtype)]:
+            number = self.layout.numbers[i]
+            if number.start <= index < number.start + number.size:
+                return i
+        raise AssertionError((group, dtype, index))
+
+    def _component(self, i: int, c: int) -> Value:
+        if i in self._held:
+            return self._held[i][c].get()
+        if i in self._shared:
+            return self._shared[i][c]
+        return self._element(i, self.b.constant(c, I64))
+
+    def _element(self, i: int, c: Value) -> Value:
+        """Component `c` of a leaf, where it lies."""
+        b, number, buffer = self.b, self.layout.numbers[i], self._buffers[i]
+        if not number.is_own and not c.lanes:
+            return buffer.load(c)
+        at = self.order.place(self.index.get(), c, number.size) if number.is_own else c
+        everywhere = b.constant(True, bool, of_lanes=True)
+        return buffer.gather(at, everywhere, 0)

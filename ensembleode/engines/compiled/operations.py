@@ -1,0 +1,324 @@
+"""What the operations of the small language compute, lane by lane: what XLA does.
+
+Nothing traps, whatever the numbers: also those of lanes that are not wanted are computed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from ..codegen.ir import Function, Load, Op
+from ..codegen.lower import UntranslatableError
+from .builder import BOOL, Builder, integer_like, Value
+from .functions import FUNCTIONS, integer_pow
+from .walking import every_part
+
+
+DTYPES = {
+    np.dtype(name)
+    for name in (
+        *("bool", "float32", "float64", "int8", "int16", "int32", "int64"),
+        *("uint8", "uint16", "uint32", "uint64"),
+    )
+}
+
+
+def checked(dtype: Any) -> np.dtype:
+    """The dtype, if there are numbers of it here.
+
+    **Raises:** `UntranslatableError` if not.
+    """
+    dtype = np.dtype(dtype)
+    if dtype not in DTYPES:
+        raise UntranslatableError(f"{dtype.name} numbers", "f")
+    return dtype
+
+
+def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any = None) -> Value:
+    """The operation that is named as JAX's primitive.
+
+    **Raises:** `UntranslatableError` for one that is not here.
+    """
+    dtype = checked(dtype)
+    if dtype.kind in "biu" and name in _KNOWN and all(x.constant is not None for x in args):
+        # Of counters of loops that are written out: where something lies is then known.
+        with np.errstate(all="ignore"):
+            return b.constant(_KNOWN[name](*(x.constant for x in args)), dtype)
+    if name == "convert_element_type":
+        return b.cast(args[0], dtype)
+    if name == "bitcast_convert_type":
+        return b.bitcast(args[0], dtype)
+    if name == "integer_pow":
+        return integer_pow(b, args[0], param)
+    if name == "round":
+        x = args[0]
+        return b.round_even(x) if param else b.intrinsic("round", x)
+    if name in OPERATIONS:
+        return OPERATIONS[name](b, *args)
+    if name in FUNCTIONS and args[0].is_real:
+        return FUNCTIONS[name](b, *args)
+    raise UntranslatableError(f"the primitive {name}", "f")
+
+
+def check(fn: Function) -> None:
+    """That all operations of a function are here, and its dtypes.
+
+    **Raises:** `UntranslatableError` if not.
+    """
+    for part in every_part(fn):
+        match part:
+            case Op(name, args, dtype, _):
+                checked(dtype)
+                real = args and np.dtype(args[0].dtype).kind == "f"
+                if (
+                    name not in _NAMED
+                    and name not in OPERATIONS
+                    and not (name in FUNCTIONS and real)
+                ):
+                    raise UntranslatableError(f"the primitive {name}", "f")
+            case Load(buffer, _):
+                checked(buffer.dtype)
+
+
+# What `operation` itself does.
+_NAMED = ("bitcast_convert_type", "convert_element_type", "integer_pow", "round")
+
+
+#
+# Of reals and integers
+#
+
+
+def _sign(b: Builder, x: Value) -> Value:
+    if x.dtype == BOOL:
+        return x
+    # Zeros and NaN are their own signs.
+    positive = b.where(x > 0, 1, x)
+    return positive if x.dtype.kind == "u" else b.where(x < 0, -1, positive)
+
+
+def _max(b: Builder, x: Value, y: Value) -> Value:
+    """NaN where one is; 0 is more than -0."""
+    x, y = b.matched(x, y)
+    return b.intrinsic("maximum", x, y) if x.is_real else b.maximum(x, y)
+
+
+def _min(b: Builder, x: Value, y: Value) -> Value:
+    x, y = b.matched(x, y)
+    return b.intrinsic("minimum", x, y) if x.is_real else b.minimum(x, y)
+
+
+def _clamp(b: Builder, low: Value, x: Value, high: Value) -> Value:
+    return _min(b, _max(b, low, x), high)
+
+
+def _pow(b: Builder, x: Value, y: Value) -> Value:
+    """The exponent may be an integer."""
+    return FUNCTIONS["pow"](b, x, b.cast(y, x.dtype))
+
+
+def _is_finite(b: Builder, x: Value) -> Value:
+    return b.abs(x) < np.inf if x.is_real else b.constant(True, BOOL)
+
+
+def _div(b: Builder, x: Value, y: Value) -> Value:
+    """Of integers towards zero; by zero that is -1, and of the least one by -1 the least one."""
+    if x.is_real or y.is_real:
+        return x / y
+    by_zero, unsafe = _unsafe(b, x, y)
+    quotient = b.binary("sdiv" if x.is_signed else "udiv", x, b.where(unsafe, 1, y))
+    return b.where(by_zero, -1 if x.is_signed else np.iinfo(x.dtype).max, quotient)
+
+
+def _rem(b: Builder, x: Value, y: Value) -> Value:
+    """With the sign of the first; of integers by zero, the number itself."""
+    if x.is_real:
+        return _rem_of_reals(b, x, y)
+    by_zero, unsafe = _unsafe(b, x, y)
+    rest = b.binary("srem" if x.is_signed else "urem", x, b.where(unsafe, 1, y))
+    return b.where(by_zero, x, rest)
+
+
+def _unsafe(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
+    """Where a divisor is zero, and where the machine might trap."""
+    by_zero = y.eq(0)
+    if not x.is_signed:
+        return by_zero, by_zero
+    return by_zero, by_zero | (x.eq(np.iinfo(x.dtype).min) & y.eq(-1))
+
+
+def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
+    """Exact: by turns, each of which takes off the divisor as often as the quotient has bits."""
+    x, y = b.matched(x, y)
+    info, integer = np.finfo(x.dtype), integer_like(x.dtype)
+    with b.unfused():
+        undefined = ~((b.abs(x) < np.inf) & (b.abs(y) > 0))
+        divisor = b.where(undefined, 1, b.abs(y))
+        rest = b.variable(x.dtype, b.where(undefined, 0, b.abs(x)), of_lanes=bool(x.lanes))
+
+        def exponent(z: Value) -> Value:
+            return b.bitcast(z, integer) >> info.nmant
+
+        def power(n: Value) -> Value:
+            """Of two."""
+            return b.bitcast((n + info.maxexp - 1) << info.nmant, x.dtype)
+
+        up = info.nmant + 2
+        is_small = divisor < info.smallest_normal
+        enlarged = exponent(divisor * 2.0**up) - up
+        of_divisor = b.where(is_small, enlarged, exponent(divisor))
+
+        def turn():
+            now = rest.get()
+            # The quotient by `larger` has few enough bits to be exact but for its last.
+            shift = _max(b, exponent(now) - of_divisor - (info.nmant - 2), b.constant(0, integer))
+            half = shift >> 1
+            larger = divisor * power(half) * power(shift - half)
+            left = b.fma(-b.trunc(now / larger), larger, now)
+            left = b.where(left < 0, left + larger, left)
+            rest.set(b.where(now >= divisor, left, now))
+
+        b.while_(lambda: b.any(rest.get() >= divisor), turn)
+        return b.where(undefined, np.nan, b.copysign(rest.get(), x))
+
+
+def _nextafter(b: Builder, x: Value, y: Value) -> Value:
+    x, y = b.matched(x, y)
+    integer = integer_like(x.dtype)
+    bits = b.bitcast(x, integer)
+    away = (y > x).eq(x > 0)
+    next_ = b.bitcast(b.where(away, bits + 1, bits - 1), x.dtype)
+    least = b.copysign(b.bitcast(b.constant(1, integer), x.dtype), y)
+    found = b.where(x.eq(y), y, b.where(x.eq(0), least, next_))
+    return b.where(x.ne(x) | y.ne(y), np.nan, found)
+
+
+#
+# By a total order, in which -0 is less than 0, and NaN is last
+#
+
+
+def _rank(b: Builder, x: Value) -> Value:
+    if not x.is_real:
+        return x
+    integer = integer_like(x.dtype)
+    bits = b.bitcast(b.where(x.ne(x), np.nan, x), integer)
+    return b.where(bits < 0, bits ^ np.iinfo(integer).max, bits)
+
+
+def _ordered(how: str) -> Callable[..., Value]:
+    return lambda b, x, y: b.compare(how, _rank(b, x), _rank(b, y))
+
+
+#
+# Bits
+#
+
+
+def _shift(how: str) -> Callable[..., Value]:
+    """By as many bits as there are, or more (or a negative number), all are shifted out."""
+
+    def shift(b: Builder, x: Value, n: Value) -> Value:
+        x, n = b.matched(x, n)
+        bits = 8 * x.dtype.itemsize
+        by = b.bitcast(n, f"uint{bits}")
+        inside = by < bits
+        by = b.where(inside, by, bits - 1 if how == "ashr" else 0)
+        found = b.binary(how, x, b.bitcast(by, x.dtype))
+        return found if how == "ashr" else b.where(inside, found, 0)
+
+    return shift
+
+
+def _count_leading_zeros(b: Builder, x: Value) -> Value:
+    return b.intrinsic("ctlz", x, b.constant(False, BOOL))
+
+
+#
+# Choices
+#
+
+
+def _select(b: Builder, which: Value, *cases: Value) -> Value:
+    """The case of this number; of two, by a boolean."""
+    if which.dtype == BOOL:
+        return b.where(which, cases[-1], cases[0])
+    found = cases[-1]
+    for i in reversed(range(len(cases) - 1)):
+        found = b.where(which <= i, cases[i], found)
+    return found
+
+
+def _compared(how: str) -> Callable[..., Value]:
+    return lambda b, x, y: b.compare(how, x, y)
+
+
+def _binary(how: str) -> Callable[..., Value]:
+    return lambda b, x, y: b.binary(how, x, y)
+
+
+def _rounded(how: str) -> Callable[..., Value]:
+    return lambda b, x: b.intrinsic(how, x) if x.is_real else x
+
+
+OPERATIONS: dict[str, Callable[..., Value]] = {
+    "abs": lambda b, x: b.abs(x),
+    "add": lambda b, x, y: b.add(x, y),
+    "and": _binary("and"),
+    "ceil": _rounded("ceil"),
+    "clamp": _clamp,
+    "clz": _count_leading_zeros,
+    "div": _div,
+    "eq": _compared("eq"),
+    "eq_to": _ordered("eq"),
+    "floor": _rounded("floor"),
+    "ge": _compared("ge"),
+    "gt": _compared("gt"),
+    "is_finite": _is_finite,
+    "le": _compared("le"),
+    "le_to": _ordered("le"),
+    "lt": _compared("lt"),
+    "lt_to": _ordered("lt"),
+    "max": _max,
+    "min": _min,
+    "mul": lambda b, x, y: b.mul(x, y),
+    "ne": _compared("ne"),
+    "neg": lambda b, x: -x,
+    "nextafter": _nextafter,
+    "not": lambda b, x: ~x,
+    "one_minus_square": lambda b, x: (1 - x) * (1 + x),
+    "or": _binary("or"),
+    "population_count": lambda b, x: b.intrinsic("ctpop", x),
+    "pow": _pow,
+    "rem": _rem,
+    "select_n": _select,
+    "shift_left": _shift("shl"),
+    "shift_right_arithmetic": _shift("ashr"),
+    "shift_right_logical": _shift("lshr"),
+    "sign": _sign,
+    "square": lambda b, x: x * x,
+    "sub": lambda b, x, y: b.sub(x, y),
+    "xor": _binary("xor"),
+}
+# Those of which indices are made.
+_KNOWN: dict[str, Callable] = {
+    "add": np.add,
+    "and": np.bitwise_and,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high),
+    "eq": np.equal,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "not": np.bitwise_not,
+    "or": np.bitwise_or,
+    "select_n": lambda which, *cases: cases[min(max(int(which), 0), len(cases) - 1)],
+    "sub": np.subtract,
+}

@@ -1,0 +1,136 @@
+"""Where a field's numbers come from: registers, or memory."""
+
+from __future__ import annotations
+
+import abc
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..codegen import ir
+from .builder import BOOL, Buffer, Builder, Value
+
+
+class Memory:
+    """Numbers in memory, one after the other from `buffer` on.
+
+    - `of_lanes`: whether a number is one for each lane, which lie side by side; else all share it.
+    - `offsets`: where each lane has numbers of its own that lie apart: where its first one is;
+        `stride`: how far it is from one to the next.
+    """
+
+    def __init__(
+        self,
+        buffer: Buffer,
+        *,
+        of_lanes: bool = False,
+        offsets: Value | None = None,
+        stride: Value | int = 1,
+    ):
+        self.buffer, self.of_lanes = buffer, of_lanes
+        self.offsets, self.stride = offsets, stride
+
+    @classmethod
+    def on_stack(cls, b: Builder, dtype: np.dtype, n: int, *, of_lanes: bool) -> Memory:
+        return cls(b.array(dtype, n, of_lanes=of_lanes), of_lanes=of_lanes)
+
+    def moved(self, by: int) -> Memory:
+        """From another number on."""
+        if not by:
+            return self
+        each = self.buffer.builder.lanes or 1 if self.of_lanes else self.stride
+        buffer = self.buffer.offset(by * each)
+        return Memory(buffer, of_lanes=self.of_lanes, offsets=self.offsets, stride=self.stride)
+
+    def load(self, index: Value | int) -> Value:
+        """Lanes may each have an index, which has to be inside, also in those that don't count."""
+        b, place = self.buffer.builder, self._place(index)
+        if isinstance(place, Value) and place.lanes:
+            return self.buffer.gather(place, b.constant(True, BOOL, of_lanes=True), 0)
+        return self.buffer.load_lanes(place) if self.of_lanes else self.buffer.load(place)
+
+    def store(self, index: Value | int, value: Value, mask: Value | None = None) -> None:
+        """In the lanes of the mask; not where lanes have numbers that lie apart."""
+        assert self.offsets is None
+        b, place = self.buffer.builder, self._place(index)
+        if not self.of_lanes:
+            assert mask is None
+            self.buffer.store(place, value)
+        elif isinstance(place, Value) and place.lanes:
+            every = b.constant(True, BOOL, of_lanes=True)
+            self.buffer.scatter(place, every if mask is None else b.spread(mask), value)
+        else:
+            if mask is not None:
+                value = b.where(mask, value, self.buffer.load_lanes(place))
+            self.buffer.store_lanes(place, value)
+
+    def _place(self, index: Value | int) -> Value | int:
+        b = self.buffer.builder
+        if self.offsets is not None:
+            return self.offsets + self._apart(index)
+        if not self.of_lanes or not b.lanes:
+            return index
+        place = index * b.lanes
+        return place + b.lane_numbers() if isinstance(place, Value) and place.lanes else place
+
+    def _apart(self, index: Value | int) -> Value | int:
+        return index if isinstance(self.stride, int) and self.stride == 1 else index * self.stride
+
+
+class Numbers(abc.ABC):
+    """Where the numbers of a field come from.
+
+    The groups are those of `codegen.ir.Buffer`: `u`, `own`, `shared` and `forward`; there is one of
+    each for every dtype. What is in `shared` all lanes have in common, and its values are scalars.
+    """
+
+    @abc.abstractmethod
+    def load(self, group: str, dtype: np.dtype, index: int) -> Value:
+        """The number of this index."""
+
+    def read(self, buffer: ir.Buffer, index: int) -> Value:
+        """The number of this index, which is one of an array."""
+        return self.load(buffer.group, buffer.dtype, index)
+
+    def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
+        """Where the group lies, for indices from `start` to `end`, which are those of an array.
+
+        None where these are in registers: those that are wanted are copied to the stack first.
+        """
+        del group, dtype, start, end
+        return None
+
+
+class Given(Numbers):
+    """Values and memory, by group; or by group and dtype, where there are several of one."""
+
+    def __init__(
+        self,
+        values: Mapping[Any, Sequence[Value]] | None = None,
+        memories: Mapping[Any, Memory] | None = None,
+    ):
+        self._values, self._memories = dict(values or {}), dict(memories or {})
+
+    def load(self, group: str, dtype: np.dtype, index: int) -> Value:
+        memory = self.memory(group, dtype, index, index + 1)
+        if memory is not None:
+            return memory.load(index)
+        values = self._values.get((group, dtype), self._values.get(group))
+        assert values is not None, f"no {group} numbers of {dtype}"
+        return values[index]
+
+    def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
+        del start, end
+        return self._memories.get((group, dtype), self._memories.get(group))
+
+
+def copied(
+    b: Builder, numbers: Numbers, group: str, dtype: np.dtype, indices: Iterable[int]
+) -> Memory:
+    """These numbers of a group, on the stack; the first at its place from there on."""
+    indices = sorted(indices)
+    memory = Memory.on_stack(b, dtype, indices[-1] + 1 - indices[0], of_lanes=group != "shared")
+    for i in indices:
+        memory.store(i - indices[0], numbers.load(group, dtype, i))
+    return memory.moved(-indices[0])

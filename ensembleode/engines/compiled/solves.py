@@ -1,0 +1,312 @@
+"""The two kernels as functions of arrays, which `jax.vmap` makes wider: an axis that is mapped over
+becomes more trajectories of the same call."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ...plan import Plan
+from ...program import Program
+from ...trajectories import Lane
+from ..codegen import parameters_of
+from ..results import Counts, Saved
+from . import kernel, launch, machine
+from .adjoint import EVENT_CELLS
+from .call import call
+from .kernel import Description
+from .numbers import layout_of, operands_of, trajectories_last
+
+
+# Bytes of the turns of a segment: as much as stays in a cache.
+_SEGMENT = 2**20
+# Trajectories of a group, for each lane.
+_GROUP = 16
+_MOST_LANES = 32
+# On a GPU: turns of a segment, at least (longer ones need fewer runs), and the bytes that the
+# records of all threads take: where they would be more, there are fewer threads.
+_TURNS = 512
+_WORKSPACE = 2**30
+
+
+class Setup(NamedTuple):
+    """What a call is for, but for the numbers.
+
+    - `controlled`: how many components of the state step-size control looks at (the first ones).
+    - `n`: how many trajectories; `groups`: how many groups of as many, each of which has its own
+        sum of the gradients by shared parameters.
+    """
+
+    plan: Plan
+    controlled: int
+    n: int
+    groups: int = 1
+
+    def description(self, lanes: Lane) -> Description:
+        plan, solver = self.plan, self.plan.method.value
+        assert isinstance(plan.field, Program)
+        here = machine.current()
+        size = math.prod(plan.state.shape)
+        adaptive = solver.controller is not None
+        width = width_of(size, plan.state.dtype, self.n, here, adaptive=adaptive)
+        return Description(
+            plan.field,
+            self.controlled,
+            solver.tableau,
+            solver.controller,
+            # The number of rows is no part of the code.
+            plan.saving._replace(rows=0),
+            layout_of(plan, lanes),
+            bool(plan.batched.saveat),
+            1 if self.on_gpu else width,
+            self.on_gpu or here.has_fma,
+            self.on_gpu,
+        )
+
+    @property
+    def on_gpu(self) -> bool:
+        return self.plan.engine.on_gpu
+
+
+def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
+    """How many lanes: as many vectors a number as hide the latency of each other, and for which the
+    state leaves registers, but no more lanes than trajectories.
+
+    (An adaptive step has so many numbers of its own that with 16 registers two vectors do better
+    than four; measured by benchmarks/limits.py, with AVX2.)
+    """
+    most = min(4, here.registers // 8) if adaptive else 4
+    fitting = [v for v in (4, 2) if v <= most and 4 * v * size <= 3 * here.registers]
+    vectors = fitting[0] if fitting else 1
+    widest = min(_MOST_LANES, vectors * here.lanes(dtype))
+    return min(widest, 2 ** math.ceil(math.log2(max(1, n))))
+
+
+#
+# Forwards
+#
+
+
+def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
+    """Solve: the last states where nothing else is saved, what is saved, and the counts.
+
+    **Arguments:**
+
+    - `lanes`: the numbers, the trajectories first where `setup.plan.batched` says so.
+    - `mask`: which are wanted: [n].
+    """
+    run = jax.custom_batching.custom_vmap(functools.partial(_solve, setup))
+
+    @run.def_vmap
+    def _(size, batched, lanes, mask):
+        wide, lanes, mask = _widened(setup, size, batched, lanes, mask)
+        out = solve(wide, lanes, mask)
+        return _folded(out, size), jax.tree.map(lambda _: True, out)
+
+    return run(lanes, mask)
+
+
+def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
+    plan, n = setup.plan, setup.n
+    d = setup.description(lanes)
+    saving = plan.saving
+    rows = 1 if saving.mode == "ends" else saving.rows
+    outputs = [_array(d, n, rows * d.size)]
+    if saving.mode == "steps":
+        outputs.append(_array(d, n, rows))
+    outputs.append(jax.ShapeDtypeStruct((4, n), jnp.int32))
+    operands = _operands(d, setup, lanes, mask, rows)
+    *found, counts = _run(d, kernel.solving(d), "solve", n, operands, outputs)
+    u, *t = [_trajectories_first(d, x) for x in found]
+    u = u.reshape(n, rows, *plan.state.shape)
+    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
+    if saving.mode == "ends":
+        return u[:, 0], Saved(None, None, None), codes
+    return None, Saved(u, t[0] if t else None, counts[3]), codes
+
+
+def _run(
+    d: Description, text: str, name: str, threads: int, operands: list, outputs: list
+) -> list[Any]:
+    """Call a kernel; on a GPU, with so many threads."""
+    if d.on_gpu:
+        which = launch.Kernel(text, name, len(operands), len(outputs))
+        return launch.launch(which, threads, operands, outputs)
+    return call(text, name, operands, outputs)
+
+
+def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
+    """So many numbers of each trajectory."""
+    return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), d.dtype)
+
+
+def _trajectories_first(d: Description, x: Any) -> Any:
+    """A result of that shape."""
+    return x.T if d.on_gpu else x
+
+
+def _operands(
+    d: Description, setup: Setup, lanes: Lane, mask: Any, rows: int, *more: int
+) -> list[Any]:
+    sizes = np.array([setup.n, rows, setup.plan.maxiters, *more], np.int32)
+    operands = [sizes, mask, *operands_of(setup.plan, lanes, on_gpu=d.on_gpu)]
+    if d.saving.mode == "times":
+        times = jnp.asarray(lanes.saveat, d.dtype)
+        operands.append(trajectories_last(times) if d.on_gpu and d.own_times else times)
+    return operands
+
+
+#
+# In reverse
+#
+
+
+class Pulled(NamedTuple):
+    """Cotangents: `u0 [trajectory, *state]`, and of the constants and parameters of the field those
+    that are real numbers, `[trajectory, ...]`, or `[group, ...]` where all share them."""
+
+    u0: Any
+    parameters: list[Any]
+
+
+def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: Any) -> Pulled:
+    """Pull back through the trajectories of the mask.
+
+    **Arguments:**
+
+    - `cotangent`: that of the last states, `[trajectory, *state]`, or of the saved ones,
+        `[trajectory, row, *state]`.
+    - `naccept`: how many steps they took.
+    """
+    run = jax.custom_batching.custom_vmap(functools.partial(_pull_back, setup))
+
+    @run.def_vmap
+    def _(size, batched, lanes, mask, cotangent, naccept):
+        wide, lanes, mask, cotangent, naccept = _widened(
+            setup, size, batched, lanes, mask, cotangent, naccept
+        )
+        out = pull_back(wide, lanes, mask, cotangent, naccept)
+        u0, parameters = _folded(out, size)
+        before = _real(setup.plan)
+        parameters = [
+            # Shared in each, but not by all: the sum over the trajectories of each group.
+            x.reshape(size, setup.groups, -1, *x.shape[2:]).sum(2) if own and not was_own else x
+            for x, was_own, own in zip(parameters, before, _real(wide.plan), strict=True)
+        ]
+        out = Pulled(u0, parameters)
+        return out, jax.tree.map(lambda _: True, out)
+
+    return run(lanes, mask, cotangent, naccept)
+
+
+def _real(plan: Plan) -> list[bool]:
+    """Of the constants and parameters of the field that are real numbers: which are batched?"""
+    batched = (*plan.batched.consts, *plan.batched.p)
+    avals = parameters_of(plan.field)
+    return [b for b, a in zip(batched, avals, strict=True) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+
+def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: Any) -> Pulled:
+    plan, n, groups = setup.plan, setup.n, setup.groups
+    d = setup.description(lanes)
+    text, checkpoint = kernel.pulling_back(d)
+    which = kernel.with_gradients(d)
+    avals = parameters_of(plan.field)
+    own, shared = (kernel.size_of(d, part) for part in which)
+    record = _record_on_gpu if d.on_gpu else _record_on_cpu
+    threads, sizes, memory = record(d, setup, checkpoint, shared)
+    rows = cotangent.reshape(n, -1, d.size)
+    operands = _operands(d, setup, lanes, mask, rows.shape[1], *sizes)
+    operands += [trajectories_last(rows) if d.on_gpu else rows, naccept.astype(jnp.int32)]
+    outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
+    outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
+    results = _run(d, text, "pull_back", threads, operands, [*outputs, *memory])
+    to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
+    to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)
+    found = {}
+    for part, flat in zip(which, (to_own, to_shared), strict=True):
+        start = 0
+        for i in part:
+            end = start + math.prod(avals[i].shape)
+            found[i] = flat[:, start:end].reshape(-1, *avals[i].shape).astype(avals[i].dtype)
+            start = end
+    return Pulled(to_u0.reshape(n, *plan.state.shape), [found[i] for i in sorted(found)])
+
+
+def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
+    """How many threads (it is one), the other sizes (see `kernel.TURNS`), and memory."""
+    del shared
+    group = min(setup.n, _GROUP * d.width)
+    turn = (d.size + 2) * d.width
+    # All turns of a group, at most: a lane's are those of its trajectories.
+    most = (setup.plan.maxiters + 1) * (group // d.width + 2)
+    turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
+    segments = -(-most // turns) + 1
+    events = (group + 1) * EVENT_CELLS * d.width
+    memory = _memory(d, turns * turn, events, segments * checkpoint)
+    return 1, (turns, group), memory
+
+
+def _record_on_gpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
+    """The same. Every thread has room for a trajectory at a time; each group the same number of
+    them."""
+    # (A trajectory that is lost has another turn.)
+    most = setup.plan.maxiters + 1
+    turns = _segment_turns(most, _TURNS)
+    segments = -(-most // turns) + 1
+    each = turns * (d.size + 2), 2 * EVENT_CELLS, segments * checkpoint
+    bytes_ = sum(math.prod(x.shape) * x.dtype.itemsize for x in _memory(d, *each))
+    bytes_ += shared * d.dtype.itemsize
+    group = setup.n // setup.groups
+    of_group = min(group, max(1, _WORKSPACE // bytes_ // setup.groups))
+    threads = setup.groups * of_group
+    memory = _memory(d, *(size * threads for size in each))
+    return threads, (turns, group, of_group), memory
+
+
+def _segment_turns(most: int, least: int) -> int:
+    """How many turns a segment has, of so many at most: about as many as there are segments then,
+    or more."""
+    return min(most, max(least, math.isqrt(most) + 1))
+
+
+def _memory(d: Description, turns: int, events: int, kept: int) -> list[jax.ShapeDtypeStruct]:
+    kinds = zip((turns, events, kept), (d.dtype, np.int32, np.int8), strict=True)
+    return [jax.ShapeDtypeStruct((size,), dtype) for size, dtype in kinds]
+
+
+#
+# Wider
+#
+
+
+def _widened(setup: Setup, size: int, batched: Any, lanes: Lane, mask: Any, *more: Any) -> tuple:
+    """For an axis of this size, which comes first in what is `batched`: as many more trajectories.
+
+    What all share, but not over that axis, becomes each trajectory's own.
+    """
+    n, own = setup.n, setup.plan.batched
+    lanes_batched, mask_batched, *more_batched = batched
+
+    def fold(x, is_batched, is_own=True):
+        if not is_own:
+            return jnp.repeat(x, n, axis=0) if is_batched else x
+        x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+        return x.reshape(size * n, *x.shape[2:])
+
+    now_own = jax.tree.map(lambda a, b: bool(a or b), own, lanes_batched)
+    plan = dataclasses.replace(setup.plan, batched=now_own)
+    wide = setup._replace(plan=plan, n=size * n, groups=size * setup.groups)
+    lanes = jax.tree.map(fold, lanes, lanes_batched, own)
+    folded = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
+    return (wide, lanes, fold(mask, mask_batched), *folded)
+
+
+def _folded(out: Any, size: int) -> Any:
+    """Their results, with that axis first again."""
+    return jtu.tree_map(lambda x: x.reshape(size, -1, *x.shape[1:]), out)

@@ -1,0 +1,185 @@
+"""What of a field is the same in all lanes: such numbers are scalars, and such branches are jumps.
+
+A branch or a loop that lanes take differently is a region: there all lanes compute, and what is
+from outside is written under a mask. What is written in the region where it is declared needs none,
+as it isn't read elsewhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+
+from ..codegen.ir import (
+    Assign,
+    Buffer,
+    Const,
+    Expr,
+    For,
+    Function,
+    Index,
+    Let,
+    Load,
+    Op,
+    Product,
+    Stmt,
+    Store,
+    Switch,
+    Var,
+    While,
+)
+from .walking import buffers, parts, statements
+
+
+# From the outermost to the innermost.
+Region: TypeAlias = tuple[tuple[int, int], ...]
+_Visit: TypeAlias = Callable[[Stmt, Region], None]
+
+
+class Uniformity:
+    """**Arguments:**
+
+    - `has_lanes`: whether there are lanes at all.
+    - `own_time`: whether the time differs from lane to lane.
+    """
+
+    def __init__(self, fn: Function, *, has_lanes: bool, own_time: bool):
+        self.has_lanes = has_lanes
+        self.assigned = {s.var.name for s in statements(fn.body) if isinstance(s, Assign)}
+        self._places = {key: _joined(found) for key, found in _scratch(fn).items()}
+        # What is read after all: from outside of every region.
+        self._results: list[object] = [self.place_of(x) for x in _results(fn) if x.group == "work"]
+        self._results += [
+            (*key, *part)
+            for key, parts in self._places.items()
+            if key[0] == "out"
+            for part in parts
+        ]
+        self._varying: set[object] = {"t"} if own_time and has_lanes else set()
+        self._declared: dict[str, Region] = {}
+        self._homes: dict[object, Region] = {}
+        while True:
+            before = len(self._varying)
+            self._homes = dict.fromkeys(self._results, ())
+            # First where everything is used, then what follows.
+            self._block(fn.body, (), self._used)
+            self._block(fn.body, (), self._write)
+            if len(self._varying) == before:
+                break
+
+    def place_of(self, buffer: Buffer) -> tuple[str, np.dtype, int, int]:
+        """The scratch memory that a buffer is a part of: group, dtype, start and end."""
+        key = buffer.group, buffer.dtype
+        start, end = next(p for p in self._places[key] if p[0] <= buffer.start < p[1])
+        return *key, start, end
+
+    def in_lanes(self, buffer: Buffer) -> bool:
+        """Whether scratch memory has a number for each lane."""
+        return self.place_of(buffer) in self._varying
+
+    def varies(self, expr: Expr) -> bool:
+        """Whether it differs from lane to lane."""
+        match expr:
+            case Const():
+                return False
+            case Var(name, _):
+                return name in self._varying
+            case Load(buffer, index):
+                return self._buffer_varies(buffer) or self._index_varies(index)
+            case Op(_, args, _, _):
+                return any(map(self.varies, args))
+
+    def is_local(self, target: Var | Buffer, region: Region) -> bool:
+        """Whether it is written in the region where it is declared."""
+        if isinstance(target, Var):
+            return self._declared[target.name] == region
+        return self._homes[self.place_of(target)] == region
+
+    def _buffer_varies(self, buffer: Buffer) -> bool:
+        if buffer.group in ("work", "out"):
+            return self.in_lanes(buffer)
+        return self.has_lanes and buffer.group not in ("shared", "table")
+
+    def _index_varies(self, index: Index) -> bool:
+        return any(self.varies(e) for e, _ in index.terms)
+
+    #
+    # The pass
+    #
+
+    def _block(self, stmts: Sequence[Stmt], region: Region, visit: _Visit) -> None:
+        for stmt in stmts:
+            visit(stmt, region)
+            match stmt:
+                case For(_, _, body):
+                    self._block(body, region, visit)
+                case While(test, condition, body):
+                    inside = self.inside(stmt, condition, region)
+                    self._block((*test, *body), inside, visit)
+                case Switch(which, cases):
+                    for k, case in enumerate(cases):
+                        self._block(case, self.inside(stmt, which, region, k), visit)
+
+    def inside(self, stmt: Stmt, by: Expr, region: Region, k: int = 0) -> Region:
+        """The region inside of a statement that goes by a number, in its `k`-th part."""
+        return (*region, (id(stmt), k)) if self.varies(by) else region
+
+    def _used(self, stmt: Stmt, region: Region) -> None:
+        for buffer in buffers(stmt):
+            if buffer.group in ("work", "out"):
+                place = self.place_of(buffer)
+                self._homes[place] = _common(self._homes.get(place, region), region)
+        if isinstance(stmt, Let):
+            self._declared[stmt.var.name] = region
+
+    def _write(self, stmt: Stmt, region: Region) -> None:
+        match stmt:
+            case Let(var, expr) | Assign(var, expr):
+                if self.varies(expr) or not self.is_local(var, region):
+                    self._varying.add(var.name)
+            case Store(buffer, index, expr):
+                if self.varies(expr) or self._index_varies(index):
+                    self._varying.add(self.place_of(buffer))
+            case Product(out, x, y):
+                if self._buffer_varies(x.buffer) or self._buffer_varies(y.buffer):
+                    self._varying.add(self.place_of(out.buffer))
+        if isinstance(stmt, Store | Product):
+            buffer = stmt.buffer if isinstance(stmt, Store) else stmt.out.buffer
+            if not self.is_local(buffer, region):
+                self._varying.add(self.place_of(buffer))
+
+
+def _common(first: Region, second: Region) -> Region:
+    """The innermost region that both are in."""
+    n = 0
+    while n < min(len(first), len(second)) and first[n] == second[n]:
+        n += 1
+    return first[:n]
+
+
+def _scratch(fn: Function) -> dict[tuple[str, np.dtype], set[tuple[int, int]]]:
+    """The buffers of scratch memory, and of the result, from start to end."""
+    found: dict[tuple[str, np.dtype], set[tuple[int, int]]] = {}
+    for buffer in (*_results(fn), *(x for s in statements(fn.body) for x in buffers(s))):
+        if buffer.group in ("work", "out"):
+            ends = buffer.start, buffer.start + buffer.size
+            found.setdefault((buffer.group, buffer.dtype), set()).add(ends)
+    return found
+
+
+def _results(fn: Function) -> list[Buffer]:
+    """What the results are read from."""
+    return [x.buffer for e in fn.outputs for x in parts(e) if isinstance(x, Load)]
+
+
+def _joined(parts: set[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Those that overlap as one."""
+    found: list[tuple[int, int]] = []
+    for start, end in sorted(parts):
+        if found and start < found[-1][1]:
+            found[-1] = found[-1][0], max(end, found[-1][1])
+        else:
+            found.append((start, end))
+    return found

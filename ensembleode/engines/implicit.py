@@ -1,0 +1,325 @@
+"""The implicit methods of the diffrax engine: diagonally implicit, with an explicit first stage.
+
+The stages and their derivatives are diffrax's (`AbstractESDIRK`). What is added is when to stop
+the iteration for a stage, and when to give it up: as in section IV.8 of Hairer and Wanner,
+"Solving Ordinary Differential Equations II" (2nd ed., 1996), where a change of an iterate is a
+change of the state, in units of the tolerances. (Its rate, theta there, is not kept from step to
+step, so there are two iterations at least, unless the first changes next to nothing.)
+
+diffrax 0.7.2 with optimistix 0.1.0 takes changes of `f`, or of `h f`, for those of the state, and
+gives up after two iterations, also where rounding is all that is left to change. Its KenCarp
+methods have an explicit half, too, so that their first stage is no longer the last one of the step
+before; its implicit Euler method ends the trajectory where the iteration fails.
+"""
+
+import dataclasses
+import functools
+from typing import Any, ClassVar
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import optimistix
+
+
+def solver(name: str, adaptive: bool) -> diffrax.AbstractSolver:
+    """The method of that name, for steps that can be tried shorter (`adaptive`) or not."""
+    finder = SimplifiedNewton if adaptive else FullNewton
+    return _METHODS[name](
+        root_finder=diffrax.with_stepsize_controller_tols(finder)(),
+        root_find_max_steps=finder.iterations,
+    )
+
+
+def with_retries(solver: diffrax.AbstractSolver) -> diffrax.AbstractSolver:
+    """A diffrax solver whose steps can all be tried shorter where an iteration fails.
+
+    Those of its Runge-Kutta methods can: their error is infinite then.
+    """
+    if not isinstance(solver, diffrax.AbstractImplicitSolver):
+        return solver
+    if issubclass(type(solver), diffrax.AbstractRungeKutta):
+        return solver
+    return _Retried(solver)
+
+
+#
+# When the iteration for a stage ends
+#
+
+
+class _StateUnits(optimistix.AbstractRootFinder):
+    """Measures changes of `f`, the derivative at a stage, as those of the state, `h f`.
+
+    `y0` and `h`, the step times the tableau's diagonal, are put in place for each step.
+    """
+
+    kappa: eqx.AbstractVar[float]
+    y0: Any = None
+    h: Any = None
+
+    def step(self, fn, y, args, options, state, tags):
+        y, new, aux = super().step(fn, y, args, options, state, tags)
+        with jax.numpy_dtype_promotion("standard"):
+            change = jtu.tree_map(lambda f: self.h * f, new.diff)
+            size = self._size(change, self._reached(y))
+        # An infinite Jacobian changes nothing, which is not convergence.
+        size = jnp.where(_finite(state.linear_state), size, jnp.nan)
+        return y, dataclasses.replace(new, diffsize=size.astype(state.diffsize.dtype)), aux
+
+    def postprocess(self, fn, y, aux, args, options, state, tags, result):
+        """A failure leaves zeros: a gradient adds zero times the derivatives there, if finite."""
+        solved = result == optimistix.RESULTS.successful
+        return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
+
+    def _reached(self, f: Any) -> Any:
+        """How large the state is, at the start of the step or at the stage."""
+        return jtu.tree_map(
+            lambda y0, f: jnp.maximum(jnp.abs(y0), jnp.abs(y0 + self.h * f)), self.y0, f
+        )
+
+    def _size(self, change: Any, reached: Any) -> Any:
+        def scaled(change, reached):
+            return jnp.where(change == 0, 0.0, jnp.abs(change) / (self.atol + self.rtol * reached))
+
+        return self.norm(jtu.tree_map(scaled, change, reached))
+
+    def _convergence(self, f: Any, state: Any) -> tuple[Any, Any, Any]:
+        """Whether it has converged, at which rate, and an estimate of what is still to come."""
+        size = state.diffsize
+        rate = size / state.diffsize_prev
+        rest = jnp.where(rate < 1, rate / (1 - rate) * size, jnp.inf)
+        with jax.numpy_dtype_promotion("standard"):
+            reached = self._reached(f)
+            ulps = jtu.tree_map(lambda y: 8 * jnp.finfo(y.dtype).eps * y, reached)
+            least = jnp.maximum(1e-3 * self.kappa, self._size(ulps, reached))
+            converged = (state.step >= 2) & (rest < self.kappa)
+            return converged | ((state.step >= 1) & (size <= least)), rate, rest
+
+
+class SimplifiedNewton(_StateUnits, diffrax.VeryChord):
+    """With one Jacobian a step, for steps that can be tried shorter."""
+
+    kappa: float = 0.1
+    iterations: ClassVar[int] = 10
+
+    def terminate(self, fn, y, args, options, state, tags):
+        converged, rate, rest = self._convergence(y, state)
+        left = self.iterations - state.step
+        slow = ~((rate < 1) & (rest * rate**left < self.kappa))
+        return _ended(converged, (state.step >= 2) & ~converged & slow, state)
+
+
+class FullNewton(_StateUnits, diffrax.VeryChord):
+    """With the Jacobian anew in each iteration, for steps that can't be tried shorter.
+
+    It goes on after iterations that came no closer.
+    """
+
+    kappa: float = 1e-2
+    iterations: ClassVar[int] = 20
+
+    def step(self, fn, y, args, options, state, tags):
+        anew: Any = self.init(fn, y, args, {}, None, None, tags)  # pyright: ignore
+        first = state.linear_state
+        state = dataclasses.replace(state, linear_state=anew.linear_state)
+        y, state, aux = super().step(fn, y, args, options, state, tags)
+        return y, dataclasses.replace(state, linear_state=first), aux
+
+    def terminate(self, fn, y, args, options, state, tags):
+        converged, _, _ = self._convergence(y, state)
+        return _ended(converged, jnp.zeros_like(converged), state)
+
+
+def _ended(converged: Any, failed: Any, state: Any) -> tuple[Any, Any]:
+    results: Any = optimistix.RESULTS
+    result = results.where(failed, results.nonlinear_divergence, state.result)
+    infinite = (state.step >= 1) & ~jnp.isfinite(state.diffsize)
+    result = results.where(infinite, results.nonfinite, result)
+    return converged | (result != results.successful), result
+
+
+def _finite(factors: Any) -> Any:
+    leaves = jtu.tree_leaves(eqx.filter(factors, eqx.is_inexact_array))
+    return functools.reduce(jnp.logical_and, [jnp.isfinite(x).all() for x in leaves])
+
+
+#
+# The methods
+#
+
+
+_FINDER = diffrax.with_stepsize_controller_tols(SimplifiedNewton)()
+
+
+class _Method(diffrax.AbstractESDIRK):
+    """One whose root finder knows the step it is for."""
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        tableau: Any = self.tableau
+        h = float(tableau.a_diagonal[-1]) * terms.contr(t0, t1)
+        start, h = jax.lax.stop_gradient((y0, h))
+        finder = dataclasses.replace(self.root_finder, y0=start, h=h)
+        solver = dataclasses.replace(self, root_finder=finder)
+        y1, error, dense, state, result = super(_Method, solver).step(
+            terms, t0, t1, y0, args, solver_state, made_jump
+        )
+        # What became infinite or NaN stays so, for the return code.
+        lost = result == diffrax.RESULTS.nonfinite
+        y1 = jtu.tree_map(lambda y: jnp.where(lost, jnp.nan, y), y1)
+        return y1, error, dense, state, result
+
+
+class Kvaerno3(_Method, diffrax.Kvaerno3):
+    pass
+
+
+class Kvaerno4(_Method, diffrax.Kvaerno4):
+    pass
+
+
+class Kvaerno5(_Method, diffrax.Kvaerno5):
+    pass
+
+
+class _OfTheState(diffrax.AbstractLocalInterpolation):
+    """In the precision of the state; KenCarp's coefficients are in double precision."""
+
+    t0: Any
+    t1: Any
+    theirs: Any
+
+    def evaluate(self, t0, t1=None, left=True):
+        with jax.numpy_dtype_promotion("standard"):
+            y = self.theirs.evaluate(t0, t1, left)
+        return jtu.tree_map(lambda y, y0: y.astype(y0.dtype), y, self.theirs.y0)
+
+
+class _KenCarp(_Method):
+    """The implicit half alone."""
+
+    root_finder: optimistix.AbstractRootFinder = _FINDER
+    root_find_max_steps: int = SimplifiedNewton.iterations
+    theirs: ClassVar[type]
+
+    @classmethod
+    def interpolation_cls(cls, *, t0, t1, y0, y1, k):
+        halves = (jtu.tree_map(jnp.zeros_like, k), k)
+        theirs = cls.theirs.interpolation_cls(t0=t0, t1=t1, y0=y0, y1=y1, k=halves)
+        return _OfTheState(t0, t1, theirs)
+
+    def order(self, terms):
+        return self.theirs.order(self, terms)
+
+
+class KenCarp3(_KenCarp):
+    theirs = diffrax.KenCarp3
+    tableau: ClassVar = diffrax.KenCarp3.tableau.tableaus[1]
+
+
+class KenCarp4(_KenCarp):
+    theirs = diffrax.KenCarp4
+    tableau: ClassVar = diffrax.KenCarp4.tableau.tableaus[1]
+
+
+class KenCarp5(_KenCarp):
+    theirs = diffrax.KenCarp5
+    tableau: ClassVar = diffrax.KenCarp5.tableau.tableaus[1]
+
+
+class ImplicitEuler(_Method):
+    """With the trapezoidal rule as the other method of the error estimate, as diffrax has it."""
+
+    root_finder: optimistix.AbstractRootFinder = _FINDER
+    root_find_max_steps: int = SimplifiedNewton.iterations
+    tableau: ClassVar = diffrax.ButcherTableau(
+        a_lower=(np.array([0.0]),),
+        a_diagonal=np.array([0.0, 1.0]),
+        a_predictor=(np.array([1.0]),),
+        b_sol=np.array([0.0, 1.0]),
+        b_error=np.array([-0.5, 0.5]),
+        c=np.array([1.0]),
+    )
+
+    @staticmethod
+    def interpolation_cls(*, t0, t1, y0, y1, k):
+        del k
+        return diffrax.LocalLinearInterpolation(t0=t0, t1=t1, y0=y0, y1=y1)
+
+    def order(self, terms):
+        del terms
+        return 1
+
+    def error_order(self, terms):
+        del terms
+        return 2
+
+
+_METHODS: dict[str, Any] = {
+    cls.__name__: cls
+    for cls in (Kvaerno3, Kvaerno4, Kvaerno5, KenCarp3, KenCarp4, KenCarp5, ImplicitEuler)
+}
+
+
+#
+# Those of a user
+#
+
+
+class _Retried(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
+    """A solver whose error is infinite where a step fails."""
+
+    solver: diffrax.AbstractSolver
+
+    @property
+    def root_finder(self):
+        return self._implicit.root_finder
+
+    @property
+    def root_find_max_steps(self):
+        return self._implicit.root_find_max_steps
+
+    @property
+    def _implicit(self) -> Any:
+        solver: Any = self.solver
+        while isinstance(solver, diffrax.AbstractWrappedSolver):
+            solver = solver.solver
+        return solver
+
+    @property
+    def term_structure(self):
+        return self.solver.term_structure
+
+    @property
+    def interpolation_cls(self):  # pyright: ignore[reportIncompatibleMethodOverride]
+        return self.solver.interpolation_cls
+
+    @property
+    def term_compatible_contr_kwargs(self):
+        return self.solver.term_compatible_contr_kwargs
+
+    def order(self, terms):
+        return self.solver.order(terms)
+
+    def strong_order(self, terms):
+        return self.solver.strong_order(terms)
+
+    def error_order(self, terms):
+        return self.solver.error_order(terms)
+
+    def init(self, terms, t0, t1, y0, args):
+        return self.solver.init(terms, t0, t1, y0, args)
+
+    def func(self, terms, t0, y0, args):
+        return self.solver.func(terms, t0, y0, args)
+
+    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+        y1, error, dense, state, result = self.solver.step(
+            terms, t0, t1, y0, args, solver_state, made_jump
+        )
+        solved = result == diffrax.RESULTS.successful
+        error = jtu.tree_map(lambda e: jnp.where(solved, e, jnp.inf), error)
+        return y1, error, dense, state, result

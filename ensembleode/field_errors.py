@@ -1,0 +1,102 @@
+"""What is wrong with an `f` that can't be traced, and what to write instead."""
+
+import inspect
+import re
+from collections.abc import Callable
+from typing import Any
+
+import jax.tree_util as jtu
+import numpy as np
+
+from .program import NOT_TRACEABLE
+
+
+_RIGHT = "f must take the state, the parameters and the time, in this order: f(u, p, t) -> du"
+_TIME = ("t", "time")
+_IN_PLACE = (
+    "f must return du, and can't write it into an array, as it is traced: return jnp.array([...]) "
+    "of its components (or du = du.at[0].set(...) in place of du[0] = ...)."
+)
+
+
+def check_signature(f: Callable) -> None:
+    """
+    **Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
+    are named as SciPy's and diffrax's are.
+    """
+    try:
+        signature = inspect.signature(f)
+    except (ValueError, TypeError):  # builtins without a signature
+        return
+    parameters = list(signature.parameters.values())
+    positional = [x for x in parameters if x.kind in (x.POSITIONAL_ONLY, x.POSITIONAL_OR_KEYWORD)]
+    names = [x.name for x in positional]
+    takes = f"it takes ({', '.join(names)})"
+    time_first = bool(names) and names[0].lower() in _TIME
+    try:
+        signature.bind(None, None, None)
+    except TypeError:
+        if len(names) == 4:
+            hint = "in place, as f(du, u, p, t) in Julia, does not work: return du."
+        elif len(names) == 2 and (time_first or names[1].lower() in _TIME):
+            state = names[1 if time_first else 0]
+            hint = f"write f({state}, p, t), with p unused where there are no parameters."
+        else:
+            hint = "give it all three, used or not."
+        raise TypeError(f"{_RIGHT}. But {takes}: {hint}") from None
+    if len(names) < 3 or names[2].lower() in _TIME:
+        return
+    if time_first:
+        how, right = "first, as in solve_ivp and diffrax", (names[1], names[2], names[0])
+    elif names[1].lower() in _TIME:
+        how, right = "second, as in odeint", (names[0], names[2], names[1])
+    else:
+        return
+    raise TypeError(f"{_RIGHT}. But {takes}, with the time {how}: write f({', '.join(right)}).")
+
+
+def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:
+    """The error to raise in place of one that came while `f` was traced: the same one where there
+    is nothing to add.
+
+    **Arguments:** `p`: the parameters; `leaf_paths`: of their numbers, in order, each with its path
+    in `p`.
+    """
+    text = str(error)
+    first_line = text.partition("\n")[0]
+    if "does not support in-place item" in text or "in-place item assignment" in text:
+        return TypeError(_IN_PLACE)
+    if "setting an array element" in text and isinstance(error.__cause__, NOT_TRACEABLE):
+        return TypeError(_IN_PLACE)
+    if p is None and isinstance(error, TypeError) and "NoneType" in text:
+        return TypeError(
+            f"f failed: {first_line}. In f(u, p, t) p is None, as this problem has no parameters: "
+            "if f uses them, give them to the problem, ODEProblem(f, u0, tspan, p)."
+        )
+    if "is not a valid JAX type" in text:
+        return TypeError(f"f must return an array like the state u; {text}")
+    if not isinstance(error, NOT_TRACEABLE):
+        return error
+    if names := _python_numbers(text, leaf_paths):
+        return TypeError(
+            f"f needs to know {names}, for a loop, a branch or an index of Python, and numbers in "
+            "p are traced, so that they may differ by trajectory. Let f close over what decides "
+            "about the computation, as in f = functools.partial(f, n=3); numbers that only enter "
+            f"into it stay in p. ({first_line})"
+        )
+    return TypeError(
+        "f must be written in JAX, as it is traced: use jnp instead of np, and jnp.where "
+        f"instead of `if`. ({first_line})"
+    )
+
+
+def _python_numbers(text: str, leaf_paths: list) -> str:
+    """Those leaves of p that are plain Python integers and that JAX's error is about."""
+    found = [int(i) for i in re.findall(r"\ba\[1\]\[(\d+)\]", text)]
+    whole = (bool, int, np.integer, np.bool_)
+    names = []
+    for i in found:
+        path, leaf = leaf_paths[i] if i < len(leaf_paths) else ((), None)
+        if isinstance(leaf, whole):
+            names.append("p" + jtu.keystr(path))
+    return " and ".join(names)

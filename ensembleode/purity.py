@@ -1,0 +1,120 @@
+"""Whether a function that is traced computes the same whenever it is called.
+
+What is traced is called once, for all trajectories and all times. Random numbers that are not
+JAX's, the clock, or a counter would so be frozen at one value. They show when the function is
+traced twice: the two programs differ in a number.
+"""
+
+import functools
+import hashlib
+import inspect
+import random
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .program import is_jaxpr, is_tracer, Program
+
+
+_known_by_code: weakref.WeakSet = weakref.WeakSet()
+
+
+def numbers_in(program: Program, consts: Sequence, known: Sequence = ()) -> tuple:
+    """The primitives of a program and every number in it, to be compared with those of another
+    trace of the same function.
+
+    Functions among the parameters (of a callback, say) are left out: each trace may make its own.
+    """
+    return tuple(_numbers_of_jaxpr(program.jaxpr)), contents(consts, known)
+
+
+def contents(values: Sequence, known: Sequence = ()) -> tuple:
+    """What arrays hold now, of which another trace may write into one. Nothing is said of tracers,
+    and those that are `known` to stay as they are are not read."""
+    ids = {id(x) for x in known if isinstance(x, jax.Array)}
+    return tuple(None if id(x) in ids else _content(x) for x in values)
+
+
+def random_state() -> tuple:
+    """That of the generators which NumPy and Python share among all callers (tracing by itself
+    draws from neither)."""
+    state: Any = np.random.get_state(legacy=False)  # noqa: NPY002
+    return random.getstate(), state["state"]["pos"], state["state"]["key"].tobytes()
+
+
+def owned(x: Any) -> Any:
+    """A NumPy array that nobody else holds, in place of one."""
+    is_shared = not (is_tracer(x) or isinstance(x, jax.Array)) and np.ndim(x) > 0
+    return np.array(x) if is_shared else x
+
+
+def numbers_among(tree: Any) -> list:
+    """The leaves of a pytree that are numbers or arrays of them."""
+    return [x for x in jtu.tree_leaves(tree) if eqx.is_array_like(x)]
+
+
+def check_once(fn: Callable, computes_the_same: Callable[[], bool], error: str) -> None:
+    """Check that `fn` computes the same again, the first time that its code is met.
+
+    **Raises:** `TypeError` with `error` where it does not.
+    """
+    if is_known(fn):
+        return
+    code = _code_of(fn)
+    if not computes_the_same():
+        raise TypeError(error)
+    if code is not None:
+        _known_by_code.add(code)
+
+
+def is_known(fn: Callable) -> bool:
+    """Whether a function of the same code has been found to compute the same each time."""
+    code = _code_of(fn)
+    return code is not None and code in _known_by_code
+
+
+def _code_of(fn: Any) -> Any:
+    while isinstance(fn, functools.partial):
+        fn = fn.func
+    fn = inspect.unwrap(fn)
+    code = getattr(getattr(fn, "__func__", fn), "__code__", None)
+    call = getattr(type(fn), "__call__", None)  # noqa: B004
+    return code or getattr(call, "__code__", None)
+
+
+def _numbers_of_jaxpr(jaxpr: jex.Jaxpr) -> Iterator:
+    for eqn in jaxpr.eqns:
+        yield eqn.primitive.name
+        for x in eqn.invars:
+            if isinstance(x, jex.Literal):
+                yield _content(x.val)
+        for name, value in sorted(eqn.params.items()):
+            for leaf in jtu.tree_leaves(value, is_leaf=is_jaxpr):
+                if isinstance(leaf, jex.ClosedJaxpr):
+                    yield from _numbers_of_jaxpr(leaf.jaxpr)
+                    yield contents(leaf.consts)
+                elif isinstance(leaf, jex.Jaxpr):
+                    yield from _numbers_of_jaxpr(leaf)
+                elif isinstance(leaf, bool | int | float | complex | np.ndarray | np.generic):
+                    yield name, _content(leaf)
+
+
+def _content(x: Any) -> Any:
+    if is_tracer(x):
+        return "traced"
+    if isinstance(x, jax.Array):
+        if not x.is_fully_addressable:  # held by several processes: none can read it
+            return "elsewhere"
+        if jnp.issubdtype(x.dtype, jax.dtypes.extended):
+            x = jax.random.key_data(x)
+    array = np.asarray(x)
+    flat: Any = np.ascontiguousarray(array).reshape(-1)
+    # As bytes, since not every dtype of JAX (bfloat16) is one of Python's buffers.
+    return array.dtype, array.shape, hashlib.sha256(flat.view(np.uint8)).digest()

@@ -1,0 +1,77 @@
+"""What the formulas of solvers are written over: JAX arrays, or values of generated code."""
+
+from typing import Any, Protocol, runtime_checkable
+
+import numpy as np
+
+
+@runtime_checkable
+class Arithmetic(Protocol):
+    """The operations besides `+ - * / & | ~ << >> < <= > >=`, which numbers have themselves.
+
+    Each acts element by element; Python numbers take the dtype of the other operands.
+    """
+
+    def where(self, mask: Any, x: Any, y: Any, /) -> Any: ...
+
+    def minimum(self, x: Any, y: Any, /) -> Any: ...
+
+    def maximum(self, x: Any, y: Any, /) -> Any: ...
+
+    def abs(self, x: Any, /) -> Any: ...
+
+    def sign(self, x: Any, /) -> Any: ...
+
+    def floor(self, x: Any, /) -> Any: ...
+
+    def sqrt(self, x: Any, /) -> Any: ...
+
+    def equal(self, x: Any, y: Any, /) -> Any: ...
+
+    def cast(self, x: Any, dtype: Any, /) -> Any:
+        """As another dtype."""
+        ...
+
+    def bitcast(self, x: Any, dtype: Any, /) -> Any:
+        """The bits as another dtype of the same size."""
+        ...
+
+    def stopped(self, x: Any, /) -> Any:
+        """The same number, which derivatives don't see."""
+        ...
+
+    def over(self, number: Any, component: Any, /) -> Any:
+        """A number a trajectory, to be combined with a component of the state."""
+        ...
+
+    def once(self, x: Any, /) -> Any:
+        """The same, computed once and not again for every use."""
+        ...
+
+
+class ArrayArithmetic:
+    """The arrays of a module, NumPy or one like it: numbers of a trajectory each."""
+
+    def __init__(self, module: Any):
+        self.where, self.minimum, self.maximum = module.where, module.minimum, module.maximum
+        self.abs, self.sign, self.floor = module.abs, module.sign, module.floor
+        self.sqrt, self.equal = module.sqrt, module.equal
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        return x.astype(dtype)
+
+    def bitcast(self, x: Any, dtype: Any) -> Any:
+        return x.view(dtype)
+
+    def stopped(self, x: Any) -> Any:
+        return x
+
+    def over(self, number: Any, component: Any) -> Any:
+        del component
+        return number
+
+    def once(self, x: Any) -> Any:
+        return x
+
+
+NUMBERS: Arithmetic = ArrayArithmetic(np)

@@ -1,0 +1,70 @@
+"""The arithmetic of time: where a step ends, and how long that makes it.
+
+Times are rounded to the spacing of floating-point numbers about them: 1e-3 at 1e4 in single
+precision, 2e-7 at the 1.7e9 seconds of today's clocks in double precision. A step is as long as
+time has it after rounding (`t2 - t`), so that a state belongs to the time it is said to be at; and
+it is never longer than what was asked for by more than that rounding, or a hundredth. Where time
+can't resolve a step, there is none.
+
+All functions are elementwise, over whatever has the operations of an
+[`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic], `xp`.
+"""
+
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from .arithmetic import Arithmetic
+
+
+# By how much `t0 + n dt` may miss `t1`, in roundings of the larger of both: a half for each of the
+# ends and for the sum, and one for the product.
+ROUNDINGS = 3
+# How far before the end an adaptive step still goes to it, in roundings, and as part of the step.
+REACH, REACH_OF_STEP = 100, 0.01
+# How much longer than asked for rounding may make a fixed step before time can't resolve it.
+STRETCH = 1.5
+
+
+def rounding(t0: Any, t1: Any, dtype: Any, xp: Any = jnp) -> Any:
+    """By how much the times of a span from `t0` to `t1` may be off for being rounded."""
+    return ROUNDINGS * np.finfo(dtype).eps * xp.maximum(xp.abs(t0), xp.abs(t1))
+
+
+def fixed_step(xp: Arithmetic, t0: Any, t1: Any, t: Any, dt: Any, number: Any) -> tuple[Any, Any]:
+    """The end of step `number` (from 0) of size `dt > 0`, and whether time can't resolve the step.
+
+    The times are laid out as `t0 + n dt`, so that no rounding adds up: there are as many steps as
+    with the same span at zero. A step can't be resolved if rounding makes it zero, or half as long
+    again (so steps of two spacings of floating-point numbers always can).
+    """
+    direction = xp.sign(t1 - t0)
+    t2 = t0 + direction * (dt * xp.cast(number + 1, dt.dtype))
+    reach = xp.minimum(rounding(t0, t1, t.dtype, xp), dt / 2)
+    t2 = xp.where(direction * (t1 - t2) <= reach, t1, t2)
+    unresolved = xp.equal(t2, t) | (xp.abs(t2 - t) > STRETCH * dt)
+    return t2, xp.stopped(unresolved)
+
+
+def adaptive_step(xp: Arithmetic, t: Any, t1: Any, direction: Any, h: Any) -> Any:
+    """The end of a step of size `h > 0` from `t`: `t1` where that is near, or past it.
+
+    A step to the end is longer by a hundredth at most, and then only if that is a matter of
+    rounding.
+    """
+    left = xp.abs(t1 - t)
+    t2 = t + direction * xp.stopped(xp.minimum(h, left))
+    largest = xp.maximum(xp.abs(t), xp.abs(t1))
+    reach = xp.minimum(REACH * np.finfo(t.dtype).eps * largest, REACH_OF_STEP * h)
+    return xp.where((h >= left) | (xp.abs(t1 - t2) < reach), t1, t2)
+
+
+def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:
+    """The size of a step that time hardly resolves: the spacing of the numbers at `t`."""
+    info = np.finfo(t.dtype)
+    integer = np.dtype(f"int{info.bits}")
+    exponent = ((1 << info.nexp) - 1) << info.nmant
+    spacing = xp.bitcast(xp.bitcast(t, integer) & exponent, t.dtype) * info.eps
+    # At zero they are dense beyond use.
+    return xp.maximum(spacing, info.eps**2 * xp.abs(span))

@@ -1,0 +1,38 @@
+"""A GPU that isn't there, to compile for."""
+
+import pytest
+from jax.experimental import topologies
+
+
+# What XLA wants to know of a GPU to compile such programs.
+H200 = """
+gpu_device_info {
+  name: "NVIDIA H200"
+  cuda_compute_capability { major: 9 }
+  core_count: 132
+  threads_per_warp: 32
+  threads_per_block_limit: 1024
+  threads_per_core_limit: 2048
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  shared_memory_per_block_optin: 232448
+  device_memory_size: 151397597184
+}
+platform_name: "CUDA"
+device_description_str: "NVIDIA H200"
+"""
+
+
+@pytest.fixture(scope="module")
+def h200():
+    """A mesh of one H200 that isn't there."""
+    try:
+        topology = topologies.get_topology_desc("", "cuda", target_config=H200, topology="1x1x1")
+    except (NotImplementedError, RuntimeError) as e:
+        pytest.skip(f"JAX has no CUDA plugin here, or not with JAX_PLATFORMS=cpu: {e}")
+    return topologies.make_mesh(topology, (1,), ("x",))

@@ -1,0 +1,76 @@
+"""What a thread does, on the host, against the lanes engine: every method, twelve problems."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from ....marks import slow_unless
+from ...lanes.test_problems import ensemble, PROBLEMS
+
+
+METHODS = {
+    name: getattr(eo, name)()
+    for name in (
+        "Bosh3",
+        "Dopri5",
+        "Dopri8",
+        "Euler",
+        "Heun",
+        "Midpoint",
+        "RK4",
+        "Ralston",
+        "Tsit5",
+        "Vern7",
+        "Vern9",
+    )
+}
+# Rounding grows along these; only the first part is compared.
+SENSITIVE = {"arenstorf": 0.03, "lorenz96": 0.3, "pleiades": 0.2}
+CASES = [
+    slow_unless(method == "Tsit5" or problem == "lorenz", method, problem)
+    for method in METHODS
+    for problem in PROBLEMS
+]
+
+pytestmark = pytest.mark.usefixtures("on_host")
+
+
+def both(ens, alg, **options):
+    """By the lanes engine, and by the kernel."""
+    lanes = eo.solve(ens, alg, eo.EnsembleSerial(), engine="lanes", **options)
+    return lanes, eo.solve(ens, alg, eo.EnsembleGPUKernel(), **options)
+
+
+def agree(lanes, kernel, close=1e-12):
+    np.testing.assert_array_equal(kernel.retcode, lanes.retcode)
+    np.testing.assert_array_equal(kernel.lengths, lanes.lengths)
+    for ours, theirs in zip(
+        dataclasses.astuple(kernel.stats), dataclasses.astuple(lanes.stats), strict=True
+    ):
+        np.testing.assert_array_equal(ours, theirs)
+    np.testing.assert_allclose(kernel.t, lanes.t, rtol=close)
+    size = np.nanmax(np.abs(lanes.u))
+    np.testing.assert_allclose(kernel.u, lanes.u, rtol=0, atol=close * size)
+
+
+@pytest.mark.parametrize(("method", "name"), CASES)
+def test_every_method_and_problem(method, name):
+    alg, problem = METHODS[method], PROBLEMS[name]
+    end = problem.end * SENSITIVE.get(name, 1)
+    ens = ensemble(problem)
+    ens = eo.EnsembleProblem(eo.remake(ens.prob, tspan=(0.0, end)), ens.prob_func)
+    # Tight: what rounding does to the size of a step, it does to the error of that step.
+    tolerance = 1e-10 if alg.order > 5 else 1e-9 if alg.order == 5 else 1e-7
+    options = {"abstol": tolerance, "reltol": tolerance}
+    if not alg.adaptive or name == "forced":
+        # (Steps that are chosen where a field has kinks may turn with the last bit.)
+        options = {"adaptive": False, "dt": end / 200}
+    elif name == "mlp":
+        options["dt"] = 0.1  # the automatic one is so short that its error is all rounding
+    lanes, kernel = both(ens, alg, trajectories=3, saveat=end / 3, **options)
+    assert (lanes.retcode == eo.ReturnCode.Success).all()
+    assert lanes.stats.naccept.min() > 2
+    agree(lanes, kernel)

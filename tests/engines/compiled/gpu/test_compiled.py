@@ -1,0 +1,250 @@
+"""Kernels as PTX, assembled for several GPUs, and whole solves lowered and compiled for an H200."""
+
+import re
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+import ensembleode as eo
+from ensembleode.engines.compiled import gpu, launch, ptxas
+from ensembleode.executors import kernel as executor
+from ensembleode.solve import job_for
+
+from ....marks import slow_unless
+from ....problems import decay, lorenz
+from ...lanes.test_problems import ensemble, PROBLEMS
+from .test_agreement import METHODS
+
+
+ARCHS = ("sm_80", "sm_90", "sm_100")
+
+needs_ptxas = pytest.mark.skipif(
+    not ptxas.available(), reason="no ptxas, NVIDIA's assembler: pip install nvidia-cuda-nvcc"
+)
+
+
+def reported(ens, alg, **options):
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of what is spilled
+        return eo.kernel_report(ens, alg, **options)
+
+
+def as_single(ens):
+    """In single precision."""
+
+    def cast(x):
+        return x.astype(np.float32) if getattr(x, "dtype", None) == np.float64 else x
+
+    prob = eo.remake(ens.prob, **jax.tree.map(cast, {"u0": ens.prob.u0, "p": ens.prob.p}))
+    return eo.EnsembleProblem(prob)
+
+
+@needs_ptxas
+@pytest.mark.parametrize(
+    "name", [slow_unless(name in ("lorenz", "forced"), name) for name in PROBLEMS]
+)
+@pytest.mark.parametrize("single", [slow_unless(not s, s) for s in (True, False)])
+def test_every_problem_compiles(name, single):
+    if single and name == "forced":
+        pytest.skip("its table is in double precision")
+    ens = as_single(ensemble(PROBLEMS[name])) if single else ensemble(PROBLEMS[name])
+    report = reported(ens, eo.Tsit5(), saveat=0.1)
+    for usage in report.kernels.values():
+        assert 16 <= usage.registers <= 255
+    assert set(report.kernels) == {"solve", "pull_back"}
+
+
+@needs_ptxas
+@pytest.mark.parametrize("method", [slow_unless(x in ("Tsit5", "RK4"), x) for x in METHODS])
+@pytest.mark.parametrize("saving", ["ends", slow_unless(False, "times"), "steps"])
+def test_every_method_compiles(method, saving):
+    alg = METHODS[method]
+    options = {} if alg.adaptive else {"dt": 0.1}
+    options |= {"times": {"saveat": 0.1}, "steps": {"save_everystep": True}}.get(saving, {})
+    report = reported(as_single(ensemble(PROBLEMS["lotka_volterra"])), alg, **options)
+    # A state of two numbers and all stages fit.
+    assert report.solve.spill_stores < 64
+
+
+@needs_ptxas
+def test_the_report():
+    report = eo.kernel_report(ensemble(PROBLEMS["lorenz"]), eo.Tsit5(), arch="compute_80")
+    assert report.arch == "sm_80"
+    assert report.solve.stack == 0
+    assert report.solve.registers < report.pull_back.registers
+    head, solve, back = str(report).splitlines()
+    assert head.startswith("sm_80")
+    assert solve.split()[:2] == ["solve", str(report.solve.registers)]
+    assert back.split()[0] == "pull_back"
+    forward = eo.kernel_report(decay(), sensealg=eo.ForwardDiffSensitivity())
+    assert forward.pull_back is None
+
+
+@needs_ptxas
+def test_what_spills_warns():
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = eo.kernel_report(ensemble(PROBLEMS["matrix_linear"]), eo.Tsit5(), saveat=0.1)
+    spilled = [name for name, usage in report.kernels.items() if usage.spill_stores > 64]
+    assert "pull_back" in spilled
+    messages = [str(w.message) for w in caught]
+    assert len(messages) == len(spilled)
+    for name, message in zip(spilled, messages, strict=True):
+        bytes_of = report.kernels[name].spill_stores
+        assert f"the kernel {name!r} spills {bytes_of:,} bytes a thread" in message
+
+
+def test_the_report_refuses_what_has_no_kernel():
+    with pytest.raises(ValueError, match=r"not by BacksolveAdjoint\(\)"):
+        eo.kernel_report(decay(), eo.Tsit5(), sensealg=eo.BacksolveAdjoint())
+    with pytest.raises(ValueError, match="can't run KenCarp4"):
+        eo.kernel_report(decay(), eo.KenCarp4())
+
+
+@needs_ptxas
+@pytest.mark.parametrize("arch", ARCHS)
+@pytest.mark.parametrize("fixed", [False, True])
+def test_every_architecture(arch, fixed):
+    """Forwards and in reverse, saved at times: all that is read and written of arrays is global."""
+    options = {"dt": 0.1, "adaptive": False} if fixed else {}
+    ens = ensemble(PROBLEMS["lorenz"])
+    report = reported(ens, eo.Tsit5(), saveat=0.1, arch=arch, **options)
+    assert report.arch == arch
+    assert report.solve.registers < 200
+    assert report.solve.stack == 0
+    # (All stages and their cotangents are as many numbers as there are registers.)
+    assert report.pull_back.stack <= 16
+    for code in ptx_of(ens, arch, saveat=0.1, **options):
+        assert f".target {arch}" in code
+        assert "ld.global.nc" in code
+        assert "st.global" in code
+        assert not re.search(r"\b(ld|st)\.[bfsu]\d", code)
+
+
+def ptx_of(ens, arch, **options):
+    """The code of each kernel."""
+    every = (
+        "saveat save_start save_everystep abstol reltol dt adaptive maxiters stepsize_controller "
+        "sensealg"
+    )
+    options = dict.fromkeys(every.split()) | options
+    job, _ = job_for(ens, options, jax.random.key(0), 2, "auto", eo.Tsit5())
+    job = job.replan(engine=gpu)
+    lanes = jax.eval_shape(lambda: job.trajectories.lanes(np.arange(2), 1))
+    return [launch.ptx_of(x, arch) for x in gpu.kernels(job.plan, lanes).values()]
+
+
+@needs_ptxas
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_function_assembles(dtype):
+    """With their tables, and what is called out of line."""
+
+    def f(u, p, t):
+        x = u[0]
+        names = ("sin", "cos", "tan", "exp", "expm1", "log1p", "tanh", "sinh", "arctan", "arcsinh")
+        found = sum(getattr(jnp, name)(x) for name in names)
+        special = jax.scipy.special
+        found = found + special.erf(x) + special.erfc(x) + special.gammaln(x) + jnp.log(x)
+        found = found + x**p + jnp.arctan2(x, p) + special.erfinv(x) + jnp.sqrt(x)
+        return jnp.stack([found, jnp.cbrt(x)])
+
+    prob = eo.ODEProblem(f, jnp.ones(2, dtype), (0.0, 1.0), jnp.array(1.5, dtype))
+    report = reported(
+        eo.EnsembleProblem(prob),
+        eo.Euler(),
+        dt=0.1,
+        adaptive=False,
+        sensealg=eo.ForwardDiffSensitivity(),
+    )
+    assert report.solve.registers >= 32
+
+
+def test_usage_is_read_from_the_log():
+    # Of CUDA 12.4 (the second without "cumulative"), and of what isn't inlined.
+    log = """
+ptxas info    : Compiling entry function 'first' for 'sm_90'
+ptxas info    : Function properties for first
+ptxas         .     1184 bytes stack frame, 2576 bytes spill stores, 2760 bytes spill loads
+ptxas info    : Used 64 registers, 1600 bytes cumulative stack size
+ptxas info    : Compiling entry function 'second' for 'sm_90'
+ptxas info    : Function properties for second
+ptxas         .     16 bytes stack frame, 8 bytes spill stores, 4 bytes spill loads
+ptxas info    : Used 255 registers
+ptxas info    : Function properties for _Z1fPKdi
+ptxas         .     99 bytes stack frame, 99 bytes spill stores, 99 bytes spill loads
+"""
+    assert ptxas.parse_usage(log) == {
+        "first": ptxas.Usage(64, 2576, 2760, 1600),
+        "second": ptxas.Usage(255, 8, 4, 16),
+    }
+
+
+def test_no_ptxas(monkeypatch):
+    monkeypatch.setattr(ptxas, "_path", lambda: None)
+    assert not ptxas.available()
+    with pytest.raises(eo.PtxasError, match="pip install nvidia-cuda-nvcc"):
+        eo.kernel_report(decay(), eo.Tsit5(), arch="sm_75")
+
+
+#
+# Whole solves
+#
+
+
+@pytest.fixture
+def as_if_on_gpu(monkeypatch):
+    """What is traced is for a GPU."""
+    monkeypatch.setattr(executor, "computes_on_gpu", lambda: True)
+    monkeypatch.setattr(launch, "check", lambda: None)
+    monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
+    jax.clear_caches()
+    yield
+    jax.clear_caches()
+
+
+def final(p, sensealg=None, n=1000):
+    prob = eo.ODEProblem(lorenz, jnp.array([1.0, 0, 0]), (0.0, 1.0), p)
+    ens = eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index / n))
+    )
+    alg = eo.EnsembleGPUKernel()
+    sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=n, saveat=0.1, sensealg=sensealg)
+    return jnp.sum(sim.u[:, -1])
+
+
+PROGRAMS = {
+    "solve": final,
+    "grad": jax.grad(final),
+    "jacfwd": jax.jacfwd(lambda p: final(p, eo.ForwardDiffSensitivity())),
+    "scan": lambda p: jax.lax.scan(lambda p, _: (p + 1e-3 * jax.grad(final)(p), None), p, None, 3),
+    "vmap": lambda p: jax.vmap(final)(jnp.stack([p, 2 * p])),
+}
+P = jax.ShapeDtypeStruct((3,), np.float64)
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_lowered(as_if_on_gpu, name):
+    fn = PROGRAMS[name]
+    traced = jax.jit(lambda p: fn(p)).trace(P)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    calls = [line for line in text.splitlines() if "custom_call @__gpu$xla.gpu.ptx" in line]
+    kernels = [line.split(' name = "')[1].split('_entry"')[0] for line in calls]
+    expected = {"grad": ["solve", "pull_back"], "scan": ["solve", "pull_back"]}
+    expected["jacfwd"] = ["solve", "solve"]
+    assert sorted(kernels) == sorted(expected.get(name, ["solve"]))
+    threads = 2000 if name == "vmap" else 1000
+    assert f"grid_x = {-(-threads // 128)} : i32" in calls[0]
+    assert "block_x = 128 : i32" in calls[0]
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_compiled_for_an_h200(h200, as_if_on_gpu, name):
+    fn = PROGRAMS[name]
+    p = jax.ShapeDtypeStruct(P.shape, P.dtype, sharding=NamedSharding(h200, PartitionSpec()))
+    lowered = jax.jit(lambda p: fn(p)).trace(p).lower(lowering_platforms=("cuda",))
+    text = lowered.compile().as_text()
+    assert text.count('custom_call_target="__gpu$xla.gpu.ptx"') >= 1

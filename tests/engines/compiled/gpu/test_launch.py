@@ -1,0 +1,276 @@
+"""Kernels in JAX programs, as far as that goes without a GPU: lowered, and compiled for an H200.
+
+Compiling needs the wheels of JAX's CUDA plugin, jax-cuda13-plugin and jax-cuda13-pjrt, without what
+they depend on: then the plugin is there for `JAX_PLATFORMS=cpu` only.
+"""
+
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from ensembleode.engines.compiled import launch
+from ensembleode.engines.compiled.builder import Buffer, F32, I64, Module
+
+
+BATCH = 1000
+
+
+def _saxpy() -> str:
+    """`a x` and `a + x`, of as many numbers: what a thread does."""
+    m = Module(1, is_gpu=True)
+    parameters = ["i64 %thread", "i64 %threads", *(f"ptr {x}" for x in ("%a", "%x", "%y", "%z"))]
+    with m.function("saxpy", parameters, attributes="alwaysinline") as b:
+        a, x, y, z = (Buffer(b, name, F32) for name in ("%a", "%x", "%y", "%z"))
+        i = b.parameter("%thread", I64)
+
+        def one():
+            y.store(i, a.load(0) * x.load(i))
+            z.store(i, a.load(0) + x.load(i))
+
+        b.if_(i < BATCH, one)
+        b.return_()
+    return m.text
+
+
+KERNEL = launch.Kernel(_saxpy(), "saxpy", 2, 2)
+
+
+class Device(NamedTuple):
+    compute_capability: str
+
+
+def saxpy(a, x):
+    """`a x` and `a + x`."""
+    like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+    return launch.launch(KERNEL, x.size, [a, x], [like, like])
+
+
+@jax.custom_vjp
+def scaled(a, x):
+    return saxpy(a, x)[0]
+
+
+def _backward(kept, cotangent):
+    a, x = kept
+    return jnp.sum(saxpy(x[0], cotangent)[0]), saxpy(a, cotangent)[0]
+
+
+scaled.defvjp(lambda a, x: (scaled(a, x), (a, x)), _backward)
+
+
+def lowered(fn, *args) -> str:
+    # (A function anew: JAX would remember one with the launcher of another test.)
+    return jax.jit(lambda *a: fn(*a)).trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def abstract(*shape, sharding=None):
+    return jax.ShapeDtypeStruct(shape, np.float32, sharding=sharding)
+
+
+#
+# Lowered
+#
+
+
+def test_the_program_has_the_custom_call(monkeypatch):
+    monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
+    text = lowered(saxpy, abstract(), abstract(BATCH))
+    (call,) = re.findall(r"stablehlo\.custom_call @.*", text)
+    assert call.startswith("stablehlo.custom_call @__gpu$xla.gpu.ptx(%arg0, %arg1)")
+    # All that XLA reads: with these types, none else.
+    assert 'name = "saxpy_entry"' in call
+    assert 'kernel_type = "ptx"' in call
+    assert r'kernel_data = "//' in call
+    assert ".visible .entry saxpy_entry(" in call
+    for name, number in {
+        "grid_x": 8,
+        "grid_y": 1,
+        "grid_z": 1,
+        "block_x": 128,
+        "block_y": 1,
+        "block_z": 1,
+        "shared_mem_bytes": 0,
+    }.items():
+        assert f"{name} = {number} : i32" in call
+    assert "output_indices = [2 : i32, 3 : i32]" in call
+    assert "(tensor<f32>, tensor<1000xf32>) -> (tensor<1000xf32>, tensor<1000xf32>)" in call
+
+
+def test_no_threads_are_a_block_all_the_same(monkeypatch):
+    monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
+    assert "grid_x = 1 : i32" in lowered(saxpy, abstract(), abstract(0))
+
+
+def test_programs_are_cached():
+    def fn(a, x):
+        return saxpy(a, saxpy(a, x)[0])
+
+    lowered(fn, abstract(), abstract(BATCH))
+    before = launch.ptx_of.cache_info().misses
+    lowered(fn, abstract(), abstract(BATCH + 1))
+    assert launch.ptx_of.cache_info().misses == before
+
+
+def test_the_launcher_can_be_another(monkeypatch):
+    def double(kernel, blocks, operands, outputs):
+        assert (kernel, blocks, len(outputs)) == (KERNEL, 8, 2)
+        a, x = operands
+        return [a * x, a + x]
+
+    monkeypatch.setattr(launch, "launcher", lambda: double)
+    x = jnp.arange(BATCH, dtype=np.float32)
+    got = jax.jit(lambda *a: saxpy(*a))(np.float32(2), x)
+    np.testing.assert_array_equal(got[0], 2 * x)
+    np.testing.assert_array_equal(got[1], 2 + x)
+
+
+def test_what_is_missing_is_named(monkeypatch):
+    monkeypatch.setattr(launch, "available", lambda: "No compiler.")
+    launch.ptx_of.cache_clear()
+    monkeypatch.setattr(launch, "_plugin", lambda: None)
+    monkeypatch.setattr(launch, "_has_driver", lambda: False)
+    monkeypatch.setattr(launch, "cuda_devices", list)
+    with pytest.raises(launch.KernelError, match=r"compiler.*jax\[cuda13\].*libcuda\.so\.1"):
+        launch.check()
+    monkeypatch.setattr(launch, "launcher", lambda: launch.custom_call)
+    with pytest.raises(launch.KernelError, match=r"compiler.*jax\[cuda13\].*libcuda\.so\.1"):
+        lowered(saxpy, abstract(), abstract(BATCH))
+
+
+def test_nothing_is_missing(monkeypatch):
+    monkeypatch.setattr(launch, "cuda_devices", lambda: [object()])
+    launch.check()
+
+
+def test_no_gpu_in_spite_of_plugin_and_driver(monkeypatch):
+    monkeypatch.setattr(launch, "_plugin", lambda: __file__)
+    monkeypatch.setattr(launch, "_has_driver", lambda: True)
+    monkeypatch.setattr(launch, "_knows_target", lambda: True)
+    monkeypatch.setattr(launch, "cuda_devices", list)
+    (piece,) = launch.missing()
+    assert "JAX finds no GPU" in piece
+
+
+def test_a_plugin_without_the_custom_call(monkeypatch):
+    monkeypatch.setattr(launch, "_knows_target", lambda: False)
+    monkeypatch.setattr(launch, "_triton", lambda: object())
+    assert launch.launcher() is launch.triton_call
+    monkeypatch.setattr(launch, "_triton", lambda: None)
+    with pytest.raises(launch.KernelError, match="neither XLA's"):
+        launch.launcher()
+
+
+def test_architecture_of_devices():
+    assert launch.arch_of(Device("9.0")) == "sm_90"
+    assert launch.arch_of(Device("12.0")) == "sm_120"
+    # PTX for an earlier one runs on a later one, never the other way.
+    assert launch.arch_of(Device("8.7")) == "sm_86"
+    assert launch.arch_of(Device("13.0")) == "sm_120"
+    assert launch.arch_of(Device("10.0"), Device("9.0")) == "sm_90"
+    with pytest.raises(launch.KernelError, match=r"5\.0 and later, and the GPU has 3\.5"):
+        launch.arch_of(Device("3.5"))
+
+
+def test_every_known_architecture_compiles():
+    for n in launch._KNOWN:
+        assert f".target sm_{n}" in launch.ptx_of(KERNEL, f"sm_{n}")
+    assert launch._BASELINE in launch._KNOWN
+
+
+#
+# Compiled
+#
+
+
+@pytest.fixture(params=["custom_call", "triton_call"])
+def target(request, monkeypatch, h200):
+    """Each launcher; the name in the compiled program."""
+    if request.param == "triton_call" and launch._triton() is None:
+        pytest.skip("the plugin has no call for Triton's kernels")
+    monkeypatch.setattr(launch, "launcher", lambda: getattr(launch, request.param))
+    return {"custom_call": "__gpu$xla.gpu.ptx", "triton_call": "triton_kernel_call_ffi"}[
+        request.param
+    ]
+
+
+def compiled(mesh, fn, *shapes) -> str:
+    """The optimised program for the mesh's GPU."""
+    args = [abstract(*s, sharding=NamedSharding(mesh, PartitionSpec())) for s in shapes]
+    program = jax.jit(lambda *a: fn(*a)).trace(*args).lower(lowering_platforms=("cuda",))
+    return program.compile().as_text()
+
+
+def calls(text: str, target: str) -> int:
+    return text.count(f'custom_call_target="{target}"')
+
+
+def test_the_plugin_knows_a_launcher(h200):
+    assert launch._plugin() is not None
+    assert launch.launcher() is launch.custom_call
+
+
+def test_compiles(h200, target):
+    assert calls(compiled(h200, saxpy, (), (BATCH,)), target) == 1
+
+
+def test_compiles_with_one_operand_twice(h200, target):
+    text = compiled(h200, lambda x: saxpy(x, x), (BATCH,))
+    assert calls(text, target) == 1
+
+
+def test_compiles_in_shard_map(h200, target):
+    whole, split = PartitionSpec(), PartitionSpec("x")
+    mapped = jax.shard_map(
+        lambda a, x: tuple(saxpy(a, x)),
+        mesh=h200,
+        in_specs=(whole, split),
+        out_specs=(split, split),
+        check_vma=False,
+    )
+    assert calls(compiled(h200, mapped, (), (BATCH,)), target) == 1
+
+
+def test_compiles_in_scan(h200, target):
+    def fn(a, x):
+        return jax.lax.scan(lambda x, _: (saxpy(a, x)[0], x[0]), x, None, length=5)
+
+    text = compiled(h200, fn, (), (BATCH,))
+    assert calls(text, target) == 1
+    assert "while(" in text
+
+
+def test_compiles_in_custom_vjp(h200, target):
+    gradient = jax.value_and_grad(lambda a, x: jnp.sum(scaled(a, x) ** 2), argnums=(0, 1))
+    assert calls(compiled(h200, gradient, (), (BATCH,)), target) == 3
+
+
+def test_a_transposed_operand_costs_no_copy_of_what_was_computed(h200, target):
+    # The kernel has the trajectories last; what is computed is written in that order.
+    def fn(a, x):
+        return saxpy(a, (x * x).T)[0].T.sum(axis=1)
+
+    text = compiled(h200, fn, (), (BATCH, 3))
+    assert calls(text, target) == 1
+    assert len(re.findall(r"= \S+ (?:copy|transpose)\(", text.split("ENTRY")[1])) == 0
+
+
+def test_attributes_that_xla_wants_and_lacks(h200):
+    def fn(x):
+        like = jax.ShapeDtypeStruct(x.shape, x.dtype)
+        return jax.ffi.ffi_call("__gpu$xla.gpu.ptx", like)(x, name="saxpy", kernel_data="")
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match="kernel_type"):
+        compiled(h200, fn, (BATCH,))
+
+
+def test_a_call_that_xla_does_not_know(h200):
+    def fn(x):
+        return jax.ffi.ffi_call("__gpu$xla.gpu.gone", jax.ShapeDtypeStruct(x.shape, x.dtype))(x)
+
+    with pytest.raises(jax.errors.JaxRuntimeError, match=r"__gpu\$xla\.gpu\.gone"):
+        compiled(h200, fn, (BATCH,))

@@ -1,0 +1,322 @@
+"""Kernels as operations of JAX programs: here, elsewhere, and again."""
+
+import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.compiled import call as calls, compiler, machine, object_cache
+from ensembleode.engines.compiled.call import call, kernels_in, register, safety_checks
+from ensembleode.executors import distributed
+from ensembleode.executors.distributed import worker
+
+from .kernels import axpy, fresh, scaled, WHERE
+
+
+@pytest.fixture(autouse=True)
+def directory(monkeypatch, tmp_path):
+    monkeypatch.setenv(object_cache.VARIABLE, str(tmp_path))
+
+
+N = 37
+
+
+def numbers(n=N):
+    return jnp.arange(n, dtype=jnp.float64)
+
+
+def test_values():
+    x = numbers()
+    for run in (scaled, jax.jit(scaled)):
+        y, s = run(x)
+        np.testing.assert_array_equal(y, 2 * x + 1)
+        assert s == x.sum()
+
+
+def test_it_is_dead_code_where_nothing_uses_it():
+    """A failing kernel that nobody needs is never compiled."""
+
+    def f(x):
+        call("nonsense", "f", [x], [jax.ShapeDtypeStruct((), x.dtype)])
+        return x + 1
+
+    assert jax.jit(f)(1.0) == 2.0
+
+
+def test_in_control_flow():
+    x = numbers()
+
+    def step(x, a):
+        y, s = scaled(x, a)
+        return y, s
+
+    factors = jnp.array([2.0, 3.0, 0.5])
+    last, sums = jax.jit(lambda x: jax.lax.scan(step, x, factors))(x)
+    expected, expected_sums = np.asarray(x), []
+    for a in (2.0, 3.0, 0.5):
+        expected_sums.append(expected.sum())
+        expected = a * expected + 1
+    np.testing.assert_array_equal(last, expected)
+    np.testing.assert_array_equal(sums, expected_sums)
+
+    y = jax.jit(lambda x: jax.lax.fori_loop(0, 5, lambda i, x: scaled(x, 1.0)[0], x))(x)
+    np.testing.assert_array_equal(y, x + 5)
+    y = jax.jit(lambda x: jax.lax.cond(x[0] > 0, lambda x: x, lambda x: scaled(x)[0], x))(x)
+    np.testing.assert_array_equal(y, 2 * x + 1)
+
+
+def test_nothing_is_copied():
+    def where(x):
+        return call(WHERE, "where", [x], [jax.ShapeDtypeStruct((2,), jnp.int64)])[0]
+
+    x = jnp.ones(1000)
+    for run in (where, jax.jit(where)):
+        y = run(x)
+        assert y.tolist() == [x.unsafe_buffer_pointer(), y.unsafe_buffer_pointer()]
+
+
+def test_row_major():
+    """Whatever order XLA would rather have an operand or a result in."""
+    x = numbers(6).reshape(2, 3)
+
+    @jax.jit
+    def f(x):
+        y, _ = scaled(x.T)
+        return y, (y.T @ x.T), jnp.ravel(y)
+
+    y, product, flat = f(x)
+    np.testing.assert_array_equal(y, 2 * x.T + 1)
+    np.testing.assert_array_equal(product, (2 * x + 1) @ x.T)
+    np.testing.assert_array_equal(flat, (2 * x.T + 1).ravel())
+
+
+def test_nothing_to_do():
+    y, s = jax.jit(scaled)(numbers(0))
+    assert y.shape == (0,)
+    assert s == 0
+
+
+def test_operands_keep_their_bits():
+    with jax.enable_x64(False), pytest.raises(TypeError, match=r"reads int64, .* int32"):
+        scaled(jnp.ones(3))
+
+
+def test_no_derivative():
+    with pytest.raises(TypeError, match="'axpy' has no derivative"):
+        jax.grad(lambda x: scaled(x)[1])(numbers())
+    with pytest.raises(TypeError, match="'axpy' has no derivative"):
+        jax.jvp(scaled, (numbers(),), (numbers(),))
+
+
+def test_a_derivative_that_is_given():
+    @jax.custom_vjp
+    def f(x):
+        return scaled(x)[0]
+
+    f.defvjp(lambda x: (f(x), None), lambda _, ct: (2 * ct,))
+    value, pull_back = jax.vjp(jax.jit(f), numbers())
+    np.testing.assert_array_equal(value, 2 * numbers() + 1)
+    np.testing.assert_array_equal(pull_back(numbers())[0], 2 * numbers())
+
+
+def test_no_batching():
+    with pytest.raises(TypeError, match="'axpy' has no batching rule"):
+        jax.vmap(scaled)(jnp.ones((2, N)))
+
+
+def test_errors_of_llvm():
+    with pytest.raises(compiler.CompileError, match="frobnicate"):
+        jax.jit(
+            lambda x: call(
+                "define void @f(ptr %x, ptr %y) {\n  frobnicate\n}",
+                "f",
+                [x],
+                [jax.ShapeDtypeStruct((), x.dtype)],
+            )
+        )(1.0)
+
+
+def test_registered_once(monkeypatch):
+    registered = []
+    real = jax.ffi.register_ffi_target
+
+    def counted(name, *args, **options):
+        registered.append(name)
+        return real(name, *args, **options)
+
+    monkeypatch.setattr(jax.ffi, "register_ffi_target", counted)
+    for n in (3, 5):
+        jax.jit(lambda x: scaled(scaled(x, add=23.0)[0], add=23.0)[0])(numbers(n))
+    assert len(registered) == 1
+    scaled(numbers(3), add=24.0)
+    assert len(registered) == 2
+
+
+def test_on_a_lesser_machine():
+    """It is another kernel, with the results of this one."""
+    if machine.host().architecture != "x86_64":
+        pytest.skip("not x86-64")
+    with machine.using(machine.limited("x86-64")):
+        # (JAX knows functions it has traced, whatever they were traced for.)
+        (lesser,) = kernels_in(jax.make_jaxpr(lambda x: scaled(x))(numbers()))
+        y, _ = jax.jit(lambda x: scaled(x))(numbers())
+    np.testing.assert_array_equal(y, 2 * numbers() + 1)
+    (own,) = kernels_in(jax.make_jaxpr(lambda x: scaled(x))(numbers()))
+    assert lesser.machine == machine.limited("x86-64")
+    assert lesser.target != own.target
+
+
+def test_which_kernels_a_program_calls():
+    """At any depth, each once."""
+
+    def inner(x):
+        return scaled(x, add=2.0)[0]
+
+    def f(x):
+        x = jax.jit(inner)(x)
+        x = jax.lax.fori_loop(0, 2, lambda i, x: scaled(x, add=3.0)[0], x)
+        return jax.lax.cond(x[0] > 0, lambda x: scaled(x, add=4.0)[0], inner, x)
+
+    jax.jit(inner)(numbers())  # (known to JAX before)
+    found = kernels_in(jax.jit(f).trace(numbers()).jaxpr)
+    assert sorted(k.text for k in found) == sorted(axpy(4, add) for add in (2.0, 3.0, 4.0))
+    assert kernels_in(jax.make_jaxpr(jnp.sin)(1.0)) == ()
+
+
+#
+# Other processes
+#
+
+
+RUN = """
+import pickle, sys
+import jax, jax.export, numpy as np
+from ensembleode.engines.compiled.call import register
+with open({path!r}, "rb") as file:
+    program, kernels = pickle.load(file)
+f = jax.export.deserialize(bytearray(program)).call
+try:
+    jax.jit(f)(np.arange(5.0))
+except jax.errors.JaxRuntimeError as e:
+    print(kernels[0].target in str(e))
+register(kernels)
+print(np.asarray(jax.jit(f)(np.arange(5.0))).tolist())
+"""
+
+
+def test_a_program_goes_to_another_process_with_its_kernels(tmp_path):
+    f = jax.jit(lambda x: scaled(x, 3.0)[0])
+    structs = [jax.ShapeDtypeStruct((5,), jnp.float64)]
+    kernels = kernels_in(f.trace(*structs).jaxpr)
+    with pytest.raises(ValueError, match=r"[Cc]ustom call"):
+        jax.export.export(f, platforms=["cpu"])(*structs)
+    export = jax.export.export(f, platforms=["cpu"], disabled_checks=safety_checks(kernels))
+    path = tmp_path / "program"
+    path.write_bytes(pickle.dumps((export(*structs).serialize(), kernels)))
+    said = fresh(RUN.format(path=str(path))).splitlines()
+    assert said == ["True", str([3.0 * x + 1 for x in range(5)])]
+
+
+SHARED = """
+import jax, jax.monitoring
+jax.config.update("jax_num_cpu_devices", 2)
+import jax.numpy as jnp, numpy as np
+from jax.sharding import Mesh, PartitionSpec as P
+hits = []
+jax.monitoring.register_event_listener(lambda name, **_: hits.append(name))
+from tests.engines.compiled.kernels import scaled
+
+y, s = jax.jit(scaled)(np.arange(5.0))
+print(y.tolist(), s)
+
+def f(x):
+    y, s = scaled(x)
+    return y, s[None]
+
+mesh = Mesh(np.array(jax.devices("cpu")), "x")
+shared = jax.shard_map(f, mesh=mesh, in_specs=P("x"), out_specs=P("x"), check_vma=False)
+y, s = jax.jit(shared)(np.arange(6.0))
+print(y.tolist(), s.tolist(), len(y.sharding.device_set))
+print(hits.count("/jax/compilation_cache/cache_hits"))
+"""
+
+
+def test_on_two_devices_and_from_the_compilation_cache_of_jax(tmp_path):
+    """Each device has its half; and what XLA compiled in one process is loaded by the next, with
+    the kernels that it calls."""
+    environment = {
+        "ENSEMBLEODE_NUM_THREADS": "0",
+        "JAX_COMPILATION_CACHE_DIR": str(tmp_path / "jax"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+        "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
+    }
+    *first, hits = fresh(SHARED, **environment).splitlines()
+    assert first == [
+        "[1.0, 3.0, 5.0, 7.0, 9.0] 10.0",
+        "[1.0, 3.0, 5.0, 7.0, 9.0, 11.0] [3.0, 12.0] 2",
+    ]
+    *second, more = fresh(SHARED, **environment).splitlines()
+    assert second == first
+    assert int(more) >= int(hits) + 2
+
+
+@jax.custom_batching.custom_vmap
+def doubled(x):
+    return scaled(x)[0]
+
+
+@doubled.def_vmap
+def _(size, is_batched, x):
+    return doubled(x), True
+
+
+def test_workers_are_sent_the_kernels(monkeypatch):
+    """With the programs that call them, which are not traced there."""
+
+    def refuse(*args, **options):
+        raise AssertionError("pickled")
+
+    monkeypatch.setattr(distributed, "pickled", refuse)
+    for name, value in eo.worker_environment().items():
+        monkeypatch.setenv(name, value)
+    ens = eo.EnsembleProblem(
+        eo.ODEProblem(lambda u, p, t: -u, jnp.ones(3), (0.0, 1.0)),
+        lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id),
+        output_func=lambda sol, ctx: (doubled(sol.u[-1]), False),
+    )
+    here = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), trajectories=10)
+    with ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool:
+        there = eo.solve(ens, eo.Tsit5(), eo.EnsembleDistributed(pool), trajectories=10)
+    assert jnp.all(here.u > 1)
+    np.testing.assert_array_equal(there.u, here.u)
+
+
+def test_a_worker_that_cant_compile_says_so(monkeypatch):
+    f = jax.jit(lambda x, mask: [jnp.where(mask[:, None], scaled(x, add=66.0)[0], 0.0)])
+    structs = [jax.ShapeDtypeStruct((4, 2), jnp.float64), jax.ShapeDtypeStruct((4,), bool)]
+    kernels = kernels_in(f.trace(*structs).jaxpr)
+    export = jax.export.export(f, platforms=["cpu"], disabled_checks=safety_checks(kernels))
+    program = worker.Exported({"cpu": export(*structs).serialize()}, 1, kernels)
+    assert worker._size(program) == len(program.platforms["cpu"]) + len(kernels[0].text)
+    rows, kept = np.ones((3, 2)), {"hash": program}
+    task = worker.Task("hash", worker.environment(), (rows,), (), 4, 1, 1, kept)
+    with monkeypatch.context() as patched:
+        patched.setattr(calls, "_registered", set())
+        patched.setattr(compiler, "available", lambda: "there is no LLVM.")
+        refused = worker.run(task)
+    assert isinstance(refused, worker.Refused)
+    assert refused.why.endswith("can't compile the kernels of the program: there is no LLVM")
+    np.testing.assert_array_equal(worker.run(task).each[0], 2 * rows + 66)
+
+
+def test_kernels_that_are_registered_again():
+    kernel = calls.Kernel(axpy(2, 55.0), "axpy", 3, 2)
+    register([kernel, kernel])
+    register([pickle.loads(pickle.dumps(kernel))])
+    np.testing.assert_array_equal(scaled(numbers(), width=2, add=55.0)[0], 2 * numbers() + 55)

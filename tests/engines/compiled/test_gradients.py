@@ -1,0 +1,193 @@
+"""Derivatives of solves by the compiled engine: exact for the steps taken."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.compiled import solves
+
+
+N = 13
+
+
+def field(u, p, t):
+    own, shared = p
+    x, y = u
+    return jnp.stack([own[0] * x - x * y, x * y - shared * y * (1 + 0.1 * jnp.sin(t))])
+
+
+def numbers():
+    rng = np.random.default_rng(0)
+    return {
+        "u0": jnp.asarray(rng.uniform(0.5, 2.0, (N, 2))),
+        "own": jnp.asarray(rng.uniform(0.5, 3.0, (N, 1))),
+        "shared": jnp.asarray(1.1),
+        "t0": jnp.asarray(rng.uniform(-0.5, 0.5, N)),
+        "t1": jnp.asarray(rng.uniform(1.5, 2.5, N)),
+        "times": jnp.linspace(0.6, 1.4, 5),
+    }
+
+
+ADAPTIVE = {"abstol": 1e-8, "reltol": 1e-8}
+FIXED = {"adaptive": False, "dt": 0.05}
+
+
+def outputs(x, alg, mode, engine="compiled", n=N, **options):
+    prob = eo.ODEProblem(field, x["u0"][0], (0.0, 2.0), (x["own"][0], x["shared"]))
+
+    def prob_func(prob, ctx):
+        i = ctx.index
+        p = (x["own"][i], x["shared"])
+        return eo.remake(prob, u0=x["u0"][i], p=p, tspan=(x["t0"][i], x["t1"][i]))
+
+    saving = {"ends": {}, "times": {"saveat": x["times"]}}[mode]
+    ens = eo.EnsembleProblem(prob, prob_func)
+    threads = eo.EnsembleThreads(1)
+    return eo.solve(ens, alg, threads, trajectories=n, engine=engine, **saving, **options).u
+
+
+def loss(x, alg, mode, **options):
+    u = outputs(x, alg, mode, **options)
+    weights = jnp.cos(jnp.arange(u.size, dtype=u.dtype)).reshape(u.shape)
+    return jnp.sum(jnp.where(jnp.isfinite(u), u, 0) ** 2 * weights)
+
+
+# (With extra stages, and every combination of the kinds of steps and methods: slow.)
+slow = pytest.mark.slow
+names = pytest.mark.parametrize(
+    ("alg", "steps"),
+    [
+        pytest.param(eo.Tsit5(), ADAPTIVE, id="Tsit5"),
+        pytest.param(eo.RK4(), FIXED, id="RK4"),
+        pytest.param(eo.Vern7(), ADAPTIVE, id="Vern7", marks=slow),
+        pytest.param(eo.Bosh3(), FIXED, id="Bosh3", marks=slow),
+    ],
+)
+
+
+@names
+@pytest.mark.parametrize("mode", ["ends", "times"])
+def test_reverse_is_that_of_differences(alg, steps, mode):
+    """By all numbers: of each, shared, and the times."""
+    x = numbers()
+    found = jax.jit(jax.grad(lambda x: loss(x, alg, mode, **steps)))(x)
+    # (Those by times are those of the solution: as exact as it is.)
+    rng = np.random.default_rng(1)
+    direction = {k: jnp.asarray(rng.normal(size=v.shape)) for k, v in x.items()}
+    if mode == "ends":
+        direction["times"] = jnp.zeros_like(x["times"])
+
+    @jax.jit
+    def along(s):
+        moved = {k: v + s * direction[k] for k, v in x.items()}
+        return loss(moved, alg, mode, **{**steps, **({} if "dt" in steps else TIGHT)})
+
+    step = 1e-5
+    expected = (along(step) - along(-step)) / (2 * step)
+    got = sum(jnp.sum(found[k] * direction[k]) for k in x)
+    np.testing.assert_allclose(got, expected, rtol=2e-3 if "dt" in steps else 1e-5)
+
+
+TIGHT = {"abstol": 1e-12, "reltol": 1e-12}
+
+
+@names
+def test_forward_is_reverse(alg, steps):
+    x = numbers()
+    rng = np.random.default_rng(2)
+    direction = {k: jnp.asarray(rng.normal(size=v.shape)) for k, v in x.items()}
+    forward = eo.ForwardDiffSensitivity()
+
+    def value(s):
+        moved = {k: v + s * direction[k] for k, v in x.items()}
+        return loss(moved, alg, "times", sensealg=forward, **steps)
+
+    _, tangent = jax.jvp(value, (0.0,), (1.0,))
+    found = jax.grad(lambda x: loss(x, alg, "times", **steps))(x)
+    got = sum(jnp.sum(found[k] * direction[k]) for k in x)
+    np.testing.assert_allclose(got, tangent, rtol=1e-6)
+
+
+@names
+@pytest.mark.parametrize("mode", ["ends", "times"])
+def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
+    """Recorded anew from checkpoints, every gradient of a trajectory has the same bits; so it has
+    at other widths."""
+    x = numbers()
+
+    def gradient():
+        return jax.grad(lambda x: loss(x, alg, mode, **steps))(x)
+
+    expected = gradient()
+    for turns, group, width in ((7, 16, 4), (11, 3, 2)):
+        monkeypatch.setattr(solves, "_segment_turns", lambda most, _, turns=turns: min(most, turns))
+        monkeypatch.setattr(solves, "_GROUP", group)
+        monkeypatch.setattr(solves, "width_of", lambda *_, width=width: width)
+        found = gradient()
+        for name in ("u0", "own", "t0", "t1"):
+            np.testing.assert_array_equal(found[name], expected[name], err_msg=name)
+        np.testing.assert_allclose(found["shared"], expected["shared"], rtol=1e-13)
+
+
+@names
+@pytest.mark.parametrize("mode", ["ends", "times"])
+@pytest.mark.parametrize(
+    "bad", [np.nan, pytest.param(np.inf, marks=slow), pytest.param(1e200, marks=slow)]
+)
+def test_failures_change_nothing(alg, steps, mode, bad):
+    """A trajectory that fails contributes zero, and changes no bit of another's gradient."""
+    x = numbers()
+    expected = jax.grad(lambda x: loss(x, alg, mode, **steps))(x)
+    failing = [2, 9]
+    spoilt = {**x, "u0": x["u0"].at[jnp.array(failing)].set(bad)}
+    found = jax.grad(lambda x: loss(x, alg, mode, **steps))(spoilt)
+    rest = np.setdiff1d(np.arange(N), failing)
+    assert np.isfinite(found["shared"])
+    for name in ("u0", "own", "t0", "t1"):
+        np.testing.assert_array_equal(found[name][rest], expected[name][rest], err_msg=name)
+        if name != "u0" or mode == "times":
+            np.testing.assert_array_equal(found[name][np.array(failing)], 0, err_msg=name)
+
+
+def test_every_step():
+    """The gradient of what is saved at every step, steps being constants, is that of the lanes
+    engine."""
+    x = numbers()
+
+    def of(engine):
+        def value(u0):
+            prob = eo.ODEProblem(field, u0, (0.0, 2.0), (x["own"][0], x["shared"]))
+            sim = eo.solve(
+                prob, eo.Tsit5(), engine=engine, save_everystep=True, maxiters=64, **ADAPTIVE
+            )
+            return jnp.sum(jnp.where(jnp.isfinite(sim.u), sim.u, 0) ** 2)
+
+        return jax.grad(value)(x["u0"][0])
+
+    np.testing.assert_allclose(of("compiled"), of("lanes"), rtol=1e-6)
+
+
+def test_vmap_of_gradients():
+    """Of several parameters that all trajectories share: the sum over those of each."""
+    x = numbers()
+    alg = eo.Tsit5()
+
+    def gradient(shared):
+        return jax.grad(lambda s: loss({**x, "shared": s}, alg, "times", **ADAPTIVE))(shared)
+
+    shared = jnp.array([0.9, 1.1, 1.2])
+    wide = jax.jit(jax.vmap(gradient))(shared)
+    np.testing.assert_allclose(wide, [gradient(s) for s in shared], rtol=1e-13)
+
+
+def test_nothing_to_differentiate_by():
+    """A field without parameters."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
+
+    def value(u0):
+        sim = eo.solve(eo.remake(prob, u0=u0), eo.Tsit5(), engine="compiled", **ADAPTIVE)
+        return jnp.sum(sim.u[-1])
+
+    np.testing.assert_allclose(jax.grad(value)(jnp.ones(2)), np.exp(-1), rtol=1e-7)

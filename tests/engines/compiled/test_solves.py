@@ -1,0 +1,234 @@
+"""Whole solves by the compiled engine: the same bits however they are run, and what the lanes
+engine finds."""
+
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+
+import ensembleode as eo
+from ensembleode.engines.compiled import machine, solves
+
+
+N = 23
+
+
+def lotka_volterra(u, p, t):
+    x, y = u
+    return jnp.stack([p[0] * x - x * y, x * y - p[1] * y * (1 + 0.1 * jnp.sin(t))])
+
+
+def blows_up(u, p, t):
+    return p[0] * u**2
+
+
+def numbers(seed=0, dtype=np.float64):
+    rng = np.random.default_rng(seed)
+    return {
+        "u0": rng.uniform(0.5, 2.0, (N, 2)).astype(dtype),
+        "p": rng.uniform(0.5, 3.0, (N, 2)).astype(dtype),
+        "t0": rng.uniform(-1.0, 1.0, N).astype(dtype),
+        "span": rng.choice([-1.0, 0.0, 0.3, 2.0, 4.0], N).astype(dtype),
+        "tol": 10.0 ** rng.uniform(-8, -3, N).astype(dtype),
+    }
+
+
+def ensemble(x, own_spans=True):
+    x = {k: jnp.asarray(v) for k, v in x.items()}
+    prob = eo.ODEProblem(lotka_volterra, x["u0"][0], (0.0, 2.0), x["p"][0])
+
+    def prob_func(prob, ctx):
+        i = ctx.index
+        own = {"u0": x["u0"][i], "p": x["p"][i], "abstol": x["tol"][i], "reltol": x["tol"][i]}
+        if own_spans:
+            own["tspan"] = (x["t0"][i], x["t0"][i] + x["span"][i])
+        return eo.remake(prob, **own)
+
+    return eo.EnsembleProblem(prob, prob_func)
+
+
+def solved(ens, alg=None, n=N, ensemblealg=None, **options):
+    ensemblealg = ensemblealg or eo.EnsembleThreads(1)
+    alg = alg or eo.Tsit5()
+    return eo.solve(ens, alg, ensemblealg, trajectories=n, engine="compiled", **options)
+
+
+def same_bits(sim, other, rows=slice(None)):
+    np.testing.assert_array_equal(np.asarray(sim.u)[rows], np.asarray(other.u))
+    np.testing.assert_array_equal(np.asarray(sim.t)[rows] if sim.t.ndim == 2 else sim.t, other.t)
+    np.testing.assert_array_equal(np.asarray(sim.retcode)[rows], other.retcode)
+    np.testing.assert_array_equal(np.asarray(sim.stats.naccept)[rows], other.stats.naccept)
+    np.testing.assert_array_equal(np.asarray(sim.stats.nreject)[rows], other.stats.nreject)
+
+
+FIXED = {"adaptive": False, "dt": 0.05, "abstol": 1e-3, "reltol": 1e-3}
+SAVINGS = [{}, {"save_everystep": True}, {"saveat": 0.21}]
+
+
+@pytest.mark.parametrize("saving", SAVINGS, ids=["ends", "steps", "times"])
+@pytest.mark.parametrize("steps", [{}, FIXED], ids=["adaptive", "fixed"])
+def test_the_same_bits_at_every_width(steps, saving, monkeypatch):
+    """Lanes are refilled in another order then, and trajectories fail in between."""
+    x = numbers()
+    x["u0"][[3, 11]] = [[np.nan, 1.0], [1e200, 1e200]]
+    alg = eo.Bosh3() if steps else eo.Tsit5()
+    found = solved(ensemble(x), alg, **steps, **saving)
+    assert set(np.unique(found.retcode)) > {1}
+    for width in (1, 8, 32):
+        monkeypatch.setattr(solves, "width_of", lambda *_, width=width: width)
+        same_bits(found, solved(ensemble(x), alg, **steps, **saving))
+
+
+@settings(max_examples=4, deadline=None)
+@given(st.integers(0, 10_000), st.sampled_from([np.float32, np.float64]))
+def test_the_same_bits_in_every_order(seed, dtype):
+    x = numbers(seed, dtype)
+    found = solved(ensemble(x))
+    order = np.random.default_rng(seed).permutation(N)
+    moved = {k: v[order] for k, v in x.items()}
+    same_bits(found, solved(ensemble(moved)), order)
+
+
+@pytest.mark.parametrize("alg", [eo.EnsembleThreads(1), eo.EnsembleSerial(), eo.EnsembleGPUArray()])
+@pytest.mark.parametrize("batch_size", [None, 1, 5])
+def test_the_same_bits_wherever_they_are_solved(alg, batch_size):
+    x = numbers(1)
+    found = solved(ensemble(x), saveat=0.3)
+    same_bits(found, solved(ensemble(x), saveat=0.3, ensemblealg=alg, batch_size=batch_size))
+
+
+def test_alone_as_among_others():
+    x = numbers(2)
+    found = solved(ensemble(x))
+    for i in (0, 7, 22):
+        one = {k: v[[i]] for k, v in x.items()}
+        same_bits(found, solved(ensemble(one), n=1), [i])
+
+
+def slow(alg):
+    return pytest.param(alg, marks=pytest.mark.slow)
+
+
+METHODS = [
+    slow(eo.Euler()),
+    slow(eo.Heun()),
+    slow(eo.Midpoint()),
+    eo.RK4(),
+    eo.Bosh3(),
+    eo.Tsit5(),
+    slow(eo.Dopri5()),
+    slow(eo.Dopri8()),
+    eo.Vern7(),
+    slow(eo.Vern9()),
+]
+
+
+@pytest.mark.parametrize("saving", SAVINGS, ids=["ends", "steps", "times"])
+@pytest.mark.parametrize("alg", METHODS, ids=lambda x: type(x).__name__)
+def test_as_the_lanes_engine(alg, saving):
+    """The same steps of every method, and so the same numbers but for rounding."""
+    x = numbers(3)
+    steps = {} if alg.adaptive else FIXED
+    found = solved(ensemble(x), alg, **steps, **saving)
+    expected = eo.solve(
+        ensemble(x), alg, eo.EnsembleThreads(1), trajectories=N, engine="lanes", **steps, **saving
+    )
+    np.testing.assert_array_equal(found.retcode, expected.retcode)
+    np.testing.assert_array_equal(found.stats.naccept, expected.stats.naccept)
+    np.testing.assert_array_equal(found.stats.nreject, expected.stats.nreject)
+    np.testing.assert_array_equal(found.stats.nf, expected.stats.nf)
+    # (Step sizes have single precision, and the states that are saved at every step theirs.)
+    close = {"rtol": 1e-4, "atol": 2e-3} if "save_everystep" in saving else {"rtol": 1e-6}
+    np.testing.assert_allclose(found.t, expected.t, **close)
+    np.testing.assert_allclose(found.u, expected.u, **close)
+
+
+CODES = eo.ReturnCode
+
+
+@pytest.mark.parametrize(
+    ("fn", "u0", "options", "code"),
+    [
+        (blows_up, 1.0, {}, CODES.Unstable),
+        (blows_up, 1.0, {"adaptive": False, "dt": 0.5}, CODES.Unstable),
+        (lambda u, p, t: jnp.where(t > 1.5, jnp.nan, u), 1.0, {}, CODES.Unstable),
+        (lambda u, p, t: jnp.cos(t) - u, 1.0, {"tol": 1e-60}, CODES.DtLessThanMin),
+        (lambda u, p, t: -1e6 * u, 1.0, {"maxiters": 50}, CODES.MaxIters),
+        (lambda u, p, t: -u, 1.0, {"adaptive": False, "dt": 1e-20}, CODES.DtLessThanMin),
+        (lambda u, p, t: -u, np.nan, {}, CODES.Unstable),
+        (lambda u, p, t: -u, 1.0, {}, CODES.Success),
+    ],
+    ids=["inf", "inf-fixed", "nan", "unmet", "stiff", "tiny", "nan-u0", "fine"],
+)
+def test_return_codes(fn, u0, options, code):
+    """As the lanes engine has them; the other trajectories succeed."""
+    prob = eo.ODEProblem(
+        lambda u, p, t: jnp.where(p > 0, fn(u, p, t), -u), [1.0], (1.0, 4.0), [1.0]
+    )
+    bad = jnp.arange(9) % 4 == 1
+    bad_tol = options.get("tol", 1e-6)
+    options = {k: v for k, v in options.items() if k != "tol"}
+
+    def prob_func(prob, ctx):
+        is_bad = bad[ctx.index]
+        p, start = jnp.where(is_bad, 1.0, -1.0), jnp.where(is_bad, u0, 1.0)
+        tol = jnp.where(is_bad, bad_tol, 1e-6)
+        return eo.remake(prob, u0=start[None], p=p[None], abstol=tol, reltol=tol)
+
+    ens = eo.EnsembleProblem(prob, prob_func)
+    found = solved(ens, n=9, **options)
+    expected = eo.solve(
+        ens, eo.Tsit5(), eo.EnsembleThreads(1), trajectories=9, engine="lanes", **options
+    )
+    np.testing.assert_array_equal(found.retcode, expected.retcode)
+    # (On the way to infinity, or to the least of steps, rounding decides.)
+    np.testing.assert_allclose(found.stats.naccept, expected.stats.naccept, rtol=0.1, atol=3)
+    assert set(np.asarray(found.retcode)[np.asarray(bad)]) == {code.value}
+    if options.get("dt") != 1e-20:
+        assert set(np.asarray(found.retcode)[~np.asarray(bad)]) == {CODES.Success.value}
+
+
+def test_fixed_steps_of_states_whose_sum_overflows():
+    """They are finite, and succeed; their neighbours fail."""
+    prob = eo.ODEProblem(lambda u, p, t: p * jnp.ones(2), [1.5e308, 1.5e308], (0.0, 1.0), 0.0)
+    rates = jnp.array([0.0, 1e308, 0.0])
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rates[ctx.index]))
+    sim = solved(ens, eo.RK4(), n=3, adaptive=False, dt=0.125)
+    success, unstable = CODES.Success.value, CODES.Unstable.value
+    np.testing.assert_array_equal(sim.retcode, [success, unstable, success])
+    # (The largest number is 1.7977e308.)
+    np.testing.assert_array_equal(sim.stats.naccept, [8, 2, 8])
+    np.testing.assert_array_equal(sim.u[0, -1], 1.5e308)
+
+
+@pytest.mark.parametrize("level", ["x86-64-v2", "x86-64-v3"])
+def test_lesser_machines(level):
+    """Without fused operations the last bits are others, and nothing else."""
+    if machine.host().architecture != "x86_64":
+        pytest.skip("levels are those of x86-64")
+    x = numbers(4)
+    found = solved(ensemble(x))
+    with machine.using(machine.limited(level)):
+        jax.clear_caches()
+        other = solved(ensemble(x))
+    jax.clear_caches()
+    np.testing.assert_array_equal(found.retcode, other.retcode)
+    np.testing.assert_allclose(found.u, other.u, rtol=1e-7)
+
+
+def test_vmap_makes_one_call_wider():
+    """Chains times subjects are trajectories of one call, and each has the bits of its own."""
+    x = numbers(5)
+    factors = jnp.array([0.9, 1.0, 1.1])
+
+    def of(factor):
+        scaled = {**x, "p": jnp.asarray(x["p"]) * factor}
+        return solved(ensemble(scaled, own_spans=False), saveat=jnp.array([0.5, 2.0])).u
+
+    wide = jax.jit(jax.vmap(of))(factors)
+    text = jax.jit(jax.vmap(of)).lower(factors).as_text()
+    assert text.count("custom_call @ensembleode_") == 1
+    for i, factor in enumerate(factors):
+        np.testing.assert_array_equal(wide[i], jax.jit(of)(factor))

@@ -1,0 +1,339 @@
+"""Implicit methods: stiff problems, when the iteration for a stage ends, what its failure does."""
+
+import functools
+import importlib.util
+import pathlib
+
+import diffrax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optimistix
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.implicit import SimplifiedNewton
+
+from ..marks import slow_unless
+
+
+BENCHMARK = pathlib.Path(__file__).parents[2] / "benchmarks" / "stiff.py"
+METHODS = [
+    eo.ImplicitEuler(),
+    eo.Kvaerno3(),
+    eo.Kvaerno4(),
+    eo.Kvaerno5(),
+    eo.KenCarp3(),
+    eo.KenCarp4(),
+    eo.KenCarp5(),
+]
+THEIRS = [
+    diffrax.ImplicitEuler(),
+    diffrax.HalfSolver(diffrax.ImplicitEuler()),
+    diffrax.HalfSolver(diffrax.KenCarp3()),
+    diffrax.KenCarp4(),
+    diffrax.Kvaerno5(),
+    diffrax.Sil3(),
+]
+
+
+def ids(case):
+    inner = getattr(case, "solver", None)
+    return type(case).__module__.split(".")[0][0] + type(inner or case).__name__ + "2" * bool(inner)
+
+
+#
+# Stiff problems
+#
+
+
+@functools.cache
+def benchmark():
+    spec = importlib.util.spec_from_file_location("stiff", BENCHMARK)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+QUICK = {("ROBER", "KenCarp4"), ("OREGO", "KenCarp3"), ("HIRES", "ImplicitEuler")}
+
+
+@pytest.mark.parametrize(
+    ("name", "method"),
+    [
+        slow_unless((name, type(method).__name__) in QUICK, name, type(method).__name__)
+        for name in ("HIRES", "ROBER", "OREGO", "VDP", "POLLU")
+        for method in METHODS
+    ],
+)
+def test_ensembles_of_stiff_problems(name, method):
+    """All copies succeed with the default `maxiters`, and are right."""
+    stiff = benchmark()
+    problem = stiff.PROBLEMS[name]
+    quick = (name, method) in QUICK
+    constants = stiff.constants_of(problem, 4 if quick else 64)
+    exact = np.asarray(problem.published)
+    for abstol in stiff.ABSTOL.get(name, (1e-4,)):
+        for reltol in stiff.tolerances(method)[: 1 if quick else 2]:
+            ends, succeeded, accepted, rejected = stiff.ours(
+                problem, method, constants, reltol, abstol * reltol
+            )
+            assert succeeded.all()
+            # Where each other step is rejected it is not for the error.
+            assert (rejected < 0.8 * accepted).all()
+            error = np.abs(ends[0] - exact) / (np.abs(exact) + abstol)
+            # (Order one loses the phase of an oscillation.)
+            assert error.max() < (2.0 if method == "ImplicitEuler" else 100 * reltol**0.75)
+
+
+#
+# When the iteration for a stage ends
+#
+
+
+def test_iterations_end_by_how_fast_they_converge():
+    """Linear equations with a wrong Jacobian: the changes fall by a factor known beforehand."""
+    tol, kappa = 1e-6, SimplifiedNewton.kappa
+
+    def iterate(rate, size):
+        """Find zero, from where the first change has that size in units of the tolerance."""
+        h = 1e-3
+        finder = SimplifiedNewton(0.0, tol, optimistix.rms_norm, y0=jnp.zeros(2), h=h)
+        start = jnp.full(2, size * tol / h) / (1 - rate)
+        exact = finder.init(lambda x, _: (x, None), start, None, {}, start, None, frozenset())
+        found = optimistix.root_find(
+            lambda x, _: (1 - rate) * x,
+            finder,
+            start,
+            options={"init_state": exact},
+            max_steps=SimplifiedNewton.iterations,
+            throw=False,
+        )
+        well = found.result == optimistix.RESULTS.successful
+        return found.value, found.stats["num_steps"], well
+
+    rates, sizes = map(
+        np.ravel, np.meshgrid([-0.9, 0.01, 0.1, 0.5, 0.7, 0.9, 1.5], [1e-5, 0.3, 10, 1e3, 1e9])
+    )
+    values, numbers, succeeded = jax.jit(jax.vmap(iterate))(rates, sizes)
+    seen = set()
+    for i, (rate, size) in enumerate(zip(np.abs(rates), sizes, strict=True)):
+        expected = None
+        for k in range(1, SimplifiedNewton.iterations + 1):
+            change = size * rate ** (k - 1)
+            rest = rate / (1 - rate) * change if rate < 1 else np.inf
+            if change < 1e-3 * kappa or (k > 1 and rest < kappa):
+                expected = (k, True)
+            elif k > 1 and rest * rate ** (SimplifiedNewton.iterations - k) >= kappa:
+                expected = (k, False)
+            if expected:
+                break
+        assert (int(numbers[i]), bool(succeeded[i])) == expected
+        seen.add(expected)
+        if expected[1]:
+            assert np.abs(values[i]).max() * 1e-3 < 2 * kappa * tol
+        else:
+            np.testing.assert_array_equal(values[i], 0.0)
+    # What two iterations could not have found, and what fails before the last one.
+    assert {(1, True), (2, True), (2, False)} < seen
+    assert max(k for k, well in seen if well) > 5
+
+
+#
+# A failure is a shorter step
+#
+
+
+def no_root(u, p, t):
+    """Each kind of failure: no root where a step is long, an undefined field, an overflow, and an
+    iteration that gets nowhere, though the error looks small."""
+    kinds = [p[1] * u**2, -1e3 * (jnp.sqrt(u) - 0.5), -1e110 * u**3, ripples(t, u)]
+    return jnp.select([p[0] == i for i in range(len(kinds))], kinds)
+
+
+def ripples(t, u):
+    return jnp.cos(t) + 1e-5 * jnp.sin(1e6 * u)
+
+
+def ensemble_without_roots(growth=1.0):
+    prob = eo.ODEProblem(no_root, jnp.array([1.0]), (0.0, 0.9), jnp.array([0.0, 1.0]))
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, p=jnp.stack([1.0 * ctx.index, growth]))
+    )
+
+
+ENDS = [10.0, 0.25, 0.0, 1 + np.sin(0.9)]
+QUICK_FAILURES = (eo.ImplicitEuler, eo.KenCarp4, diffrax.ImplicitEuler)
+
+
+@pytest.mark.parametrize(
+    "alg",
+    [slow_unless(isinstance(a, QUICK_FAILURES), a) for a in (*METHODS, *THEIRS)] + [eo.Tsit5()],
+    ids=ids,
+)
+def test_a_failure_is_a_shorter_step(alg):
+    """However long the first step that is tried, a trajectory ends with success, and right."""
+    order_one = isinstance(alg, eo.ImplicitEuler) or "Euler" in repr(alg)
+    # (diffrax's own iteration takes an infinite Jacobian for convergence.)
+    well = [0, 1, 3] if alg in THEIRS else [0, 1, 2, 3]
+    tol = 1e-5 if order_one else 1e-7
+    counts = []
+    for dt in (1e-4, 0.9):
+        sim = eo.solve(
+            ensemble_without_roots(),
+            alg,
+            trajectories=len(ENDS),
+            engine="diffrax",
+            dt=dt,
+            reltol=tol,
+            abstol=tol,
+        )
+        assert sim.successful[np.array(well)].all()
+        found, exact = np.asarray(sim.u)[well, -1, 0], np.array(ENDS)[well]
+        np.testing.assert_allclose(found, exact, rtol=5e-2 if order_one else 1e-3, atol=1e-3)
+        counts.append(sim.stats.nreject)
+    # The long step is rejected, but for one that the error estimate is no judge of.
+    assert (counts[1][:3] > 0).all()
+
+
+@pytest.mark.parametrize("method", [eo.ImplicitEuler(), slow_unless(False, eo.KenCarp4())], ids=ids)
+def test_gradients_after_failures(method):
+    """Zero times what failed is zero. (u' = p u^2, u(0) = 1: du/dp = t u^2.)"""
+
+    def end(growth, dt):
+        sim = eo.solve(
+            ensemble_without_roots(growth),
+            method,
+            trajectories=len(ENDS),
+            dt=dt,
+            reltol=1e-5,
+            abstol=1e-5,
+            maxiters=20_000,
+        )
+        return sim.u[0, -1, 0] + 0 * sim.u[1:3].sum(), sim.stats.nreject
+
+    gradient, rejected = jax.jit(jax.grad(end, has_aux=True))(1.0, 0.9)
+    assert (rejected[:3] > 0).all()
+    np.testing.assert_allclose(gradient, 0.9 * 10.0**2, rtol=0.1)
+
+
+def test_return_codes_of_failures():
+    """What is undefined is unstable; equations without a solution are a failure if the step is
+    fixed; steps that failed count as rejected, and `maxiters` counts them."""
+    hole = eo.ODEProblem(
+        lambda u, p, t: jnp.where(t < 0.5, 1.0, jnp.nan) * u, jnp.array([1.0]), (0.0, 1.0)
+    )
+    for options in ({}, {"dt": 0.01, "adaptive": False}):
+        assert eo.solve(hole, eo.KenCarp3(), **options).retcode == eo.ReturnCode.Unstable
+    blow_up = eo.ODEProblem(lambda u, p, t: u**2, jnp.array([1.0]), (0.0, 0.9))
+    sol = eo.solve(blow_up, eo.KenCarp3(), dt=0.9, adaptive=False)
+    assert (sol.retcode, sol.stats.naccept) == (eo.ReturnCode.Failure, 1)
+    sol = eo.solve(blow_up, eo.ImplicitEuler(), dt=0.9, maxiters=3)
+    assert sol.retcode == eo.ReturnCode.MaxIters
+    assert sol.stats.naccept + sol.stats.nreject == 3
+    assert sol.stats.nreject >= 1
+
+
+#
+# Precision, gradients, diffrax itself
+#
+
+
+@pytest.mark.parametrize(
+    "alg",
+    [slow_unless(isinstance(a, eo.KenCarp4 | diffrax.KenCarp4), a) for a in (*METHODS, *THEIRS)],
+    ids=ids,
+)
+def test_single_precision_beside_double(alg):
+    """States in single precision stay so, whatever precision a method's coefficients have."""
+    u0 = jnp.array([1.0, 2.0], jnp.float32)
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, u0, (0.0, 1.0), jnp.array([1.0, 3.0], jnp.float32))
+    cases = [{"saveat": 0.25}, {"save_everystep": True, "maxiters": 300}]
+    if isinstance(alg, eo.KenCarp4):
+        cases += [{"saveat": 0.25, "sensealg": eo.BacksolveAdjoint()}]
+    for options in cases:
+        # (diffrax's own KenCarp relies on promotion.)
+        with jax.numpy_dtype_promotion("standard" if alg in THEIRS else "strict"):
+            sol = eo.solve(prob, alg, engine="diffrax", **options)
+        assert sol.u.dtype == sol.t.dtype == jnp.float32
+        exact = np.array([1.0, 2.0]) * np.exp(-np.array([1.0, 3.0]) * np.asarray(sol.t)[:, None])
+        np.testing.assert_allclose(sol.u, exact, atol=2e-2)
+
+
+@pytest.mark.parametrize("method", [slow_unless(isinstance(m, eo.KenCarp4), m) for m in METHODS])
+def test_gradients_of_a_stiff_problem(method):
+    """Of Robertson's problem by the logarithms of its constants, with fixed steps, so that
+    differences are exact for the steps taken."""
+
+    def robertson(u, p, t):
+        a, b = p[0] * u[0] - p[2] * u[1] * u[2], p[1] * u[1] ** 2
+        return jnp.stack([-a, a - b, b])
+
+    def ends(x, sensealg=None):
+        p = jnp.array([0.04, 3e7, 1e4]) * jnp.exp(x)
+        prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 1.0), p)
+        options = {"dt": 0.05, "adaptive": False, "reltol": 1e-11, "abstol": 1e-15, "maxiters": 30}
+        sol = eo.solve(prob, method, sensealg=sensealg, saveat=[0.5, 1.0], **options)
+        return (sol.u @ jnp.array([1.0, 1e4, 2.0])).sum()
+
+    x, h = jnp.zeros(3), 1e-4
+    reverse = jax.jit(jax.grad(ends))(x)
+    forward = jax.jit(jax.jacfwd(functools.partial(ends, sensealg=eo.ForwardDiffSensitivity())))(x)
+    value = jax.jit(ends)
+    differences = [(value(x.at[i].add(h)) - value(x.at[i].add(-h))) / (2 * h) for i in range(3)]
+    np.testing.assert_allclose(reverse, forward, rtol=1e-10)
+    np.testing.assert_allclose(reverse, differences, rtol=1e-5)
+
+
+def test_what_diffrax_does_itself():
+    """The faults that `engines/implicit.py` is there for. If this fails, diffrax or optimistix has
+    mended one: see what of that module, and of docs/stiff.md, is no longer needed."""
+
+    def find(fn, kind, atol=1e-8, **more):
+        finder = kind(rtol=0.0, atol=atol, norm=optimistix.rms_norm, **more)
+        start = jnp.ones(1)
+        state = finder.init(lambda x, _: (x, None), start, None, {}, start, None, frozenset())
+        options = {"init_state": state}
+        found = optimistix.root_find(fn, finder, start, options=options, max_steps=10, throw=False)
+        return found.stats["num_steps"], found.result == optimistix.RESULTS.successful
+
+    in_place = {"y0": jnp.ones(1), "h": 1.0}
+
+    # Iterations stop after the second, however well they converge.
+    def slow(x, _):
+        return 0.95 * x
+
+    assert find(slow, diffrax.VeryChord) == (2, False), "optimistix iterates on"
+    assert find(slow, SimplifiedNewton, **in_place) == (7, True)
+
+    # A change that is less than a rounding of the unknown is one that diverges.
+    def rounding(x, _):
+        return jnp.maximum(x - 1.0, 1e-20)
+
+    def roundings(x, _):
+        return jnp.maximum(x - 1.0, 4e-16)
+
+    assert find(rounding, diffrax.VeryChord) == (2, False), "optimistix knows roundings"
+    assert find(rounding, SimplifiedNewton, **in_place) == (1, True)
+    assert find(roundings, SimplifiedNewton, atol=1e-15, **in_place) == (1, True)
+
+    # A failure ends the trajectory.
+    rober = benchmark().PROBLEMS["ROBER"]
+    sol = diffrax.diffeqsolve(
+        diffrax.ODETerm(lambda t, u, p: rober.f(u, p, t)),
+        diffrax.ImplicitEuler(),
+        0.0,
+        rober.end,
+        None,
+        jnp.asarray(rober.u0),
+        jnp.asarray(rober.constants),
+        stepsize_controller=diffrax.PIDController(rtol=1e-4, atol=1e-8),
+        throw=False,
+    )
+    assert sol.stats["num_steps"] < sol.stats["max_steps"]
+    assert sol.result != diffrax.RESULTS.successful, "ImplicitEuler tries a shorter step"
+    prob = eo.ODEProblem(
+        rober.f, jnp.asarray(rober.u0), (0.0, rober.end), jnp.asarray(rober.constants)
+    )
+    sol = eo.solve(prob, diffrax.ImplicitEuler(), reltol=1e-4, abstol=1e-8, maxiters=3000)
+    assert sol.retcode == eo.ReturnCode.MaxIters
