@@ -50,6 +50,11 @@ def configure() -> None:
         return
 
 
+def threads() -> int:
+    """How many threads `EnsembleThreads()` has, where it needs no devices for them."""
+    return wanted() or cores()
+
+
 def devices(n: int | None) -> list[jax.Device]:
     """The first `n` CPU devices; all, if None.
 

@@ -28,6 +28,7 @@ class Plan:
     - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
     - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
+    - `threads`: how many threads of the CPU an engine that shares its work out may use.
     """
 
     engine: Any
@@ -39,6 +40,7 @@ class Plan:
     width: int
     batched: Lane
     output: Program | None = None
+    threads: int = 1
 
     @property
     def own_times(self) -> bool:

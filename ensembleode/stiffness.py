@@ -53,7 +53,7 @@ def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
         and alg.adaptive
         and options["adaptive"] is not False
         and options["stepsize_controller"] is None
-        and job.plan.engine.name in ("lanes", "diffrax")
+        and job.plan.engine.name in ("compiled", "lanes", "diffrax")
         and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
     )
 

@@ -16,10 +16,12 @@ An engine is a module with
 - `solves_columns`, only where it is false: whether it can solve the matrix of all states as one
   state;
 - `chunked`: whether it takes a large ensemble apart into chunks itself;
+- `shares_work`, only where it is true: it shares a batch out to threads of the CPU itself, as many
+  as `plan.threads`; it needs no devices for that;
 - `executor(ensemblealg)`, only where it runs ensembles itself: the executor, or None for the usual
   one (see `ensembleode.executors`).
 
-A new engine is a module here and a line in `ENGINES`, and in `AUTO`, in order of preference.
+A new engine is a module here and a line in `ENGINES`, in order of preference.
 """
 
 from typing import Any
@@ -30,10 +32,7 @@ from ..trajectories import Lane
 from . import compiled as _compiled, diffrax as _diffrax, julia as _julia, lanes as _lanes
 
 
-ENGINES = (_lanes, _diffrax, _julia, _compiled)
-# Those that are chosen without being asked for. (Not yet the compiled engine, whose programs XLA
-# takes for cheap ones: several devices that wait for each other in them may wait for ever.)
-AUTO = (_lanes, _diffrax, _julia)
+ENGINES = (_compiled, _lanes, _diffrax, _julia)
 
 
 def choose(
@@ -69,7 +68,7 @@ def choose(
             raise ValueError(f"engine={engine!r} can't run this f: {reason}")
         return chosen(named[engine], "asked for")
     reasons = []
-    for candidate in AUTO:
+    for candidate in ENGINES:
         reason = unfit(candidate)
         reason = reason or _field_refusal(candidate, field, state, batched)
         if reason is None:

@@ -15,7 +15,7 @@ An executor is a module or an object with
 An executor that is stopped raises `Unfinished`, if something is done already.
 
 A new ensemble algorithm is a class in `ensembleode.ensemble`, a module here and a line in
-`EXECUTORS`, which makes the executor.
+`EXECUTORS`, which makes the executor for an engine.
 """
 
 from collections.abc import Callable
@@ -34,10 +34,10 @@ from ..ensemble import (
 from . import columns, distributed, kernel, serial, sharded
 
 
-EXECUTORS: dict[type, Callable[[Any], Any]] = {
-    EnsembleSerial: lambda _: serial,
+EXECUTORS: dict[type, Callable[[Any, Any], Any]] = {
+    EnsembleSerial: lambda *_: serial,
     EnsembleThreads: sharded.threads,
-    EnsembleColumns: lambda _: columns,
+    EnsembleColumns: lambda *_: columns,
     EnsembleGPUArray: sharded.arrays,
     EnsembleGPUKernel: kernel.executor,
     EnsembleDistributed: distributed.executor,
@@ -58,4 +58,4 @@ def executor_for(ensemblealg: Any, engine: Any) -> Any:
             f"{ensemblealg!r}{hint}."
         )
     own = engine.executor(ensemblealg) if hasattr(engine, "executor") else None
-    return EXECUTORS[type(ensemblealg)](ensemblealg) if own is None else own
+    return EXECUTORS[type(ensemblealg)](ensemblealg, engine) if own is None else own

@@ -41,12 +41,12 @@ class Kernels(Devices):
         return super().run(job.replan(engine=gpu) if self.on_gpu else job, indices, repeat)
 
 
-def executor(ensemblealg: EnsembleGPUKernel) -> Kernels:
+def executor(ensemblealg: EnsembleGPUKernel, engine: Any) -> Kernels:
     """
     **Raises:** `ValueError` when there are fewer GPUs than asked for.
     """
     if computes_on_gpu():
-        return Kernels(arrays(ensemblealg).devices)
+        return Kernels(arrays(ensemblealg, engine).devices)
     log_once(
         "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the trajectories "
         "are solved as arrays on the CPU: the same solution, slower."

@@ -1,6 +1,7 @@
 """EnsembleThreads and EnsembleGPUArray: the trajectories of a batch on one device or several.
 
 Every device runs a loop over time of its own: they share nothing until the results are gathered.
+On CPUs, an engine may share the work out to threads itself, within a program of one device.
 """
 
 import dataclasses
@@ -28,15 +29,19 @@ from .shards import AXIS, is_on_one_device, on_each_device
 
 @dataclasses.dataclass(frozen=True)
 class Devices:
-    """The executor on these devices; none stands for wherever JAX computes."""
+    """The executor on these devices; none stands for wherever JAX computes, with as many `threads`
+    for an engine that shares its work out."""
 
     devices: tuple[jax.Device, ...] = ()
+    threads: int = 1
     vectorised = True
 
     def check(self, plan: Plan) -> None:
         """No option is refused."""
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+        if self.threads > 1:
+            job = job.replan(threads=self.threads)
         lanes = job.trajectories.lanes(indices, repeat)
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
@@ -56,26 +61,34 @@ class Devices:
         return _brought_home(outcome, numbers)
 
 
-def threads(ensemblealg: EnsembleThreads) -> Devices:
+def threads(ensemblealg: EnsembleThreads, engine: Any) -> Devices:
     if ensemblealg.n == 1:
         return Devices()
+    if _shares_work(engine):
+        return Devices(threads=ensemblealg.n or cpu_devices.threads())
     return Devices(tuple(cpu_devices.devices(ensemblealg.n)))
 
 
-def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel) -> Devices:
+def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Any) -> Devices:
     """
     **Raises:** `ValueError` when there are fewer devices.
     """
-    wanted = ensemblealg.devices
-    if not isinstance(wanted, int):
-        return Devices(wanted or ())
-    there = jax.local_devices()
-    if wanted > len(there):
-        raise ValueError(
-            f"{type(ensemblealg).__name__}(devices={wanted}) wants {wanted} devices, and JAX has "
-            f"{len(there)}: {there}."
-        )
-    return Devices(tuple(there[:wanted]))
+    devices = ensemblealg.devices or ()
+    if isinstance(devices, int):
+        there = jax.local_devices()
+        if devices > len(there):
+            raise ValueError(
+                f"{type(ensemblealg).__name__}(devices={devices}) wants {devices} devices, and JAX "
+                f"has {len(there)}: {there}."
+            )
+        devices = tuple(there[:devices])
+    if _shares_work(engine) and len(devices) > 1 and devices[0].platform == "cpu":
+        return Devices(threads=len(devices))
+    return Devices(devices)
+
+
+def _shares_work(engine: Any) -> bool:
+    return getattr(engine, "shares_work", False)
 
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
@@ -86,7 +99,7 @@ def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
         return None
     parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
-    alone = getattr(plan.engine, "one_device", False) or (_WAITS_IN_LAPACK and _factorises(plan))
+    alone = _WAITS_IN_LAPACK and _factorises(plan)
     if used and used[0].platform == "cpu" and alone:
         used = used[:1]
     if not used or (len(used) == 1 and len(devices) > 1):

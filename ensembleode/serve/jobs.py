@@ -573,7 +573,8 @@ class ThroughBatcher(EnsembleAlgorithm):
 class _Executor:
     vectorised = False
 
-    def __init__(self, ensemblealg: ThroughBatcher):
+    def __init__(self, ensemblealg: ThroughBatcher, engine: Any):
+        del engine
         self._current: _Current = ensemblealg.run.__self__  # pyright: ignore
 
     def check(self, plan: Any) -> None:

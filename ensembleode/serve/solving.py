@@ -110,7 +110,7 @@ class Solver:
         remote = isinstance(self.ensemblealg, EnsembleDistributed | EnsembleSplitThreads)
         engine, _ = _described(entry)
         self._jit = not remote and engine != "julia"
-        self._lanes = engine == "lanes"
+        self._ours = engine in ("compiled", "lanes")
         self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
         if self._jit:
@@ -200,7 +200,7 @@ class Solver:
             _in_rows(cotangent, (size, program.rows, *self.entry.shape), 0),
         )
         self._fill_up_times(numbers, n)
-        if self._lanes and size > n:
+        if self._ours and size > n:
             # What fills up takes no step.
             numbers.t1[n:] = numbers.t0[n:]
         result = jax.tree.map(np.asarray, self._run(program, numbers))
@@ -214,8 +214,8 @@ class Solver:
         times, t0, t1 = numbers.times, numbers.t0[:, None], numbers.t1[:, None]
         missing = np.isnan(times)
         missing[n:] = True
-        # To the lanes engine what is infinitely far is not there; others save the end again.
-        end = np.copysign(np.inf, t1 - t0) if self._lanes else t1
+        # To engines of ours what is infinitely far is not there; others save the end again.
+        end = np.copysign(np.inf, t1 - t0) if self._ours else t1
         np.copyto(times, end, where=missing)
 
     def _run(self, program: Program, numbers: Numbers) -> Any:

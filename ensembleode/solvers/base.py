@@ -33,7 +33,7 @@ class ExplicitRungeKutta(ODESolver):
     """
 
     tableau: ClassVar[Tableau]
-    engines: ClassVar[tuple[str, ...]] = ("lanes", "diffrax", "julia")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "diffrax", "julia")
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)

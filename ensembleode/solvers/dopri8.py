@@ -193,4 +193,4 @@ class Dopri8(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
-    engines: ClassVar[tuple[str, ...]] = ("lanes", "diffrax")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "diffrax")

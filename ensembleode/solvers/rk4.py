@@ -32,4 +32,4 @@ class RK4(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
-    engines: ClassVar[tuple[str, ...]] = ("lanes", "julia")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

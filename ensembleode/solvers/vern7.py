@@ -156,4 +156,4 @@ class Vern7(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
-    engines: ClassVar[tuple[str, ...]] = ("lanes", "julia")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

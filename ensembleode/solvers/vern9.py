@@ -265,4 +265,4 @@ class Vern9(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
-    engines: ClassVar[tuple[str, ...]] = ("lanes", "julia")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

@@ -42,9 +42,7 @@ name = "compiled"
 default_sensealg = "ReplayAdjoint"
 chunked = True
 solves_columns = False
-# XLA counts no work in a call of machine code, takes a program of nothing else for a cheap one, and
-# runs it where it was called from: devices that wait for each other there may wait for ever.
-one_device = True
+shares_work = True
 on_gpu = False
 method = _lanes.method
 versions = _lanes.versions
@@ -56,7 +54,7 @@ def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     """Why this engine can't run `alg` with these options on such a state; None when it can."""
     if reason := _unavailable():
         return reason
-    if reason := refusal_of_ours(_lanes.name, alg, options, dtype):
+    if reason := refusal_of_ours(name, alg, options, dtype):
         return reason
     sensealg = options["sensealg"]
     if sensealg is not None and not isinstance(sensealg, _SENSEALGS):

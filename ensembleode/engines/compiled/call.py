@@ -17,13 +17,14 @@ import functools
 import hashlib
 import threading
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
 import jax.export
 import jax.extend.core as jex
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
 from jax.interpreters import ad, batching, mlir
 
@@ -38,6 +39,7 @@ class Kernel:
     """A function in a module of LLVM IR, of pointers to operands and results; can be pickled.
 
     - `machine`: what it is compiled for, where that is not what the CPU is that runs it.
+    - `shared`: whether it does a part of the work, and the first operand says how it is shared out.
     """
 
     text: str
@@ -45,11 +47,12 @@ class Kernel:
     operands: int
     results: int
     machine: Machine | None = None
+    shared: bool = False
 
     @functools.cached_property
     def target(self) -> str:
         """What programs call it by."""
-        rest = (self.name, self.operands, self.results, self.machine)
+        rest = (self.name, self.operands, self.results, self.machine, self.shared)
         digest = hashlib.sha256(f"{rest}\n{self.text}".encode())
         return f"ensembleode_{digest.hexdigest()}"
 
@@ -57,8 +60,21 @@ class Kernel:
         return f"Kernel({self.name}, {self.target.removeprefix('ensembleode_')[:8]})"
 
 
+class Share(NamedTuple):
+    """How work is shared out: of how many items it is, how many threads may do it, and how many
+    items a thread takes at least (all but the last part are a multiple of that)."""
+
+    n: int
+    threads: int
+    least: int
+
+
 def call(
-    text: str, name: str, operands: Sequence[Any], outputs: Sequence[jax.ShapeDtypeStruct]
+    text: str,
+    name: str,
+    operands: Sequence[Any],
+    outputs: Sequence[jax.ShapeDtypeStruct],
+    share: Share | None = None,
 ) -> list[Array]:
     """The `outputs` that a function of a module writes.
 
@@ -69,12 +85,17 @@ def call(
         operands, then to the outputs, each row-major. It has to write all of the outputs, which
         share no memory with the operands, and start as whatever was there before. Sizes that are
         not in its code go as operands. It may be called on several threads at once.
+    - `share`: then it is `void @name(i64 first, i64 end, i64 thread, ptr a0, ...)`, which does these
+        items, and is called until all are done, on threads of XLA's and on the one that calls. Of
+        them `thread` says which it is: below `share.threads`, zero if there is no other.
     - `operands`: arrays of the dtypes that the function reads; nothing checks that it does.
 
     **Raises:** `CompileError` when the program is compiled; `TypeError` for operands that are no
     arrays of JAX, and would change their dtype.
     """
-    kernel = Kernel(text, name, len(operands), len(outputs), chosen())
+    if share is not None:
+        operands = [np.array(share, np.int32), *operands]
+    kernel = Kernel(text, name, len(operands), len(outputs), chosen(), share is not None)
     avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in outputs)
     return _call_p.bind(*map(_of_same_dtype, operands), kernel=kernel, avals=avals)
 
@@ -106,7 +127,7 @@ def register(kernels: Iterable[Kernel]) -> None:
         with _lock:
             if kernel.target in _registered:
                 continue
-            called = handler(kernel.name, kernel.operands, kernel.results)
+            called = handler(kernel.name, kernel.operands, kernel.results, shared=kernel.shared)
             code = compiled(f"{kernel.text}\n{called}", kernel.machine or _host())
             function = ctypes.c_void_p(code.address(handler_name(kernel.name)))
             # (JAX takes the address that such an object holds.)

@@ -158,6 +158,12 @@ def pointers(d: Description, name: str) -> tuple[int, int]:
     return inputs + len(_COTANGENTS), len(_GRADIENTS) + len(_MEMORY)
 
 
+def _share(d: Description) -> tuple[str, ...]:
+    """What says which trajectories a thread does: on a CPU those of a range, on a GPU every
+    so-manieth."""
+    return ("thread", "threads") if d.on_gpu else ("first", "end", "thread")
+
+
 class Frame:
     """The parameters of a kernel, as the values and buffers that they are."""
 
@@ -170,11 +176,7 @@ class Frame:
         self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
         self.maxiters = self.sizes.load(MAXITERS)
         self.order = Order(self.n if d.on_gpu else None)
-        self.thread, self.threads = b.constant(0, I64), b.constant(1, I64)
-        if d.on_gpu:
-            self.thread, self.threads = (
-                b.parameter(f"%{name}", I64) for name in ("thread", "threads")
-            )
+        self.share = [b.parameter(f"%{name}", I64) for name in _share(d)]
 
     def held(self, b: Builder, d: Description) -> Held:
         return Held(b, d.layout, self.numbers, self.order)
@@ -183,7 +185,7 @@ class Frame:
     def parameters(d: Description, more: Sequence[str]) -> list[str]:
         inputs = [f"ptr noalias readonly %{name}" for name in _inputs(d)]
         pointers = [*inputs, *(f"ptr noalias %{name}" for name in more)]
-        return ["i64 %thread", "i64 %threads", *pointers] if d.on_gpu else pointers
+        return [*(f"i64 %{name}" for name in _share(d)), *pointers]
 
 
 def _module(d: Description) -> Module:
@@ -211,9 +213,12 @@ def solving(d: Description) -> str:
     with module.function("solve", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
         held = frame.held(b, d)
-        queue = Queue(frame.thread, frame.threads, frame.n, frame.wanted)
+        first, end, stride = frame.share[0], frame.n, frame.share[1]
+        if not d.on_gpu:
+            end, stride = frame.share[1], b.constant(1, I64)
+        queue = Queue(first, stride, end, frame.wanted)
         others = frame.others
-        outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"])
+        outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"], frame.n)
         loop = Loop(
             b,
             d.problem(field_in(b, d.field.jaxpr, d)),
@@ -252,8 +257,10 @@ def size_of(d: Description, which: Sequence[int]) -> int:
 
 
 # More places in the `sizes` of `pull_back`: of the turns of a segment, and of the trajectories of a
-# group. On a GPU that is how many of them share one sum, which so many threads take turns with.
+# group. On a GPU that is how many of them share one sum, which so many threads take turns with; on
+# a CPU, how long the memory of a thread is, in the order of `_MEMORY`.
 TURNS, GROUP, THREADS = 3, 4, 5
+LENGTHS = range(5, 8)
 
 
 @functools.lru_cache(maxsize=256)
@@ -302,7 +309,7 @@ def pulling_back(d: Description) -> tuple[str, int]:
             nonlocal kept_size
             kept_size = pull_back(b, make_loop, work, pullback, cotangents, alone=d.on_gpu)
 
-        b.if_(frame.thread < work.threads, run)
+        b.if_(work.thread < work.threads, run)
         b.return_()
     return module.text, kept_size
 
@@ -310,9 +317,13 @@ def pulling_back(d: Description) -> tuple[str, int]:
 def _work(b: Builder, d: Description, frame: Frame) -> Work:
     room, group = (b.cast(frame.sizes.load(i), I64) for i in (TURNS, GROUP))
     memory = [frame.others[name] for name in _MEMORY]
-    thread, threads, zero, one = frame.thread, frame.threads, b.constant(0, I64), b.constant(1, I64)
+    zero, one = b.constant(0, I64), b.constant(1, I64)
     if not d.on_gpu:
-        return Work(zero, frame.n, group, group, *memory, room, thread, threads)
+        first, end, thread = frame.share
+        lengths = [b.cast(frame.sizes.load(i), I64) for i in LENGTHS]
+        memory = [x.offset(thread * n) for x, n in zip(memory, lengths, strict=True)]
+        return Work(first, end, group, group, *memory, room, zero, one)
+    thread, _ = frame.share
     # As many of the threads as share the memory out: so many to each group, for every so-manieth.
     each = b.cast(frame.sizes.load(THREADS), I64)
     which = b.binary("udiv", thread, each)

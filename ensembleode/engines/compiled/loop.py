@@ -61,12 +61,13 @@ class Queue(NamedTuple):
 
 class Outputs(NamedTuple):
     """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
-    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows). (On a
-    GPU the trajectories come last: see `numbers.Order`.)"""
+    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows), of `n`
+    trajectories. (On a GPU the trajectories come last: see `numbers.Order`.)"""
 
     u: Buffer
     t: Buffer | None
     counts: Buffer
+    n: Value
 
 
 class Step(NamedTuple):
@@ -664,7 +665,7 @@ class Loop:
             tries, sound = ntried, self.sound.get()
             ntried = b.where(sound, tries, naccept + self.failures.get())
             naccept = b.where(sound, tries, naccept)
-        index, n = self.held.index.get(), self.queue.n
+        index, n = self.held.index.get(), self.outputs.n
         if p.saving.mode == "ends":
             for c, x in enumerate(y):
                 self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)

@@ -18,7 +18,7 @@ from ..codegen import parameters_of
 from ..results import Counts, Saved
 from . import kernel, launch, machine
 from .adjoint import EVENT_CELLS
-from .call import call
+from .call import call, Share
 from .kernel import Description
 from .numbers import layout_of, operands_of, trajectories_last
 
@@ -53,7 +53,8 @@ class Setup(NamedTuple):
         here = machine.current()
         size = math.prod(plan.state.shape)
         adaptive = solver.controller is not None
-        width = width_of(size, plan.state.dtype, self.n, here, adaptive=adaptive)
+        each = -(-self.n // plan.threads)
+        width = width_of(size, plan.state.dtype, each, here, adaptive=adaptive)
         return Description(
             plan.field,
             self.controlled,
@@ -121,7 +122,8 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
         outputs.append(_array(d, n, rows))
     outputs.append(jax.ShapeDtypeStruct((4, n), jnp.int32))
     operands = _operands(d, setup, lanes, mask, rows)
-    *found, counts = _run(d, kernel.solving(d), "solve", n, operands, outputs)
+    threads = n if d.on_gpu else _threads(d, setup)
+    *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
     u, *t = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, rows, *plan.state.shape)
     codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
@@ -131,13 +133,18 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
 
 
 def _run(
-    d: Description, text: str, name: str, threads: int, operands: list, outputs: list
+    d: Description, text: str, name: str, threads: int, n: int, operands: list, outputs: list
 ) -> list[Any]:
-    """Call a kernel; on a GPU, with so many threads."""
+    """Call a kernel for `n` trajectories, on so many threads; on a CPU at most."""
     if d.on_gpu:
         which = launch.Kernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
-    return call(text, name, operands, outputs)
+    return call(text, name, operands, outputs, Share(n, threads, d.width))
+
+
+def _threads(d: Description, setup: Setup) -> int:
+    """How many threads of the CPU have something to do."""
+    return min(setup.plan.threads, max(1, -(-setup.n // d.width)))
 
 
 def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
@@ -225,7 +232,7 @@ def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: An
     operands += [trajectories_last(rows) if d.on_gpu else rows, naccept.astype(jnp.int32)]
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
-    results = _run(d, text, "pull_back", threads, operands, [*outputs, *memory])
+    results = _run(d, text, "pull_back", threads, n, operands, [*outputs, *memory])
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
     to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)
     found = {}
@@ -239,8 +246,9 @@ def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: An
 
 
 def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
-    """How many threads (it is one), the other sizes (see `kernel.TURNS`), and memory."""
+    """How many threads, the other sizes (see `kernel.TURNS`), and memory."""
     del shared
+    threads = _threads(d, setup)
     group = min(setup.n, _GROUP * d.width)
     turn = (d.size + 2) * d.width
     # All turns of a group, at most: a lane's are those of its trajectories.
@@ -248,8 +256,9 @@ def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
     segments = -(-most // turns) + 1
     events = (group + 1) * EVENT_CELLS * d.width
-    memory = _memory(d, turns * turn, events, segments * checkpoint)
-    return 1, (turns, group), memory
+    lengths = turns * turn, events, segments * checkpoint
+    memory = _memory(d, *(threads * length for length in lengths))
+    return threads, (turns, group, *lengths), memory
 
 
 def _record_on_gpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
