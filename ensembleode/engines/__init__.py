@@ -7,6 +7,7 @@ An engine is a module with
   state of this dtype;
 - `field_refusal(field, state, batched) -> str | None`, only where it can't run every field: why it
   can't run this one;
+- `slower(field, state, batched) -> str | None`, only where another may be faster: why one is;
 - `method(alg, options, has_dt=...) -> Static`: the solver as a hashable thing, options checked;
 - `versions(method) -> dict`: of what its numbers depend on, besides ensembleode and JAX;
 - `integrate(plan, lane) -> Result`: the solution of one trajectory, a pure function;
@@ -64,13 +65,14 @@ def choose(
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
         if reason := unfit(named[engine]):
             raise ValueError(f"engine={engine!r} can't run {_name(alg)}: {reason}")
-        if reason := _field_refusal(named[engine], field, state, batched):
+        if reason := _asked(named[engine], "field_refusal", field, state, batched):
             raise ValueError(f"engine={engine!r} can't run this f: {reason}")
         return chosen(named[engine], "asked for")
     reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
-        reason = reason or _field_refusal(candidate, field, state, batched)
+        reason = reason or _asked(candidate, "field_refusal", field, state, batched)
+        reason = reason or _asked(candidate, "slower", field, state, batched)
         if reason is None:
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return chosen(candidate, why)
@@ -78,9 +80,10 @@ def choose(
     raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)})")
 
 
-def _field_refusal(module: Any, field: Program, state: Any, batched: Lane) -> str | None:
-    refusal = getattr(module, "field_refusal", None)
-    return refusal and refusal(field, state, batched)
+def _asked(module: Any, what: str, field: Program, state: Any, batched: Lane) -> str | None:
+    """What an engine says of a field, where it has something to say of fields."""
+    says = getattr(module, what, None)
+    return says and says(field, state, batched)
 
 
 def _name(alg: Any) -> str:

@@ -14,13 +14,14 @@ own end and its own return code, and takes the next trajectory when it has finis
 - `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
     XLA's; `ptxas.py`: what it takes there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.
-    `handler.py`, `call.py`: to an operation of JAX.
+    `handler.py` (with `sharing.py`, among threads, and `writer.py`), `call.py`: to an operation of
+    JAX.
 """
 
 import dataclasses
 import functools
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,6 +36,7 @@ from ..checks import refusal_of_ours
 from ..codegen import Inputs, lower, parameters_of, UntranslatableError
 from ..rates import with_rates
 from ..results import only, with_times
+from .field import length
 from .operations import check
 
 
@@ -74,22 +76,52 @@ def _unavailable() -> str | None:
 def field_refusal(field: Program, state: Any, batched: Lane) -> str | None:
     """Why this engine can't run this field, on such a state; None when it can."""
     del batched
-    return _field_refusal(field, state.shape)
-
-
-@functools.lru_cache(maxsize=1024)
-def _field_refusal(field: Program, shape: tuple) -> str | None:
-    if 0 in shape:
+    if 0 in state.shape:
         return "the state has no components."
     if field.jaxpr.effects:
         return f"f has effects ({', '.join(sorted(map(str, field.jaxpr.effects)))})."
+    return _read(field).refusal
+
+
+# Where the lanes engine is faster (see benchmarks/limits.py): a state that is far from fitting into
+# registers, an `f` so long that its code leaves the cache, many sums of gradients.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 64, 1500, 256
+
+
+def slower(field: Program, state: Any, batched: Lane) -> str | None:
+    """Why another engine is faster with this field; None when this one is."""
+    if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
+        return f"{size} components are better solved as arrays."
+    if (statements := _read(field).statements) > _MOST_STATEMENTS:
+        return f"an f of {statements} operations is better solved as arrays."
+    shares = (not own for own in (*batched.consts, *batched.p))
+    shared = sum(
+        math.prod(x.shape)
+        for x, is_shared in zip(parameters_of(field), shares, strict=True)
+        if is_shared and jnp.issubdtype(x.dtype, jnp.floating)
+    )
+    if shared > _MOST_SHARED:
+        return f"with {shared} numbers that all share, an f is better solved as arrays."
+    return None
+
+
+class _Reading(NamedTuple):
+    """Of a field: why it can't be translated, or how long it is."""
+
+    refusal: str | None
+    statements: int = 0
+
+
+@functools.lru_cache(maxsize=1024)
+def _read(field: Program) -> _Reading:
     avals = parameters_of(field)
     inputs = Inputs.as_they_are(avals, ["own"] * len(avals))
     try:
-        check(lower(field.jaxpr, inputs))
+        fn = lower(field.jaxpr, inputs)
+        check(fn)
     except UntranslatableError as e:
-        return f"f can't be translated: it uses {e.what}, at {e.where}."
-    return None
+        return _Reading(f"f can't be translated: it uses {e.what}, at {e.where}.")
+    return _Reading(None, length(fn))
 
 
 def integrate(plan: Plan, lane: Lane) -> Result:

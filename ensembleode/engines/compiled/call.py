@@ -85,9 +85,9 @@ def call(
         operands, then to the outputs, each row-major. It has to write all of the outputs, which
         share no memory with the operands, and start as whatever was there before. Sizes that are
         not in its code go as operands. It may be called on several threads at once.
-    - `share`: then it is `void @name(i64 first, i64 end, i64 thread, ptr a0, ...)`, which does these
-        items, and is called until all are done, on threads of XLA's and on the one that calls. Of
-        them `thread` says which it is: below `share.threads`, zero if there is no other.
+    - `share`: then it is `void @name(i64 first, i64 end, i64 thread, ptr a0, ...)`, which does
+        these items, and is called until all are done, on threads of XLA's and on the one that
+        calls: `thread` says which of them it is, below `share.threads`.
     - `operands`: arrays of the dtypes that the function reads; nothing checks that it does.
 
     **Raises:** `CompileError` when the program is compiled; `TypeError` for operands that are no

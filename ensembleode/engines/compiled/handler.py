@@ -9,12 +9,12 @@ with an error of XLA's.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterable
+from .sharing import share, shared_work
+from .writer import as_pointers, Writer
 
 
 # Offsets in bytes. `args` and `rets` are structures within the frame.
-_FRAME = {"size": 0, "extension": 8, "api": 16, "context": 24, "stage": 32, "args": 40, "rets": 80}
+_FRAME = {"size": 0, "extension": 8, "api": 16, "stage": 32, "args": 40, "rets": 80}
 _FRAME_BYTES = 120
 _LIST = {"size": 0, "count": 16, "types": 24, "pointers": 32}
 _LIST_BYTES = 40
@@ -23,10 +23,9 @@ _BUFFER_BYTES = 32
 _EXTENSION = {"type": 8, "metadata": 24}
 _METADATA = {"size": 0, "major": 24, "minor": 28, "traits": 32}
 _METADATA_BYTES = 36
-_API = {"size": 0, "version": 16, "major": 32, "minor": 36, "error": 48, "destroy": 64}
-_API |= {"schedule": 136}
-_API_BYTES, _VERSION_BYTES, _API_BYTES_WITH_THREADS = 56, 24, 144
-_ERROR_BYTES, _DESTROY_BYTES, _SCHEDULE_BYTES = 28, 24, 40
+_API = {"size": 0, "version": 16, "major": 32, "minor": 36, "error": 48}
+_API_BYTES, _VERSION_BYTES = 56, 24
+_ERROR_BYTES = 28
 
 _IS_METADATA, _IS_EXECUTE, _IS_BUFFER = 1, 3, 1
 _FAILED_PRECONDITION = 9
@@ -45,9 +44,9 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
 
     **Arguments:** `shared`: whether the function is `void @name(i64 first, i64 end, i64 thread,
     ptr a0, ...)`, which does a part of the work, and the handler shares the parts out: see
-    `_share`. Then the first of its buffers says how, and isn't passed on.
+    `sharing`. Then the first of its buffers says how, and isn't passed on.
     """
-    w = _Writer()
+    w = Writer()
     # How a handler is asked what it is: no call, and the extension to be filled in.
     extension = w.load("ptr", "%frame", _FRAME["extension"])
     w.branch(w.icmp("eq", "ptr", extension, "null"), "call", "extended")
@@ -85,10 +84,10 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
     w.label("run")
     data = [w.load("ptr", x, _BUFFER["data"]) for x in buffers]
     if shared:
-        _share(w, name, *data)
+        share(w, name, *data)
     else:
         # (Inlined, there would be two of it.)
-        w.line(f"call void @{name}({_pointers(data)}) noinline")
+        w.line(f"call void @{name}({as_pointers(data)}) noinline")
     w.jump("done")
     w.label("done")
     w.line("ret ptr null")
@@ -104,16 +103,12 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
             *w.lines,
             "}",
             "",
-            _shared_work(name, operands + results - 1) if shared else "",
+            shared_work(name, operands + results - 1) if shared else "",
         ]
     )
 
 
-def _pointers(values: Iterable[str]) -> str:
-    return ", ".join(f"ptr {x}" for x in values)
-
-
-def _fill_in_metadata(w: _Writer, extension: str) -> None:
+def _fill_in_metadata(w: Writer, extension: str) -> None:
     """The version, and no traits: a call may do something else each time."""
     metadata = w.load("ptr", extension, _EXTENSION["metadata"])
     api = w.load("ptr", "%frame", _FRAME["api"])
@@ -129,7 +124,7 @@ def _fill_in_metadata(w: _Writer, extension: str) -> None:
     w.jump("done")
 
 
-def _return_error(w: _Writer, message: str) -> None:
+def _return_error(w: Writer, message: str) -> None:
     """An error of XLA's; the end of the process where not even that can be made."""
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", api, _API["size"])
@@ -140,223 +135,10 @@ def _return_error(w: _Writer, message: str) -> None:
     ]
     w.branch(w.all(known), "error", "lost")
     w.label("error")
-    w.line("%arguments = alloca { i64, ptr, ptr, i32 }")
-    for type_, value, offset in (
-        ("i64", _ERROR_BYTES, 0),
-        ("ptr", "null", 8),
-        ("ptr", f'@"{message}"', 16),
-        ("i32", _FAILED_PRECONDITION, 24),
-    ):
-        w.store(type_, value, "%arguments", offset)
+    members = (("ptr", "null"), ("ptr", f'@"{message}"'), ("i32", _FAILED_PRECONDITION))
+    arguments = w.structure(("i64", _ERROR_BYTES), *members)
     create = w.load("ptr", api, _API["error"])
-    w.line(f"%made = call ptr {create}(ptr %arguments)")
-    w.line("ret ptr %made")
+    w.line(f"ret ptr {w.value(f'call ptr {create}(ptr {arguments})')}")
     w.label("lost")
     w.line("call void @llvm.trap()")
     w.line("unreachable")
-
-
-#
-# Shared work
-#
-# The parts of it are taken in turn by the thread that calls and by those of XLA's that have time,
-# first large ones, then smaller ones. A thread that comes late finds nothing left, and nobody waits
-# for it: so the calls of several programs that share these threads don't wait for each other, and
-# of a thread that never comes nothing is lost. What they all look at is on the heap, and goes with
-# the last of them.
-#
-
-# What the first buffer says: of how many items the work is, how many threads may do it, and the
-# least number of items to a part.
-N, THREADS, LEAST = range(3)
-
-_WORK = {"next": 0, "n": 8, "threads": 16, "least": 24, "thread": 32, "running": 40, "users": 48}
-_WORK_BYTES = 56
-# Added to those that run, when nobody may begin any more.
-_CLOSED = 2**40
-
-
-def _share(w: _Writer, name: str, how: str, *data: str) -> None:
-    """Do all the work, with as many threads as come."""
-    n, threads, least = (
-        w.value(f"sext i32 {w.load('i32', how, 4 * i)} to i64") for i in (N, THREADS, LEAST)
-    )
-    api = w.load("ptr", "%frame", _FRAME["api"])
-    known = [
-        w.icmp("uge", "i64", w.load("i64", api, _API["size"]), _API_BYTES_WITH_THREADS),
-        w.icmp("sgt", "i64", threads, 1),
-        w.icmp("sgt", "i64", n, least),
-    ]
-    w.branch(w.all(known), "share", "alone")
-    w.label("alone")
-    w.line(f"call void @{name}(i64 0, i64 {n}, i64 0, {_pointers(data)})")
-    w.jump("done")
-
-    w.label("share")
-    work = w.value(f"call ptr @malloc(i64 {_WORK_BYTES + 8 * len(data)})")
-    w.branch(w.icmp("eq", "ptr", work, "null"), "alone", "begin")
-    w.label("begin")
-    first = {"next": 0, "n": n, "threads": threads, "least": least, "thread": 1, "running": 0}
-    for which, value in (first | {"users": threads}).items():
-        w.store("i64", value, work, _WORK[which])
-    for i, pointer in enumerate(data):
-        w.store("ptr", pointer, work, _WORK_BYTES + 8 * i)
-    context = w.load("ptr", "%frame", _FRAME["context"])
-    task = "%task"
-    w.line(f"{task} = alloca {{ i64, ptr, ptr, ptr, ptr }}")
-    for type_, value, offset in (
-        ("i64", _SCHEDULE_BYTES, 0),
-        ("ptr", "null", 8),
-        ("ptr", context, 16),
-        ("ptr", f"@{name}.task", 24),
-        ("ptr", work, 32),
-    ):
-        w.store(type_, value, task, offset)
-    schedule = w.load("ptr", api, _API["schedule"])
-    w.line("%destroyed = alloca { i64, ptr, ptr }")
-    helpers = w.value(f"sub i64 {threads}, 1")
-    w.jump("ask")
-    w.label("ask")
-    w.line(f"%asked = phi i64 [ 0, %begin ], [ %more, %asked.next ]")
-    w.line("%more = add i64 %asked, 1")
-    refused = w.value(f"call ptr {schedule}(ptr {task})")
-    w.branch(w.icmp("eq", "ptr", refused, "null"), "asked.next", "refused")
-    w.label("refused")
-    for type_, value, offset in (("i64", _DESTROY_BYTES, 0), ("ptr", "null", 8), ("ptr", refused, 16)):
-        w.store(type_, value, "%destroyed", offset)
-    w.line(f"call void {w.load('ptr', api, _API['destroy'])}(ptr %destroyed)")
-    w.line(f"call void @{name}.leave(ptr {work})")
-    w.jump("asked.next")
-    w.label("asked.next")
-    w.branch(w.icmp("slt", "i64", "%more", helpers), "ask", "work")
-    w.label("work")
-    w.line(f"call void @{name}.parts(ptr {work}, i64 0)")
-    running = w.at(work, _WORK["running"])
-    w.line(f"%before = atomicrmw add ptr {running}, i64 {_CLOSED} acq_rel")
-    w.branch(w.icmp("eq", "i64", "%before", 0), "finished", "wait")
-    w.label("wait")
-    w.line(f"call i32 @{_YIELD}()")
-    w.line(f"%still = load atomic i64, ptr {running} acquire, align 8")
-    w.branch(w.icmp("eq", "i64", "%still", _CLOSED), "finished", "wait")
-    w.label("finished")
-    w.line(f"call void @{name}.leave(ptr {work})")
-
-
-# Lets other threads run; of the C library, or of Windows.
-_YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
-
-
-def _shared_work(name: str, count: int) -> str:
-    """What the threads of shared work do, with as many pointers."""
-    parts = _Writer()
-    for which in ("n", "threads", "least"):
-        parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")
-    following = parts.at("%work", _WORK["next"])
-    pointers = [parts.load("ptr", "%work", _WORK_BYTES + 8 * i) for i in range(count)]
-    parts.line("%shares = mul i64 %threads, 2")
-    parts.jump("next")
-    parts.label("next")
-    # A part of what is left, in whole multiples of the least.
-    parts.line(f"%first = load atomic i64, ptr {following} monotonic, align 8")
-    parts.line("%left = sub i64 %n, %first")
-    parts.branch(parts.icmp("sgt", "i64", "%left", 0), "take", "none")
-    parts.label("take")
-    parts.line("%share = udiv i64 %left, %shares")
-    parts.line("%many = udiv i64 %share, %least")
-    parts.line("%rounded = mul i64 %many, %least")
-    parts.line("%size = call i64 @llvm.smax.i64(i64 %rounded, i64 %least)")
-    parts.line("%last = add i64 %first, %size")
-    parts.line("%end = call i64 @llvm.smin.i64(i64 %last, i64 %n)")
-    parts.line(
-        f"%tried = cmpxchg ptr {following}, i64 %first, i64 %end acq_rel monotonic, align 8"
-    )
-    parts.line("%taken = extractvalue { i64, i1 } %tried, 1")
-    parts.branch("%taken", "run", "next")
-    parts.label("run")
-    parts.line(
-        f"call void @{name}(i64 %first, i64 %end, i64 %thread, {_pointers(pointers)}) noinline"
-    )
-    parts.jump("next")
-    parts.label("none")
-    parts.line("ret void")
-
-    task = _Writer()
-    running = task.at("%work", _WORK["running"])
-    task.line(f"%before = atomicrmw add ptr {running}, i64 1 acq_rel")
-    task.branch(task.icmp("ult", "i64", "%before", _CLOSED), "run", "late")
-    task.label("run")
-    task.line(f"%thread = atomicrmw add ptr {task.at('%work', _WORK['thread'])}, i64 1 monotonic")
-    task.line(f"call void @{name}.parts(ptr %work, i64 %thread)")
-    task.jump("late")
-    task.label("late")
-    task.line(f"atomicrmw sub ptr {running}, i64 1 acq_rel")
-    task.line(f"call void @{name}.leave(ptr %work)")
-    task.line("ret void")
-
-    leave = _Writer()
-    users = leave.at("%work", _WORK["users"])
-    leave.line(f"%before = atomicrmw sub ptr {users}, i64 1 acq_rel")
-    leave.branch(leave.icmp("eq", "i64", "%before", 1), "last", "done")
-    leave.label("last")
-    leave.line("call void @free(ptr %work)")
-    leave.jump("done")
-    leave.label("done")
-    leave.line("ret void")
-
-    def function(head: str, body: _Writer) -> list[str]:
-        return [f"define internal void @{name}.{head} nounwind {{", *body.lines, "}", ""]
-
-    return "\n".join(
-        [
-            "declare ptr @malloc(i64)",
-            "declare void @free(ptr)",
-            f"declare i32 @{_YIELD}()",
-            "",
-            *function("parts(ptr %work, i64 %thread)", parts),
-            *function("task(ptr %work)", task),
-            *function("leave(ptr %work)", leave),
-        ]
-    )
-
-
-class _Writer:
-    """Writes instructions on memory given by bytes."""
-
-    def __init__(self):
-        self.lines: list[str] = []
-        self._count = 0
-
-    def line(self, text: str) -> None:
-        self.lines.append("  " + text)
-
-    def value(self, text: str) -> str:
-        self._count += 1
-        self.line(f"%h{self._count} = {text}")
-        return f"%h{self._count}"
-
-    def at(self, base: str, offset: int) -> str:
-        return self.value(f"getelementptr i8, ptr {base}, i64 {offset}")
-
-    def load(self, type_: str, base: str, offset: int) -> str:
-        return self.value(f"load {type_}, ptr {self.at(base, offset)}")
-
-    def store(self, type_: str, value: str | int, base: str, offset: int) -> None:
-        self.line(f"store {type_} {value}, ptr {self.at(base, offset)}")
-
-    def icmp(self, how: str, type_: str, x: str, y: str | int) -> str:
-        return self.value(f"icmp {how} {type_} {x}, {y}")
-
-    def all(self, conditions: list[str]) -> str:
-        found = "true"
-        for x in conditions:
-            found = self.value(f"and i1 {found}, {x}")
-        return found
-
-    def branch(self, condition: str, yes: str, no: str) -> None:
-        self.line(f"br i1 {condition}, label %{yes}, label %{no}")
-
-    def jump(self, label: str) -> None:
-        self.line(f"br label %{label}")
-
-    def label(self, name: str) -> None:
-        self.lines.append(f"{name}:")

@@ -145,9 +145,7 @@ class Distributed:
         return jax.lax.stop_gradient(jnp.abs(jnp.asarray(lanes.t1) - jnp.asarray(lanes.t0)))
 
 
-def executor(
-    ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any
-) -> Distributed:
+def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any) -> Distributed:
     """
     **Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
     can't be reached.

@@ -5,10 +5,9 @@ import ctypes
 import numpy as np
 import pytest
 
-from ensembleode.engines.compiled.compiler import compiled
-from ensembleode.engines.compiled.handler import handler, handler_name
 from ensembleode.engines.compiled.object_cache import VARIABLE
 
+from .ffi import Extension, Metadata, pointer, Runtime, Version
 from .kernels import WHERE
 
 
@@ -17,86 +16,8 @@ def _no_cache(monkeypatch):
     monkeypatch.setenv(VARIABLE, "")
 
 
-class Struct(ctypes.Structure):
-    """Whose first member is its size."""
-
-    def __init__(self, **members):
-        super().__init__(size=ctypes.sizeof(self), **members)
-
-
-def struct(name, *members):
-    fields = [("size", ctypes.c_size_t), ("extension", ctypes.c_void_p)]
-    every = fields + [(x, type_) for x, type_ in members]
-    return type(name, (Struct,), {"_fields_": every})
-
-
-i32, i64, pointer = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p
-
-Version = struct("Version", ("major", i32), ("minor", i32))
-Buffer = struct("Buffer", ("dtype", i32), ("data", pointer), ("rank", i64), ("dims", pointer))
-List = struct("List", ("count", i64), ("types", pointer), ("pointers", pointer))
-Attributes = struct(
-    "Attributes", ("count", i64), ("types", pointer), ("names", pointer), ("pointers", pointer)
-)
-Failure = struct("Failure", ("message", ctypes.c_char_p), ("code", i32))
-Create = ctypes.CFUNCTYPE(pointer, ctypes.POINTER(Failure))
-Api = struct("Api", ("version", Version), ("internal", pointer), ("error_create", Create))
-Frame = struct(
-    "Frame",
-    *(("api", ctypes.POINTER(Api)), ("context", pointer), ("stage", i32)),
-    *(("operands", List), ("results", List), ("attributes", Attributes), ("future", pointer)),
-)
-
-
-class Extension(ctypes.Structure):
-    _fields_ = (("size", ctypes.c_size_t), ("type", i32), ("next", pointer), ("metadata", pointer))
-
-
-class Metadata(ctypes.Structure):
-    _fields_ = (
-        *(("size", ctypes.c_size_t), ("version", Version)),
-        *(("traits", ctypes.c_uint32), ("state", i64)),
-    )
-
-
-class Runtime:
-    """What XLA is to a handler."""
-
-    def __init__(self, minor=3):
-        self.errors = []
-        version = Version(major=0, minor=minor)
-        self.api = Api(version=version, error_create=Create(self._error))
-        self.kept = []
-        code = compiled(WHERE + handler("where", 1, 1))
-        self.handler = ctypes.CFUNCTYPE(pointer, pointer)(code.address(handler_name("where")))
-
-    def _error(self, arguments):
-        failure = arguments[0]
-        self.errors.append((failure.size, failure.message.decode(), failure.code))
-        return 1234
-
-    def frame(self, x, y, stage=3):
-        return Frame(
-            api=ctypes.pointer(self.api),
-            stage=stage,
-            operands=self._list([x]),
-            results=self._list([y]),
-            attributes=Attributes(count=0),
-        )
-
-    def _list(self, arrays):
-        buffers = [Buffer(dtype=5, data=x.ctypes.data, rank=1) for x in arrays]
-        types = (i32 * len(arrays))(*[1] * len(arrays))
-        pointers = (pointer * len(arrays))(*map(ctypes.addressof, buffers))
-        self.kept += [buffers, types, pointers]
-        return List(
-            count=len(arrays),
-            types=ctypes.addressof(types),
-            pointers=ctypes.addressof(pointers),
-        )
-
-    def call(self, frame):
-        return self.handler(ctypes.addressof(frame))
+def where(minor=3):
+    return Runtime(WHERE, "where", 1, 1, minor)
 
 
 @pytest.fixture
@@ -106,8 +27,8 @@ def arrays():
 
 def test_pointers_are_passed_on(arrays):
     x, y = arrays
-    runtime = Runtime()
-    assert runtime.call(runtime.frame(x, y)) is None
+    runtime = where()
+    assert runtime.call(runtime.frame(x, results=[y])) is None
     assert y.tolist() == [x.ctypes.data, y.ctypes.data]
     assert runtime.errors == []
 
@@ -115,11 +36,11 @@ def test_pointers_are_passed_on(arrays):
 @pytest.mark.parametrize("minor", [1, 3, 7])
 def test_it_says_what_it_is(arrays, minor):
     """The version of whoever asks, and nothing special."""
-    runtime = Runtime(minor)
+    runtime = where(minor)
     metadata = Metadata(version=Version(major=-1, minor=-1), traits=77, state=5)
     metadata.size = ctypes.sizeof(metadata)
     extension = Extension(size=32, type=1, metadata=ctypes.addressof(metadata))
-    frame = runtime.frame(*arrays)
+    frame = runtime.frame(arrays[0], results=[arrays[1]])
     frame.extension = ctypes.addressof(extension)
     assert runtime.call(frame) is None
     assert (metadata.version.major, metadata.version.minor) == (0, minor)
@@ -128,17 +49,17 @@ def test_it_says_what_it_is(arrays, minor):
 
 
 def test_unknown_extensions_are_left_alone(arrays):
-    runtime = Runtime()
+    runtime = where()
     extension = Extension(size=32, type=99)
-    frame = runtime.frame(*arrays)
+    frame = runtime.frame(arrays[0], results=[arrays[1]])
     frame.extension = ctypes.addressof(extension)
     assert runtime.call(frame) is None
     assert arrays[1].all()
 
 
 def test_other_stages_do_nothing(arrays):
-    runtime = Runtime()
-    assert runtime.call(runtime.frame(*arrays, stage=0)) is None
+    runtime = where()
+    assert runtime.call(runtime.frame(arrays[0], results=[arrays[1]], stage=0)) is None
     assert not arrays[1].any()
 
 
@@ -167,8 +88,8 @@ def _changed(**members):
     ],
 )
 def test_what_it_does_not_know_is_an_error(arrays, change):
-    runtime = Runtime()
-    frame = runtime.frame(*arrays)
+    runtime = where()
+    frame = runtime.frame(arrays[0], results=[arrays[1]])
     change(frame)
     assert runtime.call(frame) == 1234
     ((size, message, code),) = runtime.errors
