@@ -59,23 +59,27 @@ class EnsembleColumns(EnsembleAlgorithm):
 
 
 class EnsembleThreads(EnsembleAlgorithm):
-    """Chunk after chunk of trajectories on every core: the default.
+    """Trajectories on every core: the default.
 
-    Runs on JAX's CPU devices, of which there is one a core when ensembleode is imported before JAX
-    starts its backend (see `ensembleode.cpu_devices`; `ENSEMBLEODE_NUM_THREADS` overrides the
-    number, 0 leaves JAX's configuration alone). Each trajectory has its own steps, its own end and
-    its own return code, and the same bits as with any other ensemble algorithm.
+    Each trajectory has its own steps, its own end and its own return code, and the same bits as
+    with any other ensemble algorithm. With the compiled engine, threads of XLA's take parts of a
+    batch in turn. The others run on JAX's CPU devices, of which there is one a core when
+    ensembleode is imported before JAX starts its backend (see `ensembleode.cpu_devices`;
+    `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's configuration alone).
 
     - `n`: how many cores, by default all. `EnsembleThreads(1)` is one core, vectorised.
 
-    **Cost:** the chunks are dealt out to the cores in turn; no core waits for another within the
-    time loop. An ensemble of one chunk (up to 128 small trajectories) runs on one core.
+    **Cost:** no core waits for another within the time loop. On devices, chunks are dealt out in
+    turn: an ensemble of one chunk (up to 128 small trajectories) runs on one core.
 
-    **Limitations:** the CPU only. Inside `jit`, none of the arguments may be committed to one
-    device (by `jax.device_put(x, device)`); inside `shard_map` it runs where its shard is.
+    **Limitations:** the CPU only. On devices, inside `jit`, none of the arguments may be committed
+    to one device (by `jax.device_put(x, device)`), and with JAX 0.10 a loop should wait for its
+    steps now and then (`jax.block_until_ready`): of many that are launched ahead of each other,
+    devices may wait for ever. Inside `shard_map` it runs where its shard is.
 
     **Throws:** `ValueError` when an accelerator is JAX's default backend, or there are fewer than
-    `n` CPU devices. **Warns** once when there is one CPU device although there are more cores.
+    `n` CPU devices where they are needed. **Warns** once when there is one CPU device although
+    there are more cores.
     """
 
     n: int | None = eqx.field(default=None, static=True)

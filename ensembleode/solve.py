@@ -99,7 +99,7 @@ def solve(
         the log) whether the problem is stiff.
     - `stepsize_controller`: a diffrax step-size controller, in place of the tolerances.
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
-        (lanes and compiled), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
+        (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
     - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
         the results of several are gathered on the host. By default from an estimate of the memory
@@ -107,8 +107,8 @@ def solve(
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
     - `engine`: `"auto"`, `"compiled"`, `"lanes"`, `"diffrax"` or `"julia"`; auto is the first of
-        lanes, diffrax and julia that runs `alg` and `f` (lanes does not where `f` has effects, or
-        can't be mapped); compiled is for small systems, on one core. `sim.engine` says which.
+        them that runs `alg` and `f` (lanes does not where `f` has effects, or can't be mapped), and
+        compiled only for small systems on a CPU. `sim.engine` says which.
     - `progress`: show a progress bar over the trajectories (batch by batch, of which there are
         then twenty at least): how many a second, how long still, and how many failed so far.
     - `throw`: raise when a trajectory fails.

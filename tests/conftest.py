@@ -4,6 +4,9 @@ import os
 import jax
 import pytest
 
+from ensembleode import engines
+from ensembleode.engines import lanes
+
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -71,3 +74,11 @@ def _mappings() -> int:
             return sum(1 for _ in maps)
     except FileNotFoundError:
         return 0
+
+
+@pytest.fixture
+def lanes_first(monkeypatch):
+    """The lanes engine is the first choice of `engine="auto"`."""
+    monkeypatch.setattr(
+        engines, "ENGINES", tuple(sorted(engines.ENGINES, key=lambda x: x is not lanes))
+    )

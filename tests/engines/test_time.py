@@ -113,13 +113,12 @@ def shifted(f, u0, starts, span, dtype):
     return eo.EnsembleProblem(prob, prob_func), np.asarray(starts), np.asarray(starts + dtype(span))
 
 
-@pytest.fixture(params=["lanes", "kernel"])
+@pytest.fixture(params=["lanes", "compiled"])
 def alg(request):
-    """Both time loops: on arrays, and compiled (here for a thread of a GPU, on the host)."""
+    """Both time loops: on arrays, and compiled."""
     if request.param == "lanes":
-        return eo.EnsembleSerial()
-    request.getfixturevalue("on_host")
-    return eo.EnsembleGPUKernel()
+        request.getfixturevalue("lanes_first")
+    return eo.EnsembleSerial()
 
 
 def decay(rate):
