@@ -293,17 +293,20 @@ import ensembleode as eo
 from ensembleode.executors import sharded
 prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
 for _ in range(2):
-    print(eo.solve(eo.EnsembleProblem(prob), trajectories=3).retcode)
-eo.solve(eo.EnsembleProblem(prob), eo.EnsembleThreads(1), trajectories=3)
+    print(eo.solve(eo.EnsembleProblem(prob), trajectories=3, engine="lanes").retcode)
+eo.solve(eo.EnsembleProblem(prob), eo.EnsembleThreads(1), trajectories=3, engine="lanes")
+print(eo.solve(eo.EnsembleProblem(prob), trajectories=4).engine)
 """
     out, error = run(code, ENSEMBLEODE_NUM_THREADS="2")
     assert out.count("[1 1 1]") == 2
+    # (Which needs none of them.)
+    assert "compiled" in out
     assert error.count("EnsembleThreads runs on one core") == 1
     assert "Import ensembleode first" in error
 
 
 @pytest.mark.parametrize("waits", [True, False], ids=["older jaxlib", "newer jaxlib"])
-def test_where_devices_may_wait_for_each_other_there_is_one(waits, monkeypatch):
+def test_where_devices_may_wait_for_each_other_there_is_one(waits, lanes_first, monkeypatch):
     """All of them factorise matrices with an implicit method, or an `f` that does, however deep."""
     used = []
     mesh = sharded.Mesh

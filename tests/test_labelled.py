@@ -25,7 +25,7 @@ def test_named_dimensions():
     for name in ("naccept", "nreject", "nf"):
         np.testing.assert_array_equal(data[name], getattr(sim.stats, name))
     np.testing.assert_array_equal(data["length"], sim.lengths)
-    assert data.attrs["engine"].startswith("lanes")
+    assert data.attrs["engine"].startswith("compiled")
     meanings = data["retcode"].attrs["flag_meanings"].split()
     codes = data["retcode"].attrs["flag_values"]
     assert [meanings[codes.index(code)] for code in data["retcode"].values] == ["Success"] * 3

@@ -223,7 +223,7 @@ def test_another_ensemble_is_refused(tmp_path):
         r"differs in key \(or seed\)": (ensemble(), {"seed": 1}),
         r"maxiters \(100000 there, 99 here\)": (ensemble(), {"maxiters": 99}),
         r"differs in the solver's options\.": (ensemble(), {"alg": eo.Vern7()}),
-        r"engine \(lanes there, diffrax here\)": (ensemble(), {"engine": "diffrax"}),
+        r"engine \(compiled there, diffrax here\)": (ensemble(), {"engine": "diffrax"}),
         r"output_func": (ensemble(output_func=lambda sol, ctx: (sol.u[-1], False)), {}),
         r"makes other problems of trajectories 0 to 255": (ensemble(n=1001), {}),
         r"shared steps": (ensemble(), {"ensemblealg": eo.EnsembleColumns()}),
@@ -490,11 +490,11 @@ def test_an_earlier_version_is_refused(tmp_path):
 
 
 def test_the_batch_size_is_that_of_the_store(tmp_path):
-    """It is chosen once: for about 64 batches, of whole chunks."""
+    """It is chosen once: for about 64 batches, of what belongs together."""
     path = tmp_path / "sweep.zarr"
     options = {"trajectories": 20_000, "save_start": False}
     sim = eo.solve(ensemble(20_000), **options, store=path)
-    assert sim.u.chunks[0] == 384
+    assert sim.u.chunks[0] == 320
     again = eo.solve(ensemble(20_000), None, eo.EnsembleSerial(), **options, store=path)
     np.testing.assert_array_equal(sim.retcode, again.retcode)
 
@@ -881,4 +881,4 @@ def test_attributes_are_json(tmp_path):
     eo.solve(ensemble(), **OPTIONS, store=tmp_path / "a.zarr")
     kept = json.loads((tmp_path / "a.zarr" / "zarr.json").read_text())
     assert kept["attributes"]["ensembleode"]["complete"]
-    assert kept["attributes"]["ensembleode"]["engine"][0] == "lanes"
+    assert kept["attributes"]["ensembleode"]["engine"][0] == "compiled"

@@ -85,7 +85,7 @@ def field_refusal(field: Program, state: Any, batched: Lane) -> str | None:
 
 # Where the lanes engine is faster (see benchmarks/limits.py): a state that is far from fitting into
 # registers, an `f` so long that its code leaves the cache, many sums of gradients.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 64, 1500, 256
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 64, 1500, 100
 
 
 def slower(field: Program, state: Any, batched: Lane) -> str | None:
