@@ -36,33 +36,28 @@ class PIController(NamedTuple):
         return 2 / (5 * self.order)
 
     @property
-    def log_least_error(self) -> float:
-        return float(log2(NUMBERS, np.array([self.least_error], np.float32))[0])
-
-    @property
     def initial_memory(self) -> np.float32:
         """What is remembered of the errors before the first step."""
-        least = np.array([self.beta2 * self.log_least_error], np.float32)
-        return exp2(NUMBERS, least)[0]
+        least = log2(NUMBERS, np.array([self.least_error], np.float32))[0]
+        return np.float32(self.beta2) * least
 
     def next_step(
-        self, xp: Arithmetic, h: Any, error: Any, memory: Any, accepted: Any, is_first: Any
+        self, xp: Arithmetic, h: Any, squared: Any, memory: Any, accepted: Any, is_first: Any
     ) -> tuple:
         """The size of the next step after one of size `h`, and the new memory.
 
-        `error` is the norm of the scaled error, infinite or NaN where the step failed; `is_first`
-        is true until a step has been accepted.
+        `squared` is the mean square of the scaled error, infinite or NaN where the step failed; a
+        step is accepted where it is at most one. `is_first` is true until one has been accepted.
+        Logarithms are remembered: so there is one power, and no division, between an error and the
+        step that has to wait for it.
         """
-        log_error = log2(xp, xp.cast(error, np.float32))
-        power = exp2(xp, self.beta1 * log_error)
-        least = xp.where(
-            is_first, np.float32(1 / self.grow_most_first), np.float32(1 / self.grow_most)
-        )
-        q = xp.minimum(xp.maximum(power / memory / self.gamma, least), self.shrink_most)
-        q_rejected = xp.minimum(power / self.gamma, self.shrink_most)
-        q = xp.where(accepted, q, q_rejected)
-        remembered = exp2(xp, self.beta2 * xp.maximum(log_error, self.log_least_error))
-        return h / xp.cast(q, h.dtype), xp.where(accepted, remembered, memory)
+        log_error = log2(xp, xp.sqrt(xp.cast(squared, np.float32)))
+        before = xp.where(accepted, memory, np.float32(0))
+        growth = self.gamma * exp2(xp, before - self.beta1 * log_error)
+        most = xp.where(is_first, np.float32(self.grow_most_first), np.float32(self.grow_most))
+        growth = xp.maximum(xp.minimum(growth, most), 1 / self.shrink_most)
+        remembered = xp.maximum(self.beta2 * log_error, self.initial_memory)
+        return h * xp.cast(growth, h.dtype), xp.where(accepted, remembered, memory)
 
 
 def log2(xp: Arithmetic, x: Any) -> Any:
@@ -90,9 +85,11 @@ def exp2(xp: Arithmetic, x: Any) -> Any:
     x = xp.minimum(xp.maximum(x, -126.0), 126.0)
     whole = xp.floor(x + 0.5)
     rest = x - whole
-    value = TAYLOR[-1]
-    for coefficient in TAYLOR[-2::-1]:
-        value = value * rest + coefficient
+    # In pairs, and pairs of pairs, which don't wait for each other.
+    pairs = [b * rest + a for a, b in zip(TAYLOR[::2], TAYLOR[1::2], strict=True)]
+    square = rest * rest
+    low, high = pairs[1] * square + pairs[0], pairs[3] * square + pairs[2]
+    value = high * (square * square) + low
     scale = xp.bitcast((xp.cast(whole, np.int32) + 127) << 23, np.float32)
     return value * scale
 

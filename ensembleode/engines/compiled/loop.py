@@ -243,12 +243,12 @@ class Loop:
 
         return Tolerances(of("abstol"), of("reltol"))
 
-    def norm(self, values: tuple) -> Value:
-        """The root of the mean square of the components that step-size control looks at."""
+    def mean_square(self, values: tuple) -> Value:
+        """Of the components that step-size control looks at."""
         total = values[0] * values[0]
         for x in values[1:]:
             total = total + x * x
-        return self.b.sqrt(total / float(len(values)))
+        return total * (1.0 / len(values))
 
     def is_finite(self, y: tuple) -> Value:
         total = y[0] * 0.0
@@ -348,7 +348,7 @@ class Loop:
         tol = self.tolerances(held, p.size)
 
         def norm(values: tuple) -> Value:
-            return self.norm(values[: p.controlled])
+            return b.sqrt(self.mean_square(values[: p.controlled]))
 
         def scaled_field(y: tuple, t: Value) -> tuple:
             return field(y, t, b.spread(inside))
@@ -472,11 +472,13 @@ class Loop:
         components = slice(0, p.controlled)
         estimate = p.method.error(b, attempt, size)[components]
         tol = self.tolerances(self.held, p.controlled)
-        error = self.norm(scaled(b, tol, estimate, y[components], attempt.y2[components]))
-        accepted = (error <= 1.0) & active & ~self.probing.get()
+        squared = self.mean_square(scaled(b, tol, estimate, y[components], attempt.y2[components]))
+        accepted = (squared <= 1.0) & active & ~self.probing.get()
         first = self.naccept.get().eq(0)
         tried = b.minimum(next_h, abs(self.t1 - t))
-        next_h, memory = p.controller.next_step(b, tried, error, self.memory.get(), accepted, first)
+        next_h, memory = p.controller.next_step(
+            b, tried, squared, self.memory.get(), accepted, first
+        )
         lost = next_h <= min_step(b, b.where(accepted, t2, t), self.t1 - self.t0)
         return Step(t, t2, size, y, attempt, accepted), next_h, memory, lost
 

@@ -180,11 +180,11 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
         # The steps are constants to whoever differentiates the solution.
         at = jax.lax.stop_gradient((ks, h, y, y2))
         estimate = error_estimate(LANES, tableau, *at[:2])
-        error = computed_once(_norm(scaled(LANES, chunk.tol, estimate, *at[2:])))
-        accepted = (error <= 1) & active
+        squared = computed_once(mean_square(scaled(LANES, chunk.tol, estimate, *at[2:])))
+        accepted = (squared <= 1) & active
         first = state.naccept == 0
         next_h, memory = computed_once(
-            method.controller.next_step(LANES, size, error, memory, accepted, first)
+            method.controller.next_step(LANES, size, squared, memory, accepted, first)
         )
         # A step that time can't resolve: the lane is lost (`retcodes` says how).
         lost = next_h <= min_step(LANES, jnp.where(accepted, t2, t), chunk.t1 - chunk.t0)
