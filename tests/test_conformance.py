@@ -17,9 +17,10 @@ from .marks import on_julia, slow_unless
 from .problems import decay, linear, lotka_volterra, scaled
 
 
-class OnJulia(NamedTuple):
-    """An ensemble algorithm with `engine="julia"`."""
+class By(NamedTuple):
+    """An ensemble algorithm with an engine that `auto` does not take for these problems."""
 
+    engine: str
     alg: Any
 
 
@@ -34,12 +35,13 @@ ALGORITHMS = {
     "3 workers": eo.EnsembleDistributed(workers=3),
     "split threads": eo.EnsembleSplitThreads(workers=2, threads=2),
 }
+BY_LANES = {"lanes": By("lanes", eo.EnsembleThreads())}
 ON_JULIA = {
-    "julia serial": OnJulia(eo.EnsembleSerial()),
-    "julia threads": OnJulia(eo.EnsembleThreads()),
-    "julia distributed": OnJulia(eo.EnsembleDistributed(workers=2)),
-    "julia split threads": OnJulia(eo.EnsembleSplitThreads(workers=2, threads=1)),
-    "julia columns": OnJulia(eo.EnsembleColumns()),
+    "julia serial": By("julia", eo.EnsembleSerial()),
+    "julia threads": By("julia", eo.EnsembleThreads()),
+    "julia distributed": By("julia", eo.EnsembleDistributed(workers=2)),
+    "julia split threads": By("julia", eo.EnsembleSplitThreads(workers=2, threads=1)),
+    "julia columns": By("julia", eo.EnsembleColumns()),
 }
 # (algorithm, feature): (exception, message)
 REFUSED = {
@@ -59,11 +61,11 @@ TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 
 
-# On the CPU, EnsembleGPUArray is EnsembleThreads.
+# On the CPU, EnsembleGPUArray is EnsembleThreads(1). (Columns are the lanes engine's.)
 QUICK = ("serial", "threads", "columns", "kernel", "distributed")
 
 
-_CASES = [slow_unless(name in QUICK, name) for name in ALGORITHMS]
+_CASES = [slow_unless(name in QUICK, name) for name in (*ALGORITHMS, *BY_LANES)]
 
 
 @pytest.fixture(params=[*_CASES, *map(on_julia, ON_JULIA)])
@@ -75,12 +77,12 @@ def name(request):
 def alg(name, request):
     if name == "kernel":  # as on a GPU
         request.getfixturevalue("on_host")
-    return {**ALGORITHMS, **ON_JULIA}[name]
+    return {**ALGORITHMS, **BY_LANES, **ON_JULIA}[name]
 
 
 def solve(ens, solver, alg, **options):
-    if isinstance(alg, OnJulia):
-        alg, options = alg.alg, {"engine": "julia", **options}
+    if isinstance(alg, By):
+        alg, options = alg.alg, {"engine": alg.engine, **options}
     return eo.solve(ens, solver, alg, **options)
 
 
