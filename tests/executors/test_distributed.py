@@ -326,12 +326,12 @@ def test_the_longest_go_first():
         alg = eo.EnsembleDistributed(executor)
         eo.solve(by_span, eo.Tsit5(), alg, trajectories=600)
         # The last of the flat numbers are the indices.
-        assert order[0] == 512
+        assert order[0] == max(order)
         order.clear()
-        costs = np.where(np.arange(600) // 128 == 2, 5.0, 1.0)
+        costs = np.where(np.arange(600) // 64 == 4, 5.0, 1.0)
         alg = eo.EnsembleDistributed(executor, costs=costs)
         sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=600)
-        assert order[0] == 256
+        assert 256 <= order[0] < 320
     serial = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), trajectories=600)
     np.testing.assert_array_equal(sim.u, serial.u)
 

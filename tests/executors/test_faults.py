@@ -231,7 +231,7 @@ def test_a_worker_says_that_it_is_out_of_memory(monkeypatch):
     monkeypatch.setattr(worker, "_solved", solved)
     with (
         ThreadPoolExecutor(1) as executor,
-        pytest.raises(eo.ClusterError, match="ran out of memory, solving 128 trajectories at a"),
+        pytest.raises(eo.ClusterError, match="ran out of memory, solving 64 trajectories at a"),
     ):
         eo.solve(ensemble(), eo.Tsit5(), eo.EnsembleDistributed(executor), **OPTIONS)
 
@@ -331,7 +331,7 @@ def test_a_lost_batch_is_tried_again(tmp_path):
         executor._ensembleode_pool = pool = Pool(executor, 1)
         alg = eo.EnsembleDistributed(executor)
         sim = eo.solve(ensemble(), None, alg, **options)
-        assert set(sim.failed) >= set(range(256, 384))
+        assert len(sim.failed) >= 16
         np.testing.assert_array_equal(sim.failed, np.arange(256, 256 + len(sim.failed)))
         pool.deadly = False
         sim = eo.solve(ensemble(), None, alg, **options)

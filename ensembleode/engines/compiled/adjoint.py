@@ -196,7 +196,8 @@ EVENT_CELLS = 3
 class Cotangents(NamedTuple):
     """What is pulled back, and where to: row-major arrays.
 
-    - `rows [trajectory, row, component]`: of what was saved; `naccept [trajectory]`: steps taken.
+    - `rows [trajectory, row, component]`: of what was saved; `reached [trajectory]`: how many times
+        were, also those past the last row (not with ends).
     - `u0 [trajectory, component]`, `own` and `shared [trajectory, number]`: the results, the latter
         of the parameters.
 
@@ -204,7 +205,7 @@ class Cotangents(NamedTuple):
     """
 
     rows: Buffer
-    naccept: Buffer
+    reached: Buffer
     u0: Buffer
     own: Buffer
     shared: Buffer
@@ -253,7 +254,7 @@ class Replay:
 
     def load(self, index: Value, mask: Value) -> None:
         """Take trajectories at their ends, in the lanes of the mask."""
-        b, p, loop = self.b, self.problem, self.loop
+        b, p = self.b, self.problem
         index = b.where(mask, b.cast(index, I64), 0)
         self.held.take(index, mask)
         for x in self.each:
@@ -265,14 +266,7 @@ class Replay:
             return
         for x in self.adjoint:
             x.set_where(mask, 0)
-        if p.saving.mode == "steps":
-            taken = b.cast(self.cotangents.naccept.gather(index, mask, 0), I64)
-            rows = taken + int(p.saving.start)
-        elif p.has_count:
-            rows = b.cast(self.held.number("count"), I64)
-        else:
-            rows = loop.rows
-        self.rows.set_where(mask, rows)
+        self.rows.set_where(mask, b.cast(self.cotangents.reached.gather(index, mask, 0), I64))
 
     def store(self, index: Value, mask: Value) -> None:
         """Write the results of trajectories whose start is reached, in the lanes of the mask."""

@@ -99,7 +99,8 @@ def _(residuals, cotangents, perturbed, lanes, mask, plan, n):
     cotangent = where_ok(jnp.where(jnp.isnan(u), 0, cotangent))
     at_end = cotangent[:, -1] if saving.mode == "ends" else cotangent
     setup = Setup(plan, math.prod(plan.state.shape), n)
-    pulled = pull_back(setup, lanes, ok, at_end, naccept)
+    reached = naccept + int(saving.start) if saving.mode == "steps" else length
+    pulled = pull_back(setup, lanes, ok, at_end, reached)
     # A state saved at t0 is u0, whenever that is; but where it is at a time given by saveat.
     to_start = where_ok(pulled.u0)
     to_u0 = to_start

@@ -134,7 +134,7 @@ N, ROWS, MAXITERS = range(3)
 
 
 # Operands of `pull_back` only, its results, and its memory.
-_COTANGENTS = ("rows", "naccept")
+_COTANGENTS = ("rows", "reached")
 _GRADIENTS = ("u0", "own", "shared")
 _MEMORY = ("turns", "events", "kept")
 
@@ -267,8 +267,8 @@ LENGTHS = range(5, 8)
 def pulling_back(d: Description) -> tuple[str, int]:
     """The kernel `pull_back`, and the bytes of a checkpoint.
 
-    Its operands: those of `solving`, then the cotangents of what is saved and the counts of steps
-    taken; its results: the gradients (see `adjoint.Cotangents`), and memory for a record: turns,
+    Its operands: those of `solving`, then the cotangents of what is saved and how many times were
+    reached; its results: the gradients (see `adjoint.Cotangents`), and memory for a record: turns,
     events, checkpoints.
     """
     module = _module(d)

@@ -181,23 +181,23 @@ class Pulled(NamedTuple):
     parameters: list[Any]
 
 
-def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: Any) -> Pulled:
+def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> Pulled:
     """Pull back through the trajectories of the mask.
 
     **Arguments:**
 
     - `cotangent`: that of the last states, `[trajectory, *state]`, or of the saved ones,
         `[trajectory, row, *state]`.
-    - `naccept`: how many steps they took.
+    - `reached`: how many times of each were saved, or would have been with more rows.
     """
     run = jax.custom_batching.custom_vmap(functools.partial(_pull_back, setup))
 
     @run.def_vmap
-    def _(size, batched, lanes, mask, cotangent, naccept):
-        wide, lanes, mask, cotangent, naccept = _widened(
-            setup, size, batched, lanes, mask, cotangent, naccept
+    def _(size, batched, lanes, mask, cotangent, reached):
+        wide, lanes, mask, cotangent, reached = _widened(
+            setup, size, batched, lanes, mask, cotangent, reached
         )
-        out = pull_back(wide, lanes, mask, cotangent, naccept)
+        out = pull_back(wide, lanes, mask, cotangent, reached)
         u0, parameters = _folded(out, size)
         before = _real(setup.plan)
         parameters = [
@@ -208,7 +208,7 @@ def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: Any
         out = Pulled(u0, parameters)
         return out, jax.tree.map(lambda _: True, out)
 
-    return run(lanes, mask, cotangent, naccept)
+    return run(lanes, mask, cotangent, reached)
 
 
 def _real(plan: Plan) -> list[bool]:
@@ -218,7 +218,7 @@ def _real(plan: Plan) -> list[bool]:
     return [b for b, a in zip(batched, avals, strict=True) if jnp.issubdtype(a.dtype, jnp.floating)]
 
 
-def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: Any) -> Pulled:
+def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> Pulled:
     plan, n, groups = setup.plan, setup.n, setup.groups
     d = setup.description(lanes)
     text, checkpoint = kernel.pulling_back(d)
@@ -229,7 +229,7 @@ def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, naccept: An
     threads, sizes, memory = record(d, setup, checkpoint, shared)
     rows = cotangent.reshape(n, -1, d.size)
     operands = _operands(d, setup, lanes, mask, rows.shape[1], *sizes)
-    operands += [trajectories_last(rows) if d.on_gpu else rows, naccept.astype(jnp.int32)]
+    operands += [trajectories_last(rows) if d.on_gpu else rows, reached.astype(jnp.int32)]
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
     results = _run(d, text, "pull_back", threads, n, operands, [*outputs, *memory])

@@ -90,6 +90,37 @@ def test_reverse_is_that_of_differences(alg, steps, mode):
     np.testing.assert_allclose(got, expected, rtol=2e-3 if "dt" in steps else 1e-5)
 
 
+@pytest.mark.parametrize("own", [False, True], ids=["shared times", "own times"])
+@pytest.mark.parametrize("some", [2, 0], ids=["some", "none"])
+def test_rows_that_are_not_reached(some, own):
+    """Times that are infinitely far are not there, and their cotangents, whatever they are, don't
+    count: as without these rows."""
+    x = numbers()
+    near = jnp.linspace(0.5, 1.0, some)
+    far = jnp.full(3, jnp.inf)
+
+    def loss(u0, times):
+        def prob_func(prob, ctx):
+            given = {"saveat": times + 0.01 * ctx.index} if own else {}
+            return eo.remake(prob, u0=u0[ctx.index], **given)
+
+        p = (x["own"][0], x["shared"])
+        ens = eo.EnsembleProblem(eo.ODEProblem(field, u0[0], (0.0, 2.0), p), prob_func)
+        given = {} if own else {"saveat": times}
+        u = eo.solve(ens, trajectories=N, engine="compiled", **given, **ADAPTIVE).u
+        weights = jnp.arange(1.0, times.size + 1)[:, None]
+        return jnp.sum(jnp.where(jnp.isnan(u), 0.0, u) ** 2 * weights[None])
+
+    both = jax.jit(jax.value_and_grad(loss))
+    value, gradient = both(x["u0"], jnp.concatenate([near, far]))
+    if some:
+        expected, expected_gradient = both(x["u0"], near)
+    else:
+        expected, expected_gradient = 0.0, jnp.zeros_like(x["u0"])
+    np.testing.assert_allclose(value, expected, rtol=1e-14)
+    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-12)
+
+
 TIGHT = {"abstol": 1e-12, "reltol": 1e-12}
 
 
