@@ -22,7 +22,7 @@ from .options import check_count
 from .other_names import refuse_unknown, solver_by_name
 from .plan import Plan, Result, shared_times
 from .problem import EnsembleProblem, ODEProblem
-from .program import being_staged, is_tracer
+from .program import is_tracer
 from .progress import Progress
 from .reductions import sum_reduction
 from .solution import (
@@ -373,7 +373,7 @@ def job_for(
         width=module.width(state, n or 1),
         batched=every.batched,
     )
-    traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
+    traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg, columns))
     job = Job(plan, every, key, traced, remake, ens.output_func)
     # Where every step is saved, the count of times is known later.
