@@ -68,42 +68,51 @@ def reached(*things: Any) -> Key:
     return Key(tuple(walk.parts), tuple(walk.arrays), tuple(walk.kept))
 
 
+def _words(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
 # What is there to be imported by everyone and does nothing but compute. (Other installed packages
 # are walked through, as the user's own code.)
-_PURE = frozenset(
-    ("jax", "jaxlib", "numpy", "equinox", "diffrax", "lineax", "optimistix", "jaxtyping", "einops")
-    + ("ensembleode", "math", "cmath", "operator", "functools", "dataclasses", "typing", "numbers")
-    + ("abc", "collections", "enum", "fractions")
+_PURE = _words(
+    """abc cmath collections dataclasses diffrax einops ensembleode enum equinox fractions functools
+    jax jaxlib jaxtyping lineax math numbers numpy operator optimistix typing"""
 )
 # And what in them does more, or is not always the same.
-_IMPURE_MODULES = ("numpy.random", "numpy.ctypeslib", "numpy.testing", "numpy.f2py", "numpy.lib")
-_IMPURE_NAMES = frozenset(
-    ("random", "load", "loadtxt", "genfromtxt", "fromfile", "frombuffer", "memmap", "empty")
-    + ("empty_like", "save", "savez", "savetxt", "DataSource", "datetime64", "geterr", "config")
-    + ("tree_deserialise_leaves", "tree_serialise_leaves", "lib", "ctypeslib", "testing", "f2py")
+_IMPURE_MODULES = (
+    *("numpy.random", "numpy.ctypeslib", "numpy.testing", "numpy.f2py", "numpy.lib"),
+    *("ensembleode.executors", "ensembleode.files", "ensembleode.on_disk", "ensembleode.planning"),
+    *("ensembleode.serve", "ensembleode.store", "ensembleode.training"),
+)
+_IMPURE_NAMES = _words(
+    """config DataSource datetime64 empty empty_like fromfile fromregex genfromtxt geterr lib load
+    loadtxt memmap random save savetxt savez savez_compressed tree_deserialise_leaves
+    tree_serialise_leaves"""
 )
 _ARE_PURE = ("jax.random",)
 # Modules that may be handed around: nothing in them is impure, but what shows in a jaxpr.
 _HANDED_AROUND = frozenset(("jax.numpy", "jax.lax", "jax.nn", "jax.random", "math", "cmath"))
-_BUILTINS = frozenset(
+_BUILTINS = _words(
     """abs all any bool bytes callable complex dict divmod enumerate filter float format frozenset
     getattr hasattr int isinstance issubclass iter len list map max min next object pow property
     range repr reversed round set slice sorted staticmethod classmethod str sum super tuple type zip
-    Ellipsis NotImplemented __debug__""".split()
+    Ellipsis NotImplemented __debug__"""
 )
 # Attributes by which code comes to what its names don't tell.
-_REVEALING = frozenset(
+_REVEALING = _words(
     """__globals__ __builtins__ __subclasses__ __code__ __closure__ __dict__ __self__ __func__
     __import__ __getattribute__ f_globals f_locals f_back gi_frame tb_frame cell_contents
-    __loader__ __spec__""".split()
+    __loader__ __spec__"""
 )
 # What of a class no computation depends on, or what only repeats the rest.
-_ASIDE = frozenset(
+_ASIDE = _words(
     """__abstractclassvars__ __abstractmethods__ __abstractvars__ __annotate__ __annotate_func__
     __annotations__ __annotations_cache__ __dataclass_fields__ __dataclass_params__ __dict__ __doc__
-    __firstlineno__ __module__ __orig_bases__ __parameters__ __qualname__ __static_attributes__
-    __weakref__ _abc_impl""".split()
+    __firstlineno__ __hash__ __module__ __orig_bases__ __parameters__ __qualname__ __repr__
+    __static_attributes__ __weakref__ _abc_impl"""
 )
+# What every NamedTuple has, for itself.
+_OF_TUPLES = _words("__getnewargs__ __match_args__ __new__ _asdict _field_defaults _make _replace")
 _MOST_STEPS = 3000
 _MOST_BYTES = 2**20
 
@@ -139,6 +148,11 @@ class _Walk:
         self._steps += 1
         if self._steps > _MOST_STEPS:
             raise Unkeyed("it is too much to be looked through at every call")
+        if (
+            kind is tuple
+        ):  # (Python shares equal ones at times, so it tells nothing if one is met again.)
+            self._sequence(x)
+            return
         seen = self._seen.get(id(x))
         if seen is not None:
             self.parts += ("again", seen)
@@ -205,7 +219,7 @@ class _Walk:
 
     def _function(self, fn: types.FunctionType) -> None:
         home = fn.__globals__.get("__name__")
-        if _is_pure(home) and _is_defined(fn):
+        if _is_pure(home) and _is_pure_thing(fn) and _is_defined(fn):
             self._same(fn)
             return
         code = fn.__code__
@@ -261,8 +275,7 @@ class _Walk:
             if type(value) is types.ModuleType:
                 module = value
                 continue
-            is_function = type(value) is types.FunctionType
-            if pure and not (is_function and not _is_pure(value.__globals__.get("__name__"))):
+            if pure and _is_pure_thing(value):
                 self._same(value)
             else:
                 self.value(value)
@@ -315,7 +328,8 @@ class _Walk:
         self.value(type(cls))
         for base in cls.__bases__:
             self.value(base)
-        own = [(name, x) for name, x in cls.__dict__.items() if name not in _ASIDE]
+        aside = _ASIDE | _OF_TUPLES if cls.__base__ is tuple else _ASIDE
+        own = [(name, x) for name, x in cls.__dict__.items() if name not in aside]
         self.parts.append(len(own))
         for name, x in own:
             self.parts.append(name)
@@ -335,12 +349,14 @@ class _Walk:
             self._class(x)
         elif callable(x) and _is_pure_thing(x) and _is_defined(x):
             self._same(x)
+        elif kind is _FieldOfTuple:
+            self.value(x.__reduce__()[1])
         elif isinstance(x, functools.partial) and _is_pure_thing(kind):
             self._partial(x)
         elif kind.__module__ == "jaxlib._jax" and hasattr(x, "__wrapped__"):  # jitted
             self.parts.append("jitted")
             self._same_while_it_lives(x)
-            self.value(x.__wrapped__)
+            self.value(getattr(x, "__wrapped__"))  # noqa: B009
         elif kind.__base__ is tuple:  # a NamedTuple
             self.value(kind)
             self._sequence(x)
@@ -362,13 +378,13 @@ class _Walk:
         self._mapping(x.__dict__)
 
 
+_FieldOfTuple = type(Key.parts)
 _IMMUTABLE_TYPE = 1 << 8  # Py_TPFLAGS_IMMUTABLETYPE: defined in C
 _BY_VALUE = frozenset((type(None), bool, int, str, bytes, type(Ellipsis), type(NotImplemented)))
 _HANDLERS: dict[type, Callable[[_Walk, Any], None]] = {
     Abstract: _Walk._abstract,
     complex: _Walk._complex,
     np.ndarray: _Walk._numpy,
-    tuple: _Walk._sequence,
     list: _Walk._sequence,
     set: _Walk._sequence,
     frozenset: _Walk._sequence,
@@ -376,6 +392,7 @@ _HANDLERS: dict[type, Callable[[_Walk, Any], None]] = {
     types.MappingProxyType: _Walk._mapping,
     slice: _Walk._slice,
     range: _Walk._slice,
+    object: _Walk._same,
     types.FunctionType: _Walk._function,
     types.MethodType: _Walk._method,
     types.BuiltinFunctionType: _Walk._builtin,

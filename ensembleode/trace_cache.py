@@ -33,7 +33,8 @@ class Operand:
     index: int
 
 
-class _Closed(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Closed:
     """Stands for the array with this number among those that the key is made of."""
 
     index: int
@@ -117,9 +118,7 @@ def may_keep(programs: Sequence[Program], values: Sequence) -> bool:
     return all(map(is_self_contained, programs)) and not any(map(is_tracer, values))
 
 
-def traced_once(
-    things: tuple, make: Callable[[], tuple[Program, tuple]]
-) -> tuple[Program, tuple]:
+def traced_once(things: tuple, make: Callable[[], tuple[Program, tuple]]) -> tuple[Program, tuple]:
     """The program and constants that `make` traces, which depend on nothing but `things`: made
     anew only where these have changed."""
     key = key_of(*things)
