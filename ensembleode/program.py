@@ -95,7 +95,7 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 
 def trace_apart(
     fn: Callable, args: tuple, operands: Sequence, rules: bool = False
-) -> tuple[Program, list, list[int]]:
+) -> tuple[Program, list, list]:
     """Trace `fn(*args, *operands)`, whose operands are arrays that become constants of the program,
     as if `fn` had closed over them. But it can't have seen their values, and nor has the program.
 
@@ -117,7 +117,7 @@ def trace_apart(
     return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts), used
 
 
-def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list[int]]:
+def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list]:
     """The last inputs as constants, those that are used: which these are."""
     if not count:
         return jaxpr, []

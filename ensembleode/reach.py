@@ -251,7 +251,7 @@ class _Walk:
             else:
                 raise Unkeyed(f"{fn.__qualname__} calls {name}")
 
-    def _read(self, value: Any, chains: Sequence[tuple[str, ...]]) -> None:
+    def _read(self, value: Any, chains: Sequence) -> None:
         """What code does with a variable: of a module, only some attributes are read."""
         if type(value) is not types.ModuleType:
             self.value(value)
@@ -259,7 +259,7 @@ class _Walk:
         for chain in chains:
             self._attribute(value, chain)
 
-    def _attribute(self, module: types.ModuleType, chain: Sequence[str]) -> None:
+    def _attribute(self, module: types.ModuleType, chain: Sequence) -> None:
         for name in chain:
             path = module.__name__
             pure = _is_pure(path)

@@ -113,7 +113,7 @@ def key_of(*things: Any) -> Key | None:
         return None
 
 
-def may_keep(programs: Sequence[Program], values: Sequence) -> bool:
+def may_keep(values: Sequence, *programs: Program) -> bool:
     """Whether a trace is nothing but a computation, of values that are known."""
     return all(map(is_self_contained, programs)) and not any(map(is_tracer, values))
 
@@ -130,6 +130,6 @@ def traced_once(things: tuple, make: Callable[[], tuple[Program, tuple]]) -> tup
         return program, tuple(consts)
     program, consts = make()
     # (Not where tracing changed what it depends on: then it has to happen each time.)
-    if may_keep([program], consts) and key_of(*things) == key:
+    if may_keep(consts, program) and key_of(*things) == key:
         traces.keep(key, consts, program)
     return program, consts

@@ -745,9 +745,9 @@ class _Memory:
                 traces.keep(self._key, (), _BY_VALUE)
         apart, consts, values = _apart(maker, made, self.indexes_numpy)
         numbers = [*consts, *values]
-        programs = [made.program, apart.field]
-        if not drew and may_keep(programs, numbers) and key_of(*things) == reached_before:
-            assert reached_before is not None
+        may = not drew and may_keep(numbers, made.program, apart.field)
+        # (Not where it changed what it depends on: then it has to be called each time.)
+        if may and reached_before is not None and key_of(*things) == reached_before:
             traces.keep(reached_before, numbers, apart)
         return self._filled(apart, numbers)
 
