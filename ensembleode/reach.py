@@ -63,8 +63,10 @@ def reached(*things: Any) -> Key:
         walk.context()
         for thing in things:
             walk.value(thing)
-    except RecursionError:
-        raise Unkeyed("it is nested too deeply") from None
+    except Unkeyed:
+        raise
+    except Exception as e:  # nested too deeply, or whatever an object of the user's raises
+        raise Unkeyed(f"looking through it raises {type(e).__name__}") from e
     return Key(tuple(walk.parts), tuple(walk.arrays), tuple(walk.kept))
 
 
@@ -113,7 +115,7 @@ _ASIDE = _words(
 )
 # What every NamedTuple has, for itself.
 _OF_TUPLES = _words("__getnewargs__ __match_args__ __new__ _asdict _field_defaults _make _replace")
-_MOST_STEPS = 3000
+_MOST_STEPS = 4000
 _MOST_BYTES = 2**20
 
 _FLOAT = struct.Struct("<d")
@@ -145,9 +147,7 @@ class _Walk:
         if kind is float:
             self.parts += (kind, _FLOAT.pack(x))
             return
-        self._steps += 1
-        if self._steps > _MOST_STEPS:
-            raise Unkeyed("it is too much to be looked through at every call")
+        self._step(1)
         if (
             kind is tuple
         ):  # (Python shares equal ones at times, so it tells nothing if one is met again.)
@@ -164,6 +164,11 @@ class _Walk:
             handler(self, x)
         else:
             self._other(x)
+
+    def _step(self, count: int) -> None:
+        self._steps += count
+        if self._steps > _MOST_STEPS:
+            raise Unkeyed("it is too much to be looked through at every call")
 
     #
     # By identity
@@ -198,11 +203,13 @@ class _Walk:
         self.parts += (type(x), x.dtype, x.shape, data)
 
     def _sequence(self, x: Any) -> None:
+        self._step(len(x))
         self.parts += (type(x), len(x))
         for each in x:
             self.value(each)
 
     def _mapping(self, x: Any) -> None:
+        self._step(len(x))
         self.parts += (type(x), len(x))
         for key, each in x.items():
             self.value(key)

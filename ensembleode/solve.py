@@ -73,7 +73,8 @@ def solve(
     Differentiable, jittable and vmappable in everything that `u0`, `p` and the closures of `f`,
     `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
     and never touches another trajectory. Calling it again with other numbers compiles nothing (but
-    a reduction or reruns that are differentiated outside of `jit` do).
+    a reduction or reruns that are differentiated outside of `jit` do), and only traces
+    functions that reach something else than before.
 
     `f` means what it means under `jax.vmap`: a `lax.cond` on the state is a select between branches
     that are all computed, and an `eqx.error_if` that fails for one trajectory raises for all.

@@ -679,6 +679,8 @@ def _shared_by_all(maker: _Maker, key: Any) -> Trajectories:
 
 # What of a Lane is checked where it is known.
 _CHECKED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
+# Options that are objects.
+_OBJECTS = ("stepsize_controller", "sensealg")
 _BY_VALUE = "by value"
 
 
@@ -704,6 +706,8 @@ class _Memory:
         shapes = _with_operands(ens, list(map(abstract, self.operands))).prob
         others = ("prob_func", ens.prob_func, maker.solve_options, abstract(key), maker.n)
         self._ens, self._others = ens, others
+        given = ens.prob.options, {k: v for k, v in maker.solve_options.items() if v is not None}
+        self._objects = {k: (given[0] | given[1]).get(k) for k in _OBJECTS}
         self._things: tuple = (shapes, *others)
         self._key = reached(*self._things)
         self.indexes_numpy = False
@@ -716,6 +720,8 @@ class _Memory:
         values, made = found
         if made.indexes_numpy:
             _check_last(self._ens, key, n)
+        # (The objects of now: those of then may have been written into.)
+        made = made._replace(options=made.options | self._objects)
         return self._filled(made, values)
 
     def _found(self) -> tuple[list, Any] | None:
@@ -746,9 +752,11 @@ class _Memory:
         apart, consts, values = _apart(maker, made, self.indexes_numpy)
         numbers = [*consts, *values]
         may = not drew and may_keep(numbers, made.program, apart.field)
+        may &= all(apart.options[k] is x for k, x in self._objects.items())
         # (Not where it changed what it depends on: then it has to be called each time.)
         if may and reached_before is not None and key_of(*things) == reached_before:
-            traces.keep(reached_before, numbers, apart)
+            options = apart.options | dict.fromkeys(_OBJECTS)
+            traces.keep(reached_before, numbers, apart._replace(options=options))
         return self._filled(apart, numbers)
 
     def _check_values_unread(self, made: _Trace) -> None:

@@ -12,6 +12,7 @@ import types
 import weakref
 from typing import Any, NamedTuple
 
+import diffrax as dfx
 import equinox as eqx
 import hypothesis
 import hypothesis.strategies as some
@@ -485,7 +486,7 @@ def test_any_sequence_of_changes(changes):
         return cell, listed, held, model.rate(), array, k
 
     def state():
-        parts = (cell, listed[0], held["k"], model.k, float(array), (f.__defaults__ or ())[0])
+        parts = (cell, listed[0], held["k"], model.k, float(array), *(f.__defaults__ or ()))
         return tuple((type(x), str(x)) for x in parts)
 
     seen: dict = {}
@@ -576,7 +577,8 @@ def unkeyed_things():
         "a lock": threading.Lock(),
         "a subclass of list": type("L", (list,), {})([1.0]),
         "a reference": jax.new_ref(jnp.ones(2)),
-        "too much": list(range(10)) + [[x] for x in range(5000)],
+        "too much": [[x] for x in range(5000)],
+        "too many numbers": [float(x) for x in range(5000)],
         "a store": lambda: eo.open_ensemble("x.zarr"),
     }
 
@@ -887,6 +889,26 @@ def test_an_output_func(count):
     assert go() == [3.0, 4.0]
 
 
+def test_a_controller_written_into():
+    """What is kept isn't the controller of then."""
+
+    def controlled(tolerance):
+        return dfx.PIDController(rtol=tolerance, atol=tolerance)
+
+    def go(controller):
+        prob = eo.ODEProblem(decaying, jnp.array([1.0]), (0.0, 1.0), jnp.array(2.0))
+        ens = eo.EnsembleProblem(prob, grown)
+        options = {"stepsize_controller": controller, "engine": "diffrax", "trajectories": 2}
+        return eo.solve(ens, eo.Tsit5(), **options).stats.naccept.tolist()
+
+    fine, coarse = controlled(1e-10), controlled(1e-2)
+    expected = go(fine), go(coarse)
+    assert expected[0] > expected[1]
+    for name in ("rtol", "atol"):
+        object.__setattr__(fine, name, 1e-2)
+    assert (go(fine), go(controlled(1e-10))) == expected[::-1]
+
+
 #
 # Inside of transformations
 #
@@ -897,7 +919,7 @@ def test_under_transformations_nothing_is_kept():
         prob = eo.ODEProblem(rate_p, jnp.ones(1), (0.0, 1.0), p)
         ens = eo.EnsembleProblem(prob, grown)
         options = {"adaptive": False, "dt": 1.0, "trajectories": 2}
-        return eo.solve(ens, eo.Euler(), **options).u[:, -1, 0].sum()
+        return jnp.asarray(eo.solve(ens, eo.Euler(), **options).u)[:, -1, 0].sum()
 
     p = jnp.array(1.0)
     assert float(end(p)) == 5.0
@@ -909,12 +931,8 @@ def test_under_transformations_nothing_is_kept():
 
 def test_a_closure_that_is_traced():
     def end(k):
-        return eo.solve(
-            eo.ODEProblem(lambda u, p, t: k * jnp.ones_like(u), jnp.ones(1), (0.0, 1.0)),
-            eo.Euler(),
-            adaptive=False,
-            dt=1.0,
-        ).u[-1, 0]
+        prob = eo.ODEProblem(lambda u, p, t: k * jnp.ones_like(u), jnp.ones(1), (0.0, 1.0))
+        return jnp.asarray(eo.solve(prob, eo.Euler(), adaptive=False, dt=1.0).u)[-1, 0]
 
     for _ in range(2):
         assert float(jax.grad(end)(1.0)) == 1.0
