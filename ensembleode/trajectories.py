@@ -655,7 +655,7 @@ def _is_plain(maker: _Maker, key: Any) -> bool:
         return False
     if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):
         return False
-    given: Any = maker.solve_options["saveat"], maker.ens.prob.options.get("saveat")
+    given: Any = maker.solve_options.get("saveat"), maker.ens.prob.options.get("saveat")
     try:
         return all(np.ndim(x) < 2 for x in given)
     except ValueError:  # ragged, which is found later
