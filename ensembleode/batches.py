@@ -286,7 +286,8 @@ def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
 
 def _batch(job, executor, wanted, repeat, size) -> Outcome:
     missing = size - len(wanted) if executor.vectorised else 0
-    indices = integers(np.pad(wanted, (0, missing), mode="edge"))
+    # (NumPy's, as the jitted functions that they go to take those faster.)
+    indices = np.pad(wanted, (0, missing), mode="edge").astype(jax.dtypes.canonicalize_dtype(int))
     if not job.plan.saving.rows:
         job = count_steps(job, executor, indices, repeat)
     outcome = executor.run(job, indices, repeat)

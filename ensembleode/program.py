@@ -61,10 +61,12 @@ class Program:
     def __repr__(self) -> str:
         return f"Program({len(self.jaxpr.eqns)} equations, {len(self.jaxpr.constvars)} constants)"
 
-    def depends_on(self, inputs: Sequence[bool]) -> list[bool]:
-        """Which flat outputs depend on the flat inputs marked True."""
-        marks = [False] * len(self.jaxpr.constvars) + list(inputs)
-        return _dependence(self.jaxpr, marks)
+    def depends_on(
+        self, inputs: Sequence[bool], constants: Sequence[bool] | None = None
+    ) -> list[bool]:
+        """Which flat outputs depend on the flat inputs, and the constants, marked True."""
+        constants = [False] * len(self.jaxpr.constvars) if constants is None else constants
+        return _dependence(self.jaxpr, [*constants, *inputs])
 
     def deciding(self) -> list[bool]:
         """Which flat inputs, constants first, decide what is computed: those that a predicate of
@@ -87,6 +89,20 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 
     **Returns:** the program, and the list of its constants.
     """
+    program, consts, _ = trace_apart(fn, args, (), rules=rules)
+    return program, consts
+
+
+def trace_apart(
+    fn: Callable, args: tuple, operands: Sequence, rules: bool = False
+) -> tuple[Program, list, list]:
+    """Trace `fn(*args, *operands)`, whose operands are arrays that become constants of the program,
+    as if `fn` had closed over them. But it can't have seen their values, and nor has the program.
+
+    **Returns:** the program; its constants, those that `fn` closes over; and which of the operands
+    are the other constants, after those.
+    """
+    args = (*args, *operands)
     # A fresh function each time: make_jaxpr caches by identity, and what a function closes
     # over may have been rebound since the last call.
     closed, out_shape = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
@@ -94,10 +110,35 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
         # The user's own inner jit closed over arrays: inlining it turns them into inputs.
         inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
-    key = _jaxpr_key(closed.jaxpr)
+    jaxpr, used = _as_constants(closed.jaxpr, len(operands))
+    key = _jaxpr_key(jaxpr)
     if rules:
-        key = (key, tuple(map(_rule_key, _custom_calls(closed.jaxpr))))
-    return Program(closed.jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts)
+        key = (key, tuple(map(_rule_key, _custom_calls(jaxpr))))
+    return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts), used
+
+
+def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list]:
+    """The last inputs as constants, those that are used: which these are."""
+    if not count:
+        return jaxpr, []
+    inputs, moved = jaxpr.invars[:-count], jaxpr.invars[-count:]
+    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
+    read.update(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+    used = [i for i, v in enumerate(moved) if v in read]
+    constants = [*jaxpr.constvars, *(moved[i] for i in used)]
+    return jaxpr.replace(constvars=constants, invars=inputs), used
+
+
+def is_self_contained(program: Program) -> bool:
+    """Whether running it does nothing but compute: no effects, and no calls of Python."""
+    return not program.jaxpr.effects and not any(map(_calls_python, program.jaxpr.eqns))
+
+
+def _calls_python(eqn: Any) -> bool:
+    inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
+    return "callback" in eqn.primitive.name or any(
+        any(map(_calls_python, each.eqns)) for each in inner
+    )
 
 
 class Static:
@@ -128,7 +169,7 @@ def is_tracer(x: Any) -> bool:
 
 def being_staged() -> bool:
     """Whether we are inside a `jax.jit` (where even constants become tracers)."""
-    return is_tracer(jax.lax.add(np.float32(0), np.float32(0)))
+    return is_tracer(jax.lax.neg(np.float32(0)))
 
 
 #

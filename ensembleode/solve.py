@@ -22,7 +22,7 @@ from .options import check_count
 from .other_names import refuse_unknown, solver_by_name
 from .plan import Plan, Result, shared_times
 from .problem import EnsembleProblem, ODEProblem
-from .program import being_staged, is_tracer
+from .program import is_tracer
 from .progress import Progress
 from .reductions import sum_reduction
 from .solution import (
@@ -36,6 +36,7 @@ from .solution import (
     Stats,
 )
 from .solvers import Tsit5
+from .trace_cache import key_of, traces
 from .trajectories import describe
 
 
@@ -72,7 +73,8 @@ def solve(
     Differentiable, jittable and vmappable in everything that `u0`, `p` and the closures of `f`,
     `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
     and never touches another trajectory. Calling it again with other numbers compiles nothing (but
-    a reduction or reruns that are differentiated outside of `jit` do).
+    a reduction or reruns that are differentiated outside of `jit` do), and only traces
+    functions that reach something else than before.
 
     `f` means what it means under `jax.vmap`: a `lax.cond` on the state is a select between branches
     that are all computed, and an `eqx.error_if` that fails for one trajectory raises for all.
@@ -303,10 +305,22 @@ def _as_key(seed: Any, key: Any) -> Any:
     if key is None:
         if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):
             raise TypeError(f"seed must be an integer, got {seed!r}.")
-        return jax.random.key(seed)
+        return _key_of(seed)
     dtype = getattr(key, "dtype", None)
     if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32):
         raise TypeError(f"key must be a JAX PRNG key, such as jax.random.key(0), got {key!r}.")
+    return key
+
+
+def _key_of(seed: Any) -> Any:
+    """The key that JAX makes of it, which is kept, as making it takes as long as a small solve."""
+    known = key_of("seed", seed)
+    found = None if known is None else traces.find(known)
+    if found is not None:
+        return found[0][0]
+    key = jax.random.key(seed)
+    if known is not None and not is_tracer(key):
+        traces.keep(known, [key], None)
     return key
 
 
@@ -373,7 +387,7 @@ def job_for(
         width=module.width(state, n or 1),
         batched=every.batched,
     )
-    traced = every.traced or being_staged() or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
+    traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg, columns))
     job = Job(plan, every, key, traced, remake, ens.output_func)
     # Where every step is saved, the count of times is known later.

@@ -24,7 +24,7 @@ from .field_errors import check_signature, explain
 from .logs import log_once
 from .options import check_tolerance_shape, resolve, STATIC_OPTIONS, time_dtype_of
 from .problem import EnsembleContext, EnsembleProblem, ODEProblem
-from .program import being_staged, is_tracer, Program, Static, trace
+from .program import being_staged, is_tracer, Program, Static, trace, trace_apart
 from .purity import (
     check_once,
     contents,
@@ -34,7 +34,9 @@ from .purity import (
     owned,
     random_state,
 )
+from .reach import abstract, reached, Unkeyed
 from .saving import grid, resolve_saving, Saving, Spacing
+from .trace_cache import key_of, may_keep, Operand, traced_once, traces
 
 
 class Lane(NamedTuple):
@@ -95,15 +97,20 @@ def describe(
     **Raises:** what `prob_func` raises; `TypeError` and `ValueError` for problems that can't be
     solved (see [`solve`][ensembleode.solve]).
     """
-    maker = _Maker(ens, solve_options, trajectories)
+    staged = being_staged()
+    maker = _Maker(ens, solve_options, trajectories, remembers=not staged)
     n = trajectories or 1
-    return _laid_out(_evaluated(ens, maker, solve_options, key, trajectories), n)
+    if not staged and _is_plain(maker, key):
+        return _laid_out(_shared_by_all(maker, key), n)
+    memory = None if staged else _memory(maker, key)
+    every = _laid_out(_evaluated(ens, maker, solve_options, key, trajectories, memory), n)
+    return dataclasses.replace(every, traced=every.traced or staged)
 
 
-def _evaluated(ens, maker, solve_options, key, trajectories) -> Trajectories:
+def _evaluated(ens, maker, solve_options, key, trajectories, memory) -> Trajectories:
     n = trajectories or 1
     try:
-        return _traced(maker, key, n)
+        return _traced(maker, key, n, memory)
     except _Impure as error:
         if being_staged():
             raise TypeError(str(error)) from None
@@ -114,11 +121,12 @@ def _evaluated(ens, maker, solve_options, key, trajectories) -> Trajectories:
         by_array = isinstance(error.__cause__ or error, _NUMPY_INDEXED)
         lifted = _lift_numpy(ens.prob_func) if by_array else None
         if lifted is not None:
-            # JAX takes the last row for an index past the end, where NumPy raises.
-            ens.make(EnsembleContext(n - 1, 1, key))
+            _check_last(ens, key, n)
+            if memory is not None:
+                memory.indexes_numpy = True
             ens = _with_prob_func(ens, lifted)
-            maker = _Maker(ens, solve_options, trajectories)
-            return _evaluated(ens, maker, solve_options, key, trajectories)
+            maker = _Maker(ens, solve_options, trajectories, remembers=maker.remembers)
+            return _evaluated(ens, maker, solve_options, key, trajectories, memory)
         message = _CALLED_AS_NOT_TRACEABLE.format(_summary(error))
     # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the first
     # case, and raises its plain error in the second. (Here, where the trace is forgotten: as long
@@ -138,6 +146,11 @@ _CALLED_AS_IMPURE = (
     "or the clock), so it is called once a trajectory, which is slow. Draw them by jax.random with "
     "ctx.key: fast, and the same whatever the batches or devices."
 )
+
+
+def _check_last(ens: EnsembleProblem, key: Any, n: int) -> None:
+    """Raise what NumPy does for an index past the end, where JAX takes the last row."""
+    ens.make(EnsembleContext(n - 1, 1, key))
 
 
 class _Impure(Exception):
@@ -169,9 +182,16 @@ class _Maker:
     """Makes a Lane from the problem of one trajectory, and keeps what is static on the way."""
 
     def __init__(
-        self, ens: EnsembleProblem, solve_options: dict, n: int | None, *, concrete: bool = False
+        self,
+        ens: EnsembleProblem,
+        solve_options: dict,
+        n: int | None,
+        *,
+        concrete: bool = False,
+        remembers: bool = False,
     ):
         self.n = n
+        self.remembers = remembers  # whether a trace of f may be an earlier one
         self.ens = ens
         self.solve_options = solve_options
         self.concrete = concrete
@@ -179,8 +199,9 @@ class _Maker:
         self.options: dict[str, Any] = {}
         self._f: tuple | None = None  # what was traced last, and what it closes over
 
-    def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
-        prob = self.ens.make(EnsembleContext(index, repeat, key))
+    def __call__(self, index: Any, repeat: Any, key: Any, *operands: Any) -> Lane:
+        ens = _with_operands(self.ens, operands) if operands else self.ens
+        prob = ens.make(EnsembleContext(index, repeat, key))
         options = resolve(prob.options, self.solve_options)
         dtype = time_dtype_of(prob.u0)
         p = tuple(x for x in jtu.tree_leaves(prob.p) if _is_numeric(x))
@@ -208,14 +229,26 @@ class _Maker:
         if self._f is not None and _identical(self._f[0], same):
             field, consts = self._f[1]  # called again, but f is the one traced already
         else:
-            field, consts = trace_field(prob, p, dtype)
+            field, consts = self._traced_field(prob, p, dtype)
         self._keep("field", field, "the computation that f does", index)
         self._f = (same, (field, consts))
         return consts
 
+    def _traced_field(self, prob, p, dtype) -> tuple[Program, tuple]:
+        def make():
+            return trace_field(prob, p, dtype)
+
+        if not self.remembers:
+            return make()
+        try:
+            shapes = jax.tree.map(lambda x: abstract(x) if _is_numeric(x) else x, prob.p)
+        except (TypeError, OverflowError):  # no number of JAX's: tracing f says so
+            return make()
+        return traced_once(("f", prob.f, shapes, abstract(prob.u0), dtype), make)
+
     def again(self) -> "_Maker":
         """One that is to make the same, to find whether it does."""
-        maker = _Maker(self.ens, self.solve_options, self.n)
+        maker = _Maker(self.ens, self.solve_options, self.n, remembers=self.remembers)
         if self._f is not None and not any(map(is_tracer, self._f[1][1])):
             maker._f = self._f
         return maker
@@ -321,7 +354,7 @@ def _as_real(x: Any, dtype: np.dtype) -> Any:
 
 def _as_input(x: Any) -> Any:
     # A number stays one: inside the user's jit it is then a constant, which XLA can fold.
-    return x if is_tracer(x) or np.ndim(x) == 0 else jnp.asarray(x)
+    return x if isinstance(x, jax.Array | Operand) or np.ndim(x) == 0 else jnp.asarray(x)
 
 
 #
@@ -330,7 +363,10 @@ def _as_input(x: Any) -> Any:
 
 
 class _Trace(NamedTuple):
-    """A `prob_func` traced over the index: the numbers of a trajectory, some of them traced."""
+    """A `prob_func` traced over the index: the numbers of a trajectory, some of them traced.
+
+    Constants and leaves may be `Operand`s.
+    """
 
     program: Program
     consts: list
@@ -338,43 +374,50 @@ class _Trace(NamedTuple):
     structure: Any
 
 
-def _trace(maker: _Maker, key: Any) -> _Trace:
+def _trace(maker: _Maker, key: Any, operands: Sequence = ()) -> _Trace:
     found: dict[str, Any] = {}
 
-    def outputs(index, repeat, key):
-        found["leaves"], found["structure"] = jtu.tree_flatten(maker(index, repeat, key))
-        return [x for x in found["leaves"] if is_tracer(x)]
+    def outputs(index, repeat, key, *operands):
+        leaves, found["structure"] = jtu.tree_flatten(maker(index, repeat, key, *operands))
+        unchanged = {id(x): Operand(i) for i, x in enumerate(operands)}
+        found["leaves"] = leaves = [unchanged.get(id(x), x) for x in leaves]
+        return [x for x in leaves if is_tracer(x)]
 
     # Python numbers trace as weakly typed: ctx.index mixes with any dtype, as an int does.
-    program, consts = trace(outputs, 0, 1, key, rules=True)
-    return _Trace(program, consts, **found)
+    program, consts, used = trace_apart(outputs, (0, 1, key), operands, rules=True)
+    return _Trace(program, [*consts, *map(Operand, used)], **found)
 
 
 def _numbers(maker: _Maker, made: _Trace) -> tuple:
     """Every number that a call of `prob_func` led to."""
     known = jtu.tree_leaves(maker.ens.prob)
     field = numbers_in(maker.kept["field"], ())  # what it closes over is among the leaves
-    program = numbers_in(made.program, made.consts, known)
-    return program, contents(made.leaves, known), field, maker.static_numbers()
+    program = numbers_in(made.program, _known(made.consts), known)
+    return program, contents(_known(made.leaves), known), field, maker.static_numbers()
+
+
+def _known(values: Sequence) -> list:
+    return [x for x in values if type(x) is not Operand]
 
 
 _CALLS_WITH_DRAWS = 12
 _known_as_pure: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 
-def _trace_checked(maker: _Maker, key: Any) -> _Trace:
-    """The trace of `maker`, made twice where its `prob_func` is met for the first time.
+def _trace_checked(maker: _Maker, key: Any, operands: Sequence = ()) -> tuple[_Trace, bool]:
+    """The trace of `maker`, made twice where its `prob_func` is met for the first time; and whether
+    random numbers were drawn meanwhile.
 
     **Raises:** `_Impure` where the second is another.
     """
     prob_func = maker.ens.prob_func
     if prob_func is None:
-        return _trace(maker, key)
+        return _trace(maker, key, operands), False
     state = random_state()
-    made = _trace(maker, key)
-    drew = random_state() != state
+    made = _trace(maker, key, operands)
+    drew = drew_at_all = random_state() != state
     if not drew and _known_as_pure.get(id(prob_func)) is prob_func:
-        return made
+        return made, False
     numbers = _numbers(maker, made)  # now, as the second call may write into these arrays
     # JAX keeps what it made of a NumPy array for as long as that lives.
     made = made._replace(consts=list(map(owned, made.consts)), leaves=list(map(owned, made.leaves)))
@@ -382,23 +425,37 @@ def _trace_checked(maker: _Maker, key: Any) -> _Trace:
     # they may decide about a branch, which need not be another each time.
     for _ in range(_CALLS_WITH_DRAWS):
         state, again = random_state(), maker.again()
-        if _numbers(again, _trace(again, key)) != numbers:
+        if _numbers(again, _trace(again, key, operands)) != numbers:
             raise _Impure
         drew, drew_before = random_state() != state, drew
+        drew_at_all |= drew
         if not (drew or drew_before):
             break
     with contextlib.suppress(TypeError):  # few callables have no weak references
         _known_as_pure[id(prob_func)] = prob_func
-    return made
+    return made, drew_at_all
 
 
-def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
-    """Trace `maker` over the index."""
-    made = _trace_checked(maker, key)
-    program, consts = made.program, made.consts
-    is_output = [is_tracer(x) for x in made.leaves]
-    values = [None if is_tracer(x) else _as_input(x) for x in made.leaves]
-    varies = tuple(program.depends_on([True] * 3))
+class _Made(NamedTuple):
+    """What of a trace has no numbers in it."""
+
+    program: Program
+    varies: tuple[bool, ...]
+    is_output: tuple[bool, ...]
+    structure: Any
+    field: Program
+    saving: Any
+    options: dict
+    indexes_numpy: bool
+
+
+def _traced(maker: _Maker, key: Any, n: int, memory: "_Memory | None") -> Trajectories:
+    """Trace `maker` over the index, or take the trace of an earlier time."""
+    if memory is None:
+        made, consts, values = _apart(maker, _trace_checked(maker, key)[0], False)
+    else:
+        made, consts, values = memory.recall(maker, key, n)
+    program, varies, is_output = made.program, made.varies, made.is_output
 
     def fill(outs, rest):
         outs = iter(outs)
@@ -423,9 +480,9 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
             "draw random numbers by jax.random with ctx.key."
         )
     return Trajectories(
-        field=maker.kept["field"],
-        saving=maker.kept["saving"],
-        options=maker.options,
+        field=made.field,
+        saving=made.saving,
+        options=made.options,
         batched=fill(varies, [False] * len(values)),
         lanes=lanes,
         lane=lane,
@@ -433,6 +490,22 @@ def _traced(maker: _Maker, key: Any, n: int) -> Trajectories:
         traced=any(is_tracer(x) for x in (*consts, key)),
         repeatable=True,
     )
+
+
+def _apart(maker: _Maker, trace: _Trace, indexes_numpy: bool) -> tuple[_Made, list, list]:
+    """A trace in three: what has no numbers, the constants, and the leaves that are known."""
+    made = _Made(
+        trace.program,
+        tuple(trace.program.depends_on([True] * 3)),
+        tuple(map(is_tracer, trace.leaves)),
+        trace.structure,
+        maker.kept["field"],
+        maker.kept["saving"],
+        maker.options,
+        indexes_numpy,
+    )
+    values = [None if is_tracer(x) else _as_input(x) for x in trace.leaves]
+    return made, trace.consts, values
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))
@@ -566,6 +639,170 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
         lanes=lambda indices, repeat: with_grid(traj.lanes(indices, repeat)),
         lane=lambda index, repeat: with_grid(traj.lane(index, repeat)),
     )
+
+
+#
+# Without a trace, or with that of an earlier time
+#
+
+
+def _is_plain(maker: _Maker, key: Any) -> bool:
+    """Whether all trajectories are the problem as it is, so that there is nothing to trace but f.
+
+    (A row of `saveat` for each is looked up by the index.)
+    """
+    if maker.ens.prob_func is not None:
+        return False
+    if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):
+        return False
+    given: Any = maker.solve_options.get("saveat"), maker.ens.prob.options.get("saveat")
+    try:
+        return all(np.ndim(x) < 2 for x in given)
+    except ValueError:  # ragged, which is found later
+        return False
+
+
+def _shared_by_all(maker: _Maker, key: Any) -> Trajectories:
+    lane = jax.tree.map(_as_input, maker(0, 1, key))
+    return Trajectories(
+        field=maker.kept["field"],
+        saving=maker.kept["saving"],
+        options=maker.options,
+        batched=jax.tree.map(lambda _: False, lane),
+        lanes=lambda indices, repeat: lane,
+        lane=lambda index, repeat: lane,
+        shared=lane,
+        traced=any(map(is_tracer, jtu.tree_leaves(lane))),
+        repeatable=True,
+    )
+
+
+# What of a Lane is checked where it is known.
+_CHECKED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
+# Options that are objects.
+_OBJECTS = ("stepsize_controller", "sensealg")
+_BY_VALUE = "by value"
+
+
+class _ReadsValues(Exception):
+    """What is traced by values of the problem that it could not see isn't what it would be."""
+
+
+class _Memory:
+    """The traces of an ensemble, by what its functions reach and by its problem.
+
+    The arrays in `f`, `u0` and `p` are traced without their values, so that one trace is for all of
+    the same shapes; but where values decide about the trace, it is for these arrays only.
+    """
+
+    def __init__(self, maker: _Maker, key: Any):
+        """
+        **Raises:** `Unkeyed` where it can't be told what the trace depends on.
+        """
+        ens = maker.ens
+        self.operands = [x for x in _numbers_of(ens) if isinstance(x, jax.Array)]
+        if any(map(is_tracer, (*self.operands, key))):
+            raise Unkeyed("the problem is being traced")
+        shapes = _with_operands(ens, list(map(abstract, self.operands))).prob
+        others = ("prob_func", ens.prob_func, maker.solve_options, abstract(key), maker.n)
+        self._ens, self._others = ens, others
+        given = ens.prob.options, {k: v for k, v in maker.solve_options.items() if v is not None}
+        self._objects = {k: (given[0] | given[1]).get(k) for k in _OBJECTS}
+        self._things: tuple = (shapes, *others)
+        self._key = reached(*self._things)
+        self.indexes_numpy = False
+
+    def recall(self, maker: _Maker, key: Any, n: int) -> tuple[_Made, list, list]:
+        """The trace of `maker` in three, as from [`_apart`][]."""
+        found = None if self.indexes_numpy else self._found()
+        if found is None:
+            return self._made(maker, key)
+        values, made = found
+        if made.indexes_numpy:
+            _check_last(self._ens, key, n)
+        # (The objects of now: those of then may have been written into.)
+        made = made._replace(options=made.options | self._objects)
+        return self._filled(made, values)
+
+    def _found(self) -> tuple[list, Any] | None:
+        found = traces.find(self._key)
+        if found is None or found[1] is not _BY_VALUE:
+            return found
+        by_value = key_of(*self._by_value())
+        return None if by_value is None else traces.find(by_value)
+
+    def _by_value(self) -> tuple:
+        return (self._ens.prob, *self._others)
+
+    def _made(self, maker: _Maker, key: Any) -> tuple[_Made, list, list]:
+        try:
+            made, drew = _trace_checked(maker, key, self.operands)
+            self._check_values_unread(made)
+            things, reached_before = self._things, self._key
+        except _Impure:
+            raise
+        except Exception:
+            # It may be the fault of what it could not see. (If not, this raises again.)
+            maker = _Maker(maker.ens, maker.solve_options, maker.n, remembers=True)
+            things = self._by_value()
+            reached_before = key_of(*things)
+            made, drew = _trace_checked(maker, key)
+            if reached_before is not None and not drew:
+                traces.keep(self._key, (), _BY_VALUE)
+        apart, consts, values = _apart(maker, made, self.indexes_numpy)
+        numbers = [*consts, *values]
+        may = not drew and may_keep(numbers, made.program, apart.field)
+        may &= all(apart.options[k] is x for k, x in self._objects.items())
+        # (Not where it changed what it depends on: then it has to be called each time.)
+        if may and reached_before is not None and key_of(*things) == reached_before:
+            options = apart.options | dict.fromkeys(_OBJECTS)
+            traces.keep(reached_before, numbers, apart._replace(options=options))
+        return self._filled(apart, numbers)
+
+    def _check_values_unread(self, made: _Trace) -> None:
+        """
+        **Raises:** `_ReadsValues` where a time or a tolerance depends on an operand: its value is
+        to be checked.
+        """
+        operand = [type(x) is Operand for x in made.consts]
+        depends = iter(made.program.depends_on([False] * 3, operand))
+        marks = [next(depends) if is_tracer(x) else type(x) is Operand for x in made.leaves]
+        lane = jtu.tree_unflatten(made.structure, marks)
+        if any(jtu.tree_leaves([getattr(lane, name) for name in _CHECKED])):
+            raise _ReadsValues
+
+    def _filled(self, made: _Made, numbers: Sequence) -> tuple[_Made, list, list]:
+        numbers = [self.operands[x.index] if type(x) is Operand else x for x in numbers]
+        count = len(made.program.jaxpr.constvars)
+        return made, numbers[:count], numbers[count:]
+
+
+def _memory(maker: _Maker, key: Any) -> _Memory | None:
+    try:
+        return _Memory(maker, key)
+    except Unkeyed:
+        return None
+
+
+def _numbers_of(ens: EnsembleProblem) -> list:
+    return jtu.tree_leaves((ens.prob.f, ens.prob.u0, ens.prob.p))
+
+
+def _with_operands(ens: EnsembleProblem, operands: Sequence) -> EnsembleProblem:
+    """With these in place of the arrays in its problem."""
+    leaves, structure = jtu.tree_flatten((ens.prob.f, ens.prob.u0, ens.prob.p))
+    rest = iter(operands)
+    leaves = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
+    f, u0, p = jtu.tree_unflatten(structure, leaves)
+    return _changed(ens, prob=_changed(ens.prob, f=f, u0=u0, p=p))
+
+
+def _changed(module: Any, **changes: Any) -> Any:
+    """A copy as it is, without its checks."""
+    new = object.__new__(type(module))
+    for name, value in vars(module).items():
+        object.__setattr__(new, name, changes.get(name, value))
+    return new
 
 
 #

@@ -515,9 +515,10 @@ def test_it_is_called_once_for_each_index():
     calls = []
     every = described(branching(calls), n=5)
     assert is_tracer(calls[0])
-    assert calls[1:] == [0, 1, 2, 3, 4]
+    assert [x for x in calls if not is_tracer(x)] == [0, 1, 2, 3, 4]
+    calls.clear()
     lanes = every.lanes(np.array([4, 0, 1]), 1)
-    assert len(calls) == 6
+    assert not calls
     assert not every.repeatable
     np.testing.assert_array_equal(lanes.u0[:, 0], [1.0, 2.0, 2.0])
     np.testing.assert_array_equal(lanes.p[0], [-2.0, -2.0, -1.0])

@@ -16,7 +16,9 @@ from ..plan import Plan, Result
 from ..problem import EnsembleContext
 from ..program import is_tracer, NOT_TRACEABLE, trace
 from ..purity import check_once, numbers_in
+from ..reach import abstract
 from ..solution import EngineChoice, ODESolution, Stats
+from ..trace_cache import traced_once
 from ..trajectories import Lane, Trajectories
 
 
@@ -162,23 +164,33 @@ def with_output(job: Job) -> Job:
         never = not is_tracer(rerun) and not rerun
         return jax.tree.map(jnp.asarray, out), None if never else jnp.asarray(rerun, bool)
 
-    try:
-        program, consts = trace(output, result, 0, 1, job.key, rules=True)
-    except (*NOT_TRACEABLE, IndexError) as e:
-        raise TypeError(
-            "output_func must be written in JAX, as it is traced once for all trajectories: use "
-            f"jnp instead of np, and jnp.where instead of `if`. ({e})"
-        ) from e
-    check_once(
-        output_func,
-        lambda: numbers_in(program, consts) == numbers_in(*trace(output, result, 0, 1, job.key)),
-        "output_func gives another value each time it is called with the same solution (by random "
-        "numbers of NumPy or Python, or the clock). It is traced once for all trajectories, and "
-        "they would be drawn once: draw them by jax.random with ctx.key.",
-    )
+    args = (result, 0, 1, job.key)
+
+    def make():
+        try:
+            program, consts = trace(output, *args, rules=True)
+        except (*NOT_TRACEABLE, IndexError) as e:
+            raise TypeError(
+                "output_func must be written in JAX, as it is traced once for all trajectories: "
+                f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
+            ) from e
+        check_once(
+            output_func,
+            lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),
+            "output_func gives another value each time it is called with the same solution (by "
+            "random numbers of NumPy or Python, or the clock). It is traced once for all "
+            "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
+        )
+        return program, tuple(consts)
+
+    if job.traced:
+        program, consts = make()
+    else:
+        shapes = jax.tree.map(abstract, args)
+        program, consts = traced_once(("output_func", output_func, shapes), make)
     traced = job.traced or any(map(is_tracer, consts))
     job = dataclasses.replace(job.replan(output=program), traced=traced)
-    return dataclasses.replace(job, output_consts=tuple(consts))
+    return dataclasses.replace(job, output_consts=consts)
 
 
 def may_rerun(plan: Plan) -> bool:

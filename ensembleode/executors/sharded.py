@@ -99,8 +99,7 @@ def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
         return None
     parts = -(-n // plan.width)
     used = devices[: max(1, parts)]
-    alone = _WAITS_IN_LAPACK and _factorises(plan)
-    if used and used[0].platform == "cpu" and alone:
+    if len(used) > 1 and used[0].platform == "cpu" and _WAITS_IN_LAPACK and _factorises(plan):
         used = used[:1]
     if not used or (len(used) == 1 and len(devices) > 1):
         return None
