@@ -445,6 +445,8 @@ _REFUSED = {
     "DELETE_GLOBAL": "deletes a global variable",
     "STORE_NAME": "assigns a global variable",
 }
+# From which on bytecode may read variables by instructions that aren't above.
+_NEWEST = (3, 14)
 # By id, as comparing code objects takes longer than reading them; each is kept so that it is its
 # own.
 _known_reads: dict[int, tuple[types.CodeType, _Reads]] = {}
@@ -462,7 +464,7 @@ def _reads_of(code: types.CodeType) -> _Reads:
 def _read_through(code: types.CodeType) -> _Reads:
     names: dict[str, None] = {}
     chains: dict[str, dict[tuple[str, ...], None]] = {}
-    refusals = []
+    refusals = [] if sys.version_info < _NEWEST else ["is code of a Python that isn't known here"]
 
     def through(code: types.CodeType, is_class: bool) -> None:
         revealing = sorted(_REVEALING.intersection(code.co_names))
