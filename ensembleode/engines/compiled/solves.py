@@ -51,10 +51,6 @@ class Setup(NamedTuple):
         plan, solver = self.plan, self.plan.method.value
         assert isinstance(plan.field, Program)
         here = machine.current()
-        size = math.prod(plan.state.shape)
-        adaptive = solver.controller is not None
-        each = -(-self.n // plan.threads)
-        width = width_of(size, plan.state.dtype, each, here, adaptive=adaptive)
         return Description(
             plan.field,
             self.controlled,
@@ -64,7 +60,7 @@ class Setup(NamedTuple):
             plan.saving._replace(rows=0),
             layout_of(plan, lanes),
             bool(plan.batched.saveat),
-            1 if self.on_gpu else width,
+            1 if self.on_gpu else self._width(-(-self.n // self.threads)),
             self.on_gpu or here.has_fma,
             self.on_gpu,
         )
@@ -72,6 +68,18 @@ class Setup(NamedTuple):
     @property
     def on_gpu(self) -> bool:
         return self.plan.engine.on_gpu
+
+    @property
+    def threads(self) -> int:
+        """How many threads of the CPU share the trajectories: one where they fit into its lanes."""
+        width = self._width(self.n)
+        return 1 if self.n <= width else min(self.plan.threads, -(-self.n // width))
+
+    def _width(self, n: int) -> int:
+        """How many lanes a thread has that solves so many trajectories."""
+        size, adaptive = math.prod(self.plan.state.shape), self.plan.method.value.controller
+        here = machine.current()
+        return width_of(size, self.plan.state.dtype, n, here, adaptive=adaptive is not None)
 
 
 def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
@@ -122,7 +130,7 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
         outputs.append(_array(d, n, rows))
     outputs.append(jax.ShapeDtypeStruct((4, n), jnp.int32))
     operands = _operands(d, setup, lanes, mask, rows)
-    threads = n if d.on_gpu else _threads(d, setup)
+    threads = n if d.on_gpu else setup.threads
     *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
     u, *t = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, rows, *plan.state.shape)
@@ -140,11 +148,6 @@ def _run(
         which = launch.Kernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
     return call(text, name, operands, outputs, Share(n, threads, d.width))
-
-
-def _threads(d: Description, setup: Setup) -> int:
-    """How many threads of the CPU have something to do."""
-    return min(setup.plan.threads, max(1, -(-setup.n // d.width)))
 
 
 def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
@@ -248,7 +251,7 @@ def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: An
 def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
     """How many threads, the other sizes (see `kernel.TURNS`), and memory."""
     del shared
-    threads = _threads(d, setup)
+    threads = setup.threads
     group = min(setup.n, _GROUP * d.width)
     turn = (d.size + 2) * d.width
     # All turns of a group, at most: a lane's are those of its trajectories.
