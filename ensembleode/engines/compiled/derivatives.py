@@ -149,7 +149,10 @@ def _pulled_back_times(plan, lanes, n, u, length, cotangent, to_start, where_ok)
         found["t1"] = _gathered(along(at_end, u1, t1[:, None])[:, 0], batched.t1)
         return found
     times = _each(lanes.saveat, batched.saveat, n)
-    safe = jnp.where(jnp.isnan(u), u0[:, None], u)
+    # Of rows that are not reached there is no state, and their times may be infinite.
+    there = jnp.arange(u.shape[1], dtype=length.dtype)[None] < length[:, None]
+    times = jnp.where(there, times, t0[:, None])
+    safe = jnp.where(there.reshape(*there.shape, *(1,) * (u.ndim - 2)), u, u0[:, None])
     found["saveat"] = _gathered(along(cotangent, safe, times), batched.saveat)
     return found
 

@@ -20,7 +20,7 @@ from ..results import Counts, Numbers, result_of, Saved, with_times
 from .adjoint import buffers, Cotangent, pull_back, Wide
 from .continuous import backsolve, gauss
 from .field import LaneField
-from .leaves import Leaves, map_leaves, sum_of
+from .leaves import Leaves, map_leaves, select, sum_of
 from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
 
 
@@ -350,12 +350,17 @@ def _pull_back_times(
     Exact for the solution of the ODE, and so to the tolerances for the one computed.
     """
     field, split = setup.field_of(chunk.args), setup.field.split
+    t0, t1, times = chunk.t0, chunk.t1, chunk.times
 
     def along(adjoint, y, t):
         return jnp.where(chunk.mask, sum_of(jnp.multiply, adjoint, field(y, t)), 0)
 
     def at_row(i, t):
-        return along(*(split(_lane_last(x[:, i])) for x in (cotangent, u)), t)
+        # Of rows that are not reached there is no state, and their times may be infinite.
+        there = i < length
+        adjoint, y = (split(_lane_last(x[:, i])) for x in (cotangent, u))
+        found = along(adjoint, select(there, y, chunk.u0), jnp.where(there, t, t0))
+        return jnp.where(there, found, 0)
 
     def at_last(t):
         last = jnp.maximum(length - 1, 0).reshape(-1, *(1,) * (u.ndim - 1))
@@ -365,7 +370,6 @@ def _pull_back_times(
     def like(x, value):
         return value if x.ndim else jnp.sum(value)
 
-    t0, t1, times = chunk.t0, chunk.t1, chunk.times
     grad_t0 = like(t0, -along(adjoint, chunk.u0, t0))
     grad_t1 = jnp.zeros_like(t1)
     if setup.plan.saving.mode != "times":

@@ -90,11 +90,12 @@ def test_reverse_is_that_of_differences(alg, steps, mode):
     np.testing.assert_allclose(got, expected, rtol=2e-3 if "dt" in steps else 1e-5)
 
 
+@pytest.mark.parametrize("engine", ["compiled", "lanes"])
 @pytest.mark.parametrize("own", [False, True], ids=["shared times", "own times"])
 @pytest.mark.parametrize("some", [2, 0], ids=["some", "none"])
-def test_rows_that_are_not_reached(some, own):
-    """Times that are infinitely far are not there, and their cotangents, whatever they are, don't
-    count: as without these rows."""
+def test_rows_that_are_not_reached(some, own, engine):
+    """Times that are infinitely far are not there, and their cotangents don't count: as without
+    these rows, by the times, too."""
     x = numbers()
     near = jnp.linspace(0.5, 1.0, some)
     far = jnp.full(3, jnp.inf)
@@ -107,18 +108,19 @@ def test_rows_that_are_not_reached(some, own):
         p = (x["own"][0], x["shared"])
         ens = eo.EnsembleProblem(eo.ODEProblem(field, u0[0], (0.0, 2.0), p), prob_func)
         given = {} if own else {"saveat": times}
-        u = eo.solve(ens, trajectories=N, engine="compiled", **given, **ADAPTIVE).u
+        u = eo.solve(ens, trajectories=N, engine=engine, **given, **ADAPTIVE).u
         weights = jnp.arange(1.0, times.size + 1)[:, None]
         return jnp.sum(jnp.where(jnp.isnan(u), 0.0, u) ** 2 * weights[None])
 
-    both = jax.jit(jax.value_and_grad(loss))
-    value, gradient = both(x["u0"], jnp.concatenate([near, far]))
+    both = jax.jit(jax.value_and_grad(loss, (0, 1)))
+    value, found = both(x["u0"], jnp.concatenate([near, far]))
+    expected = (0.0, (jnp.zeros_like(x["u0"]), near))
     if some:
-        expected, expected_gradient = both(x["u0"], near)
-    else:
-        expected, expected_gradient = 0.0, jnp.zeros_like(x["u0"])
-    np.testing.assert_allclose(value, expected, rtol=1e-14)
-    np.testing.assert_allclose(gradient, expected_gradient, rtol=1e-12)
+        expected = both(x["u0"], near)
+    np.testing.assert_allclose(value, expected[0], rtol=1e-14)
+    np.testing.assert_allclose(found[0], expected[1][0], rtol=1e-12)
+    np.testing.assert_allclose(found[1][:some], expected[1][1], rtol=1e-12)
+    np.testing.assert_array_equal(found[1][some:], 0.0)
 
 
 TIGHT = {"abstol": 1e-12, "reltol": 1e-12}
