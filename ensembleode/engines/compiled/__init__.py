@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import sensitivity
+from ...logs import log_once
 from ...plan import Plan, Result
 from ...program import Program
 from ...trajectories import Lane
@@ -36,6 +37,7 @@ from ..checks import refusal_of_ours
 from ..codegen import Inputs, lower, parameters_of, UntranslatableError
 from ..rates import with_rates
 from ..results import only, with_times
+from .compiler import available
 from .field import length
 from .operations import check
 
@@ -54,7 +56,8 @@ _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     """Why this engine can't run `alg` with these options on such a state; None when it can."""
-    if reason := _unavailable():
+    if reason := available():
+        log_once(f"small systems are solved by the lanes engine, more slowly: {reason}")
         return reason
     if reason := refusal_of_ours(name, alg, options, dtype):
         return reason
@@ -64,13 +67,6 @@ def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
     if jax.default_backend() != "cpu":
         return f"it runs on CPUs, and JAX computes on {jax.default_backend()}."
     return None
-
-
-@functools.cache
-def _unavailable() -> str | None:
-    from .compiler import available
-
-    return available()
 
 
 def field_refusal(field: Program, state: Any, batched: Lane) -> str | None:

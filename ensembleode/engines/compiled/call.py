@@ -29,7 +29,7 @@ from jax import Array
 from jax.interpreters import ad, batching, mlir
 
 from ...program import is_jaxpr, params_of
-from .compiler import available, compiled
+from .compiler import available, compiled, CompileError
 from .handler import handler, handler_name
 from .machine import chosen, host, Machine
 
@@ -179,7 +179,13 @@ def _jitted(kernel: Kernel, avals: tuple) -> Any:
 
 
 def _lower(ctx, *operands, kernel, avals):
-    register([kernel])
+    try:
+        register([kernel])
+    except CompileError as e:
+        raise CompileError(
+            f"{e}\nThe compiled engine can't make code of this: please report it with f, and solve "
+            'it with engine="lanes" meanwhile.'
+        ) from e
     return jax.ffi.ffi_lowering(kernel.target)(ctx, *operands)
 
 

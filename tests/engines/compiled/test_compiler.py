@@ -207,17 +207,24 @@ def test_no_such_function():
 
 
 def test_without_llvmlite():
+    """What would have been compiled is solved by lanes, which is said once."""
     said = fresh(
         "import sys; sys.modules['llvmlite'] = None\n"
         "import ensembleode\n"
         "from ensembleode.engines.compiled import compiler\n"
         "print(compiler.available())\n"
         "try: compiler.compiled('')\n"
-        "except compiler.CompileError as e: print(e)"
+        "except compiler.CompileError as e: print(e)\n"
+        "import logging; logging.basicConfig(stream=sys.stdout)\n"
+        "prob = ensembleode.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))\n"
+        "for _ in range(2): print(ensembleode.solve(prob).engine)"
     )
-    first, second = said.splitlines()
+    first, second, warned, *solved = said.splitlines()
     assert "pip install llvmlite" in first
     assert second == first
+    assert first in warned
+    assert "solved by the lanes engine" in warned
+    assert [x.partition(" ")[0] for x in solved] == ["lanes", "lanes"]
 
 
 def test_an_old_llvm(monkeypatch):
