@@ -9,6 +9,7 @@ static argument of a jitted function: new numbers never compile, and are never s
 
 import functools
 import hashlib
+import inspect
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -118,15 +119,27 @@ def trace_apart(
 
 
 def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list]:
-    """The last inputs as constants, those that are used: which these are."""
-    if not count:
-        return jaxpr, []
-    inputs, moved = jaxpr.invars[:-count], jaxpr.invars[-count:]
+    """The last inputs as constants, those that are used: which these are.
+
+    No constant has its value with it: a program would keep it alive.
+    """
+    end = len(jaxpr.invars) - count
+    inputs, moved = jaxpr.invars[:end], jaxpr.invars[end:]
     read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
     read.update(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
     used = [i for i, v in enumerate(moved) if v in read]
-    constants = [*jaxpr.constvars, *(moved[i] for i in used)]
-    return jaxpr.replace(constvars=constants, invars=inputs), used
+    return with_constants(jaxpr, [*jaxpr.constvars, *(moved[i] for i in used)], inputs), used
+
+
+# Since JAX 0.11 constants are those that have a value with them.
+_CONSTANTS_HAVE_VALUES = "consts" in inspect.signature(jex.Jaxpr).parameters
+
+
+def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jaxpr:
+    """The same computation, with these of its variables as constants, without their values, and
+    these as inputs."""
+    values: Any = {"consts": [None] * len(constants)} if _CONSTANTS_HAVE_VALUES else {}
+    return jaxpr.replace(constvars=constants, invars=inputs, **values)
 
 
 def is_self_contained(program: Program) -> bool:

@@ -947,7 +947,7 @@ def test_a_closure_that_is_traced():
 
 def test_arrays_are_not_kept_alive():
     def closing(k):
-        weight = jnp.array(k)
+        weight = jnp.full(1, k)
         solve(lambda u, p, t: weight * u, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * weight))
         return weakref.ref(weight)
 

@@ -1,6 +1,5 @@
 """The programs that engines lower besides a field: functions of the same numbers."""
 
-import inspect
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -9,10 +8,7 @@ import jax.core
 import jax.extend.core as jex
 import numpy as np
 
-from ...program import Program
-
-
-_CONSTANTS_HAVE_VALUES = "consts" in inspect.signature(jex.Jaxpr).parameters
+from ...program import Program, with_constants
 
 
 def parameters_of(program: Any) -> list[Any]:
@@ -42,16 +38,7 @@ def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence
 
         closed = jax.make_jaxpr(spelled_out)(*jax.tree.leaves(args))
     inner: Any = closed.jaxpr
-    # Since JAX 0.11 constants are those that have a value with them; here they have none.
-    values: Any = {"consts": [None] * n} if _CONSTANTS_HAVE_VALUES else {}
-    return jex.Jaxpr(
-        constvars=[*inner.constvars, *inner.invars[:n]],
-        invars=inner.invars[n:],
-        outvars=inner.outvars,
-        eqns=inner.eqns,
-        debug_info=inner.debug_info,
-        **values,
-    )
+    return with_constants(inner, [*inner.constvars, *inner.invars[:n]], inner.invars[n:])
 
 
 def _spelled_out(array: Any) -> Any:
