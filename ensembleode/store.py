@@ -30,8 +30,9 @@ from .solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
 
 FORMAT = 1
 # Bytes of a variable in a batch, and how many batches there are at least, where there are enough
-# trajectories: what a crash costs. (Writing a batch takes some 20 ms.)
-_CHUNK, _BATCHES = 2**24, 64
+# trajectories: what a crash costs. (Writing a batch takes some 20 ms: of few trajectories, as long
+# as solving them.)
+_CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
 # Batches that workers are given at a time, so that none waits for the last of one.
 _AHEAD = 16
 
@@ -223,7 +224,8 @@ class Writer:
         """So many that a crash costs little, and a file is not too small."""
         each = max(1, *(int(np.prod(v.shape)) * v.dtype.itemsize for v in self.variables))
         width = self.job.plan.width
-        rows = max(1, min(-(-self.trajectories // _BATCHES), _CHUNK // each))
+        rows = max(-(-self.trajectories // _BATCHES), _FEWEST)
+        rows = max(1, min(rows, _CHUNK // each))
         return -(-rows // width) * width
 
     def _arrays(self, times: Any) -> dict[str, Any]:
