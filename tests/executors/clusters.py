@@ -35,7 +35,8 @@ def cluster(workers=2, *, environment=None, settings=None, **options):
 
 
 def worker_pids(client):
-    return list(client.run(os.getpid).values())
+    # (Of one that was killed just now, the scheduler may not know yet.)
+    return list(client.run(os.getpid, on_error="ignore").values())
 
 
 class Killer(threading.Thread):
