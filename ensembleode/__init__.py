@@ -5,21 +5,13 @@ differentiate through it.
 """
 
 import sys as _sys
-from importlib.metadata import version as _version
 from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from . import (
-    analysis as analysis,
-    cpu_devices as _cpu_devices,
-    other_names as _other_names,
-    planning as planning,
-)
+from . import analysis as analysis, planning as planning
 from .analysis import EnsembleSummary as EnsembleSummary
-from .citation import citation as citation
-from .column_check import (
-    check_columns as check_columns,
-    ColumnReport as ColumnReport,
-)
+from .core import cpu_devices as _cpu_devices, other_names as _other_names
+from .core.reductions import sum_reduction as sum_reduction
+from .core.version import __version__ as __version__
 from .engines.compiled.launch import KernelError as KernelError
 from .engines.compiled.ptxas import PtxasError as PtxasError
 from .ensemble import (
@@ -33,14 +25,12 @@ from .ensemble import (
 )
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
-from .kernel_usage import kernel_report as kernel_report, KernelReport as KernelReport
 from .problem import (
     EnsembleContext as EnsembleContext,
     EnsembleProblem as EnsembleProblem,
     ODEProblem as ODEProblem,
     remake as remake,
 )
-from .reductions import sum_reduction as sum_reduction
 from .sensitivity import (
     BacksolveAdjoint as BacksolveAdjoint,
     DirectAdjoint as DirectAdjoint,
@@ -85,6 +75,9 @@ from .solvers import (
     Vern9 as Vern9,
 )
 from .store import open_ensemble as open_ensemble, StoreError as StoreError
+from .tools.citation import citation as citation
+from .tools.column_check import check_columns as check_columns, ColumnReport as ColumnReport
+from .tools.kernel_usage import kernel_report as kernel_report, KernelReport as KernelReport
 from .training.checkpoints import (
     CheckpointError as CheckpointError,
     Checkpoints as Checkpoints,
@@ -95,8 +88,6 @@ from .training.multiple_shooting import multiple_shooting as multiple_shooting
 from .training.predict import predict as predict
 from .training.processes import initialize as initialize, ProcessLost as ProcessLost
 
-
-__version__ = _version("ensembleode")
 
 _cpu_devices.configure()
 

@@ -128,7 +128,7 @@ def doctor(json: bool = False) -> int:
     Args:
         json: Print JSON, not a table.
     """
-    from ensembleode import doctor as diagnosis
+    from ensembleode.tools import doctor as diagnosis
 
     report = diagnosis.report()
     print(_as_json(report) if json else _doctor_table(report))
@@ -231,8 +231,8 @@ def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> i
         repeats: How often each is timed; the best counts.
         json: Print JSON, not a table.
     """
-    from ensembleode import bench as timing
     from ensembleode.options import check_count
+    from ensembleode.tools import bench as timing
 
     try:
         check_count("trajectories", trajectories)

@@ -1,10 +1,12 @@
 """Where the trajectories of an ensemble run: plain descriptions, no machinery."""
 
+import abc
 import dataclasses
 from typing import Any
 
 import equinox as eqx
 
+from .core import cpu_devices
 from .options import check_count
 
 
@@ -64,7 +66,7 @@ class EnsembleThreads(EnsembleAlgorithm):
     Each trajectory has its own steps, its own end and its own return code, and the same bits as
     with any other ensemble algorithm. With the compiled engine, threads of XLA's take parts of a
     batch in turn. The others run on JAX's CPU devices, of which there is one a core when
-    ensembleode is imported before JAX starts its backend (see `ensembleode.cpu_devices`;
+    ensembleode is imported before JAX starts its backend (see `ensembleode.core.cpu_devices`;
     `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's configuration alone).
 
     - `n`: how many cores, by default all. `EnsembleThreads(1)` is one core, vectorised.
@@ -153,6 +155,13 @@ def _check_costs(costs: Any) -> None:
 class _OnCluster(EnsembleAlgorithm):
     """What the algorithms on other processes share: a context, and its traffic."""
 
+    cluster: eqx.AbstractVar[Any]
+    workers: eqx.AbstractVar[int | None]
+
+    @abc.abstractmethod
+    def sizes(self) -> tuple[int, int]:
+        """How many workers its own cluster has, and how many threads each of them."""
+
     def __enter__(self):
         return self
 
@@ -163,13 +172,13 @@ class _OnCluster(EnsembleAlgorithm):
         """End the workers that were started for it; the user's own are left alone."""
         from .executors.distributed import local
 
-        local.close(self)  # pyright: ignore
+        local.close(self)
 
     def traffic(self) -> Any:
         """A [`Traffic`][ensembleode.Traffic]: what went to its workers and came back, so far."""
         from .executors.distributed import local
 
-        return dataclasses.replace(local.pool_of(self).traffic)  # pyright: ignore
+        return dataclasses.replace(local.pool_of(self).traffic)
 
 
 class EnsembleDistributed(_OnCluster):
@@ -213,6 +222,9 @@ class EnsembleDistributed(_OnCluster):
             check_count("workers", self.workers)
         _check_costs(self.costs)
 
+    def sizes(self) -> tuple[int, int]:
+        return self.workers or cpu_devices.cores(), 1
+
 
 class EnsembleSplitThreads(_OnCluster):
     """Trajectories dealt out to processes, and there to threads.
@@ -244,3 +256,7 @@ class EnsembleSplitThreads(_OnCluster):
                 "EnsembleSplitThreads(client, threads=8)."
             )
         _check_costs(self.costs)
+
+    def sizes(self) -> tuple[int, int]:
+        workers = self.workers or 2
+        return workers, self.threads or max(1, cpu_devices.cores() // workers)

@@ -6,8 +6,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .other_names import unknown_option
-from .program import is_tracer
+from .core.other_names import unknown_option
+from .tracing.program import is_tracer
 
 
 # Options whose value may differ from trajectory to trajectory, and those that may not.

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
-from .logs import log_once
+from .core.logs import log_once
+from .core.other_names import refuse_unknown
 from .options import check_option_names, merge
-from .other_names import refuse_unknown
-from .program import is_tracer
+from .tracing.program import is_tracer
 
 
 class ODEProblem(eqx.Module):

@@ -1,6 +1,5 @@
 """What a solve returns."""
 
-import enum
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TYPE_CHECKING, TypeAlias
@@ -11,32 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
-from .other_names import missing_of_solution
-from .program import is_tracer
+from .core.interpolation import hermite
+from .core.other_names import missing_of_solution
+from .core.retcode import count_codes, has_failed, ReturnCode as ReturnCode
+from .tracing.program import is_tracer
 
 
 # The arrays of a solution are JAX's, but return codes and counts, and what is read from a store.
 AnyArray: TypeAlias = Array | np.ndarray | np.generic
-
-
-class ReturnCode(enum.IntEnum):
-    """How the solve of a trajectory ended (SciML's names)."""
-
-    Default = 0
-    """Not run: an ensemble stopped early before this trajectory."""
-    Success = 1
-    MaxIters = 2
-    """`maxiters` steps were not enough."""
-    DtLessThanMin = 3
-    """The step size fell below the spacing of floating-point numbers, or a `dtmin`."""
-    Unstable = 4
-    """The state became infinite or NaN, or diverges within one spacing of time."""
-    Failure = 5
-    """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
-    for a rerun after `max_repeats`."""
-
-    def __str__(self) -> str:
-        return self.name
 
 
 class EnsembleError(RuntimeError):
@@ -117,7 +98,7 @@ class ODESolution(_Solution):
         0.607
         """
         _check_dense(self._du)
-        return _hermite(self.t, self.u, self._du, self.length, jnp.asarray(t, self.t.dtype))
+        return hermite(self.t, self.u, self._du, self.length, jnp.asarray(t, self.t.dtype))
 
     def plot(
         self, idxs: Any = None, *, color: Any = None, names: Any = None, ax: Any = None, **line: Any
@@ -135,7 +116,7 @@ class ODESolution(_Solution):
 
         **Raises:** as `EnsembleSolution.plot`.
         """
-        from .plotting import plot_solution
+        from .analysis.plotting import plot_solution
 
         return plot_solution(self, idxs, color=color, names=names, ax=ax, **line)
 
@@ -143,14 +124,14 @@ class ODESolution(_Solution):
         """An `xarray.Dataset` of `u` over time and state, the return code and the counts.
         See [`EnsembleSolution.to_xarray`][ensembleode.EnsembleSolution.to_xarray].
         """
-        from . import labelled
+        from .analysis import labelled
 
         return labelled.solution_dataset(self, names)
 
     def to_pandas(self, names: Sequence[str] | None = None) -> Any:
         """A `pandas.DataFrame` of the states: a row a time, a column a component, with these
         `names` (see [`EnsembleSolution.to_xarray`][ensembleode.EnsembleSolution.to_xarray])."""
-        from . import labelled
+        from .analysis import labelled
 
         return labelled.frame(self.to_xarray(names))
 
@@ -281,7 +262,7 @@ class EnsembleSolution(_Solution):
         _check_dense(self._du)
         t = jnp.asarray(t, self.t.dtype)
         lanes = map(jnp.asarray, (self.t, self.u, self._du, self.lengths))
-        return jax.vmap(lambda *lane: _hermite(*lane, t))(*lanes)
+        return jax.vmap(lambda *lane: hermite(*lane, t))(*lanes)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.kind != "trajectories":
@@ -331,7 +312,7 @@ class EnsembleSolution(_Solution):
         be drawn (of outputs or reduced, traced, or with complex states); `ImportError` without
         matplotlib.
         """
-        from .plotting import plot_ensemble
+        from .analysis.plotting import plot_ensemble
 
         return plot_ensemble(
             self,
@@ -374,7 +355,7 @@ class EnsembleSolution(_Solution):
         **Raises:** `TypeError` for a reduced ensemble, or inside `jit`; `ValueError` for names
         that don't fit; `ImportError` without xarray.
         """
-        from . import labelled
+        from .analysis import labelled
 
         return labelled.ensemble_dataset(self, names)
 
@@ -383,7 +364,7 @@ class EnsembleSolution(_Solution):
         a row for each trajectory and time, a column a component; of an `output_func`, a row for
         each trajectory, a column for each number of its outputs.
         """
-        from . import labelled
+        from .analysis import labelled
 
         if self.kind == "outputs":
             return labelled.outputs_frame(self)
@@ -411,68 +392,12 @@ class EnsembleSolution(_Solution):
         return "\n".join(lines)
 
 
-def has_failed(retcode: Any) -> Any:
-    """Which return codes are those of a trajectory that ran and did not succeed."""
-    return (retcode != ReturnCode.Success.value) & (retcode != ReturnCode.Default.value)
-
-
-def count_codes(retcode: Any, most: int = 5) -> str:
-    """`Success 98, Unstable 2 [17, 42]`: each code, how often, and where."""
-    parts = []
-    for code in ReturnCode:
-        where = np.flatnonzero(np.asarray(retcode) == code.value)
-        if not len(where):
-            continue
-        part = f"{code.name} {len(where)}"
-        if code != ReturnCode.Success:
-            more = ", ..." if len(where) > most else ""
-            part += f" [{', '.join(map(str, where[:most]))}{more}]"
-        parts.append(part)
-    return ", ".join(parts)
-
-
 def _check_dense(du: Any) -> None:
     if du is None:
         raise ValueError(
             "this solution can't be interpolated: solve with save_everystep=True, or save the "
             "times you need with saveat."
         )
-
-
-def cubic_hermite(x: Any, h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
-    """The cubic polynomial with these values and slopes at the ends of a step of size `h`, at the
-    share `x` of it."""
-    return (
-        (1 + 2 * x) * (1 - x) ** 2 * left
-        + x**2 * (3 - 2 * x) * right
-        + h * x * (1 - x) ** 2 * dleft
-        + h * x**2 * (x - 1) * dright
-    )
-
-
-@jax.jit
-def _hermite(ts, us, dus, length, t):
-    if ts.shape[0] == 1:  # a step of nothing
-        ts, us, dus = (jnp.concatenate([x, x]) for x in (ts, us, dus))
-    sign = jnp.where(ts[1] >= ts[0], 1, -1).astype(ts.dtype)
-    length = jnp.asarray(length)
-    reached = jnp.arange(ts.shape[0], dtype=length.dtype) < length
-    ordered = jnp.where(reached, ts * sign, jnp.inf)
-
-    def at(t):
-        i = jnp.searchsorted(ordered, t * sign, side="right") - 1
-        i = jnp.clip(i, 0, jnp.asarray(length - 2, i.dtype))
-        i = jnp.maximum(i, 0)
-        # A single time, or a span of no length, has no interval.
-        has_length = (length > 1) & (ts[i + 1] != ts[i])
-        j = jnp.where(has_length, i + 1, i)
-        h = jnp.where(has_length, ts[j] - ts[i], 1)
-        x = (t - ts[i]) / h
-        value = cubic_hermite(x, h, us[i], us[j], dus[i], dus[j])
-        inside = (t * sign >= ordered[0]) & (t * sign <= ordered[length - 1]) & (length > 0)
-        return jnp.where(inside, value, jnp.nan)
-
-    return jax.vmap(at)(t) if t.ndim else at(t)
 
 
 def _span(t: Any) -> str:

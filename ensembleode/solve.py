@@ -13,31 +13,24 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from . import batches, engines, sensitivity, stiffness, store as stores
+from . import engines, sensitivity, store as stores
+from .core import batches, stiffness
+from .core.job import integers, Job, may_rerun, solution_of, with_output
+from .core.logs import log_once
+from .core.other_names import refuse_unknown, solver_by_name
+from .core.plan import Plan, Result, shared_times
+from .core.progress import Progress
+from .core.reductions import sum_reduction
+from .core.retcode import count_codes, has_failed, ReturnCode
+from .core.trajectories import describe
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
-from .executors.job import integers, Job, may_rerun, solution_of, with_output
-from .logs import log_once
 from .options import check_count
-from .other_names import refuse_unknown, solver_by_name
-from .plan import Plan, Result, shared_times
 from .problem import EnsembleProblem, ODEProblem
-from .program import is_tracer
-from .progress import Progress
-from .reductions import sum_reduction
-from .solution import (
-    count_codes,
-    EngineChoice,
-    EnsembleError,
-    EnsembleSolution,
-    has_failed,
-    ODESolution,
-    ReturnCode,
-    Stats,
-)
+from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
 from .solvers import Tsit5
-from .trace_cache import key_of, traces
-from .trajectories import describe
+from .tracing.program import is_tracer
+from .tracing.trace_cache import key_of, traces
 
 
 def solve(
@@ -105,7 +98,8 @@ def solve(
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
     - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
         the results of several are gathered on the host. By default from an estimate of the memory
-        needed (see `ensembleode.batches`), and with diffrax on the CPU small enough for its cache.
+        needed (see `ensembleode.core.batches`), and with diffrax on the CPU small enough for its
+        cache.
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
     - `engine`: `"auto"`, `"compiled"`, `"lanes"`, `"diffrax"` or `"julia"`; auto is the first of

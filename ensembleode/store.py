@@ -19,12 +19,12 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .executors.job import integers, Job, may_rerun, Outcome, Unfinished
-from .files import Locked, locked
-from .fingerprint import digest_of, fingerprint, NotKnown
-from .keys import is_key, raw
-from .labelled import inner_dims, output_name, retcode_attributes, state_dims
-from .on_disk import OnDisk
+from .analysis.labelled import inner_dims, output_name, retcode_attributes, state_dims
+from .core.files import Locked, locked
+from .core.fingerprint import digest_of, fingerprint, NotKnown
+from .core.job import integers, Job, may_rerun, Outcome, Unfinished
+from .core.keys import is_key, raw
+from .core.on_disk import OnDisk
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
 
 

@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode import cli, doctor, scripts
+from ensembleode import cli
 from ensembleode.engines.julia import environment
+from ensembleode.tools import doctor, scripts
 
 
 def run(*arguments):

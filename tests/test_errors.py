@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode import other_names
+from ensembleode.core import other_names
 from ensembleode.solvers.julia_alg import PACKAGES
 
 from .problems import decay, linear

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode import batches
-from ensembleode.executors.job import blank
+from ensembleode.core import batches
+from ensembleode.core.job import blank
 from ensembleode.solution import _hermite, count_codes, EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled

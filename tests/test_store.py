@@ -23,7 +23,7 @@ import zarr
 
 import ensembleode as eo
 from ensembleode import store as store_module
-from ensembleode.fingerprint import fingerprint
+from ensembleode.core.fingerprint import fingerprint
 from ensembleode.solve import job_for
 
 from .marks import slow_unless

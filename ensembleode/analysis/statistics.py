@@ -11,8 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..program import is_tracer
 from ..solution import AnyArray, EnsembleSolution
+from ..tracing.program import is_tracer
 
 
 #

@@ -10,9 +10,9 @@ from jaxtyping import Inexact, Int, Real
 
 from ..ensemble import EnsembleAlgorithm
 from ..problem import EnsembleProblem
-from ..program import is_tracer
 from ..solution import AnyArray, EnsembleSolution
 from ..solve import solve
+from ..tracing.program import is_tracer
 from .digest import Digest
 from .statistics import (
     check_ordered,
@@ -127,7 +127,7 @@ class EnsembleSummary(eqx.Module):
         **Raises:** `ValueError` and `TypeError` for bad arguments; `ImportError` without
         matplotlib.
         """
-        from .. import plotting
+        from . import plotting
 
         return plotting.plot_summary(
             self, idxs, ci_type=ci_type, error_style=error_style, names=names, ax=ax, **line
@@ -136,7 +136,7 @@ class EnsembleSummary(eqx.Module):
     def to_xarray(self, names: Any = None) -> Any:
         """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and
         state, and `num_monte` over time. `names`: those of the components."""
-        from .. import labelled
+        from . import labelled
 
         return labelled.summary_dataset(self, names)
 

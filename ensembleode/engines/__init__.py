@@ -27,9 +27,9 @@ A new engine is a module here and a line in `ENGINES`, in order of preference.
 
 from typing import Any
 
-from ..program import Program
+from ..core.trajectories import Lane
 from ..solution import EngineChoice
-from ..trajectories import Lane
+from ..tracing.program import Program
 from . import compiled as _compiled, diffrax as _diffrax, julia as _julia, lanes as _lanes
 
 

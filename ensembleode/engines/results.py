@@ -5,10 +5,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..plan import Plan, Result, shared_times
-from ..solution import ReturnCode
+from ..core.plan import Plan, Result, shared_times
+from ..core.retcode import ReturnCode
+from ..core.trajectories import Lane
 from ..solvers.tableau import Tableau
-from ..trajectories import Lane
 
 
 class Numbers(NamedTuple):

@@ -7,10 +7,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ..plan import Plan, Result
-from ..program import Program
-from ..trajectories import Lane
-from .job import axes, finish, Job, Outcome
+from ..core.job import axes, finish, Job, Outcome
+from ..core.plan import Plan, Result
+from ..core.trajectories import Lane
+from ..tracing.program import Program
 
 
 vectorised = False

@@ -5,11 +5,11 @@ from typing import Any
 
 import jax
 
+from ..core.job import Job, Outcome
+from ..core.logs import log_once
+from ..core.plan import Plan
 from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
-from ..logs import log_once
-from ..plan import Plan
-from .job import Job, Outcome
 from .sharded import arrays, Devices
 
 

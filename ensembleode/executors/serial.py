@@ -7,8 +7,8 @@ import equinox as eqx
 import jax
 import numpy as np
 
-from ..plan import Plan
-from .job import Job, Outcome, solve_lane
+from ..core.job import Job, Outcome, solve_lane
+from ..core.plan import Plan
 from .sharded import Devices
 
 

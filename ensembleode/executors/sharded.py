@@ -17,13 +17,13 @@ import jaxlib
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .. import cpu_devices
+from ..core import cpu_devices
+from ..core.job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
+from ..core.keys import as_before, raw
+from ..core.plan import Plan, Result, shared_times
+from ..core.trajectories import Lane
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
-from ..keys import as_before, raw
-from ..plan import Plan, Result, shared_times
-from ..program import being_staged, is_jaxpr, params_of
-from ..trajectories import Lane
-from .job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
+from ..tracing.program import being_staged, is_jaxpr, params_of
 from .shards import AXIS, is_on_one_device, on_each_device
 
 

@@ -16,9 +16,9 @@ from typing import Any
 
 import numpy as np
 
-from .. import cpu_devices
-from ..progress import bar
-from ..scripts import ScriptError, split
+from ..core import cpu_devices
+from ..core.progress import bar
+from ..tools.scripts import ScriptError, split
 from .checks import number, PlanError, whole
 from .fleet import Kind
 from .tables import columns, size

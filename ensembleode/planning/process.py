@@ -19,8 +19,8 @@ from typing import Any
 
 import jax
 
-from .. import cpu_devices
-from ..scripts import loaded, ScriptError
+from ..core import cpu_devices
+from ..tools.scripts import loaded, ScriptError
 
 
 # How long a repeat takes, where the iterations are not given.

@@ -21,7 +21,7 @@ try:
 except ImportError as e:
     raise ImportError("the service needs FastAPI: pip install 'ensembleode[serve]'.") from e
 
-from .. import __version__
+from ..core.version import __version__
 from . import documented, tokens as tokens_of, wire
 from .calls import Call, in_json, refusal, Reply, reply_to
 from .jobs import Jobs

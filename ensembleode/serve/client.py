@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..program import is_tracer
 from ..solution import EngineChoice, EnsembleSolution, ODESolution
+from ..tracing.program import is_tracer
 from . import exchange, remote
 from .exchange import Gradients, ServiceError as ServiceError
 

@@ -4,7 +4,7 @@ import ast
 from typing import Any
 
 from ..cli import failed
-from ..scripts import in_users_code, named, ScriptError, split
+from ..tools.scripts import in_users_code, named, ScriptError, split
 from .registry import Registry
 
 

@@ -15,7 +15,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ..solution import EngineChoice, EnsembleSolution, ODESolution, ReturnCode, Stats
+from ..core.retcode import ReturnCode
+from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"

@@ -31,12 +31,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.files import written_whole
+from ..core.job import Job, Outcome
+from ..core.retcode import ReturnCode
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
-from ..executors.job import Job, Outcome
-from ..files import written_whole
 from ..problem import EnsembleProblem, remake
-from ..solution import ReturnCode
 from ..solve import solve
 from ..store import open_ensemble, StoreError
 from . import wire

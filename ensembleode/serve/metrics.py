@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ..solution import ReturnCode
+from ..core.retcode import ReturnCode
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..core.saving import grid, Spacing
 from ..options import check_count, check_option_names, merge, time_dtype_of
 from ..problem import ODEProblem, remake
-from ..saving import grid, Spacing
 from ..solvers import Tsit5
 
 

@@ -19,10 +19,11 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from .. import sensitivity
-from ..host import host_call
-from ..program import is_tracer
-from ..saving import grid, Spacing
-from ..solution import EngineChoice, EnsembleSolution, ODESolution, ReturnCode, Stats
+from ..core.host import host_call
+from ..core.retcode import ReturnCode
+from ..core.saving import grid, Spacing
+from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
+from ..tracing.program import is_tracer
 from . import exchange
 
 

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import cpu_devices
+from ..core import cpu_devices
 from . import tokens as tokens_of
 from .batcher import Batcher, Done, QueueFull, Slice
 from .calls import Call, refusal, reply_to, without_token

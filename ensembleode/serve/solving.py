@@ -16,6 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.job import compiler_options
 from ..engines import lanes
 from ..ensemble import (
     EnsembleColumns,
@@ -23,7 +24,6 @@ from ..ensemble import (
     EnsembleSplitThreads,
     EnsembleThreads,
 )
-from ..executors.job import compiler_options
 from ..problem import EnsembleProblem, remake
 from ..solution import EnsembleSolution
 from ..solve import solve

@@ -14,8 +14,8 @@ import msgpack
 import numpy as np
 import orjson
 
-from ..saving import grid, Spacing
-from ..solution import ReturnCode
+from ..core.retcode import ReturnCode
+from ..core.saving import grid, Spacing
 from .exchange import BINARY as BINARY, JSON as JSON
 from .registry import Entry
 from .solving import Answer, Gradients, Numbers

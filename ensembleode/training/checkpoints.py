@@ -17,9 +17,9 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..files import Locked, locked
-from ..keys import as_before, raw
-from ..logs import logger
+from ..core.files import Locked, locked
+from ..core.keys import as_before, raw
+from ..core.logs import logger
 from ..options import check_count
 from .ending import held
 from .identity import is_same_loss

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array
 
-from ..program import is_tracer
+from ..tracing.program import is_tracer
 from .measured import as_numbers, check_finite
 
 

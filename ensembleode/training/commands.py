@@ -6,8 +6,8 @@ import tempfile
 from typing import Any
 
 from ..cli import failed
-from ..files import check_writable, written_whole
-from ..scripts import in_users_code, loaded, ScriptError, split
+from ..core.files import check_writable, written_whole
+from ..tools.scripts import in_users_code, loaded, ScriptError, split
 
 
 def run_train(

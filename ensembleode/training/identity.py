@@ -8,8 +8,8 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..by_value import digest_by_value, NotByValue
-from ..fingerprint import text_of_jaxpr
+from ..core.fingerprint import text_of_jaxpr
+from ..tracing.by_value import digest_by_value, NotByValue
 from .step import Step
 
 

@@ -7,8 +7,8 @@ import pathlib
 import time
 from typing import Any
 
-from ..files import naming, written_whole
-from ..progress import bar
+from ..core.files import naming, written_whole
+from ..core.progress import bar
 from .processes import is_first
 
 

@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..program import is_tracer
+from ..tracing.program import is_tracer
 
 
 def as_numbers(name: str, values: Any) -> Any:

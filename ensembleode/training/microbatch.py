@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..logs import logger
+from ..core.logs import logger
 from .step import State, Step
 
 

@@ -8,12 +8,12 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact
 
+from ..core.retcode import ReturnCode
 from ..ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..options import time_dtype_of
 from ..problem import EnsembleProblem, ODEProblem, remake
-from ..program import is_tracer
-from ..solution import ReturnCode
 from ..solve import solve
+from ..tracing.program import is_tracer
 from .measured import as_numbers, check_finite
 
 

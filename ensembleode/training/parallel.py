@@ -9,10 +9,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from .. import cpu_devices
+from ..core import cpu_devices
+from ..core.keys import as_before, raw
 from ..ensemble import EnsembleGPUArray, EnsembleSerial, EnsembleThreads
 from ..executors.shards import AXIS, evaluated_on_each
-from ..keys import as_before, raw
 from ..options import check_count
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from ..program import is_jaxpr, params_of
+from ..tracing.program import is_jaxpr, params_of
 from .parallel import Placement
 
 

@@ -179,11 +179,11 @@ const CALLED = setdiff(split("""
 
 @testset "every name that is printed" begin
     @test all(name -> isdefined(P, Symbol(name)), CALLED)
-    python = joinpath(@__DIR__, "..", "..", "ensembleode", "engines")
-    if isfile(joinpath(python, "codegen", "lower.py"))
-        lowered = read(joinpath(python, "codegen", "lower.py"), String)
+    python = joinpath(@__DIR__, "..", "..", "ensembleode")
+    if isfile(joinpath(python, "fields", "lower.py"))
+        lowered = read(joinpath(python, "fields", "lower.py"), String)
         elementwise = split(match(r"ELEMENTWISE = \"\"\"([^\"]*)\"\"\"", lowered)[1])
-        printer = read(joinpath(python, "julia", "source.py"), String)
+        printer = read(joinpath(python, "engines", "julia", "source.py"), String)
         table = match(r"_INFIX = \{([^}]*)\}", printer)[1]
         infix = [m[1] for m in eachmatch(r"\"(\w+)\": \"", table)]
         operators = setdiff([infix; "neg"; "not"; "select_n"], ["div"])

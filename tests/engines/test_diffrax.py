@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines import implicit
+from ensembleode.engines.diffrax import implicit
 
 from ..marks import slow_unless
 from ..problems import lorenz, lotka_volterra

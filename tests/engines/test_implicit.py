@@ -12,7 +12,7 @@ import optimistix
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.implicit import SimplifiedNewton
+from ensembleode.engines.diffrax.implicit import SimplifiedNewton
 
 from ..marks import slow_unless
 

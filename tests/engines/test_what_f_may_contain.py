@@ -394,7 +394,7 @@ def test_a_check_that_fails_in_one_trajectory_raises(engine):
 
 def test_xla_loses_the_initial_value():
     """Of the reduction of joined arrays. Once this fails, XLA has been mended: without a version of
-    JAX that has the defect, `_not_joined` in `ensembleode/engines/lanes/primitives.py` can go."""
+    JAX that has the defect, `_not_joined` in `ensembleode/fields/lanes/primitives.py` can go."""
 
     def total(a, b, c):
         return lax.reduce(jnp.stack([a, b, c]), np.float64(5), lax.add, (0,))
@@ -407,7 +407,7 @@ def test_xla_loses_the_initial_value():
 
 def test_jax_forgets_the_initial_value_in_the_derivative():
     """Once this fails, JAX has been mended: without a version that has the defect, `REFERENCES` is
-    not needed here, nor `_folded` in `ensembleode/engines/lanes/primitives.py`."""
+    not needed here, nor `_folded` in `ensembleode/fields/lanes/primitives.py`."""
 
     def total(x):
         return lax.reduce(x, np.float64(5), lax.add, (0,))

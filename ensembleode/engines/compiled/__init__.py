@@ -5,7 +5,7 @@ called from JAX's programs without a copy. Every lane has its own step size, its
 own end and its own return code, and takes the next trajectory when it has finished one.
 
 - `builder.py`: LLVM IR from Python. `functions/`: elementary functions in it.
-- `field.py`: the vector field, from the small language of `codegen`; `operations.py`,
+- `field.py`: the vector field, from the small language of `fields`; `operations.py`,
     `products.py`, `reading.py`, `uniformity.py` and `walking.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `steps.py`: a step. `loop.py`: the time loop.
     `adjoint.py`: its reverse mode, by record and replay.
@@ -28,13 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import sensitivity
-from ...logs import log_once
-from ...plan import Plan, Result
-from ...program import Program
-from ...trajectories import Lane
+from ...core.logs import log_once
+from ...core.plan import Plan, Result
+from ...core.trajectories import Lane
+from ...fields import Inputs, lower, parameters_of, UntranslatableError
+from ...tracing.program import Program
 from .. import lanes as _lanes
 from ..checks import refusal_of_ours
-from ..codegen import Inputs, lower, parameters_of, UntranslatableError
 from ..rates import with_rates
 from ..results import only, with_times
 from .compiler import available

@@ -28,7 +28,7 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad, batching, mlir
 
-from ...program import is_jaxpr, params_of
+from ...tracing.program import is_jaxpr, params_of
 from .compiler import available, compiled, CompileError
 from .handler import handler, handler_name
 from .machine import chosen, host, Machine

@@ -14,10 +14,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ... import sensitivity
-from ...plan import Plan, Result
-from ...program import Program, trace
-from ...solution import ReturnCode
-from ...trajectories import Lane
+from ...core.plan import Plan, Result
+from ...core.retcode import ReturnCode
+from ...core.trajectories import Lane
+from ...tracing.program import Program, trace
 from ..rates import rates
 from ..results import Numbers, result_of
 from .solves import pull_back, Setup, solve

@@ -1,4 +1,4 @@
-"""A lowered function as instructions: the printer of `codegen.ir` to LLVM IR, for lanes.
+"""A lowered function as instructions: the printer of `fields.ir` to LLVM IR, for lanes.
 
 Numbers are values with an entry a lane; those that all lanes have in common are scalars (see
 `uniformity.py`). Where lanes go different ways, all go every way that one of them goes, and masks
@@ -15,8 +15,8 @@ from typing import TypeAlias
 import jax.extend.core as jex
 import numpy as np
 
-from ..codegen import Inputs, lower
-from ..codegen.ir import (
+from ...fields import Inputs, lower
+from ...fields.ir import (
     Assign,
     Buffer,
     Const,
@@ -52,7 +52,7 @@ _CHEAP = 32
 
 
 def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> Function:
-    """As `codegen.lower` does it; loops over functions such as sines remain loops, though: written
+    """As `fields.lower` does it; loops over functions such as sines remain loops, though: written
     out they take long to compile, and are no faster.
 
     **Raises:** `UntranslatableError`.

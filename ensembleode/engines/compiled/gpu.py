@@ -7,8 +7,8 @@ The code is the same at a width of one, printed as PTX; what is different is whe
 import math
 from typing import Any
 
-from ...plan import Plan
-from ...trajectories import Lane
+from ...core.plan import Plan
+from ...core.trajectories import Lane
 from .. import compiled as _cpu, lanes as _lanes
 from . import kernel
 from .launch import Kernel

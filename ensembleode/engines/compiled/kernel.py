@@ -11,12 +11,12 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ...program import Program
-from ...saving import Saving
+from ...core.saving import Saving
+from ...fields import parameters_of, staged, UntranslatableError
+from ...fields.ir import Function
 from ...solvers.control import PIController
 from ...solvers.tableau import Tableau
-from ..codegen import parameters_of, staged, UntranslatableError
-from ..codegen.ir import Function
+from ...tracing.program import Program
 from .adjoint import Cotangents, pull_back, Pullback, Work
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
 from .field import evaluate, evaluate_apart, length, lowered

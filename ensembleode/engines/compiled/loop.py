@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...saving import Saving
-from ...solution import ReturnCode
+from ...core.retcode import ReturnCode
+from ...core.saving import Saving
 from ...solvers.control import initial_step, PIController, scaled, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, min_step
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable

@@ -12,9 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...plan import Plan
-from ...trajectories import Lane
-from ..codegen import Inputs
+from ...core.plan import Plan
+from ...core.trajectories import Lane
+from ...fields import Inputs
 from .builder import Buffer, Builder, I64, Value, Variable
 from .reading import Memory
 
@@ -29,7 +29,7 @@ class Number(NamedTuple):
     """A leaf of a `Lane`.
 
     - `name`: that of the leaf; None for those of `consts` and `p`, which the field reads.
-    - `start`: where its first component is in its group of its dtype (see `codegen.ir.Buffer`).
+    - `start`: where its first component is in its group of its dtype (see `fields.ir.Buffer`).
     """
 
     name: str | None

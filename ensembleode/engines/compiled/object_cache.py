@@ -15,8 +15,8 @@ import os
 import pathlib
 import sys
 
-from ...files import written_whole
-from ...logs import logger
+from ...core.files import written_whole
+from ...core.logs import logger
 
 
 VARIABLE = "ENSEMBLEODE_CACHE_DIR"

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from ..codegen import ir
+from ...fields import ir
 from .builder import BOOL, Buffer, Builder, Value
 
 
@@ -81,7 +81,7 @@ class Memory:
 class Numbers(abc.ABC):
     """Where the numbers of a field come from.
 
-    The groups are those of `codegen.ir.Buffer`: `u`, `own`, `shared` and `forward`; there is one of
+    The groups are those of `fields.ir.Buffer`: `u`, `own`, `shared` and `forward`; there is one of
     each for every dtype. What is in `shared` all lanes have in common, and its values are scalars.
     """
 

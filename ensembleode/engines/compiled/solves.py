@@ -11,10 +11,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ...plan import Plan
-from ...program import Program
-from ...trajectories import Lane
-from ..codegen import parameters_of
+from ...core.plan import Plan
+from ...core.trajectories import Lane
+from ...fields import parameters_of
+from ...tracing.program import Program
 from ..results import Counts, Saved
 from . import kernel, launch, machine
 from .adjoint import EVENT_CELLS

@@ -12,7 +12,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ..codegen.ir import (
+from ...fields.ir import (
     Assign,
     Buffer,
     Const,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from ..codegen.ir import (
+from ...fields.ir import (
     Assign,
     Buffer,
     Expr,

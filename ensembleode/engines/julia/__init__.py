@@ -20,11 +20,11 @@ import jax
 import jax.numpy as jnp
 
 from ... import sensitivity
-from ...plan import Plan, Result
-from ...program import Program, Static, trace
+from ...core.plan import Plan, Result
+from ...core.trajectories import Lane
 from ...solvers import JuliaAlg
 from ...solvers.julia_alg import Description
-from ...trajectories import Lane
+from ...tracing.program import Program, Static, trace
 from ..checks import check_steps, refusal_of_ours
 from ..rates import with_rates
 from . import environment, gradients as gradients, methods as methods

@@ -7,10 +7,10 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...core.job import finish_lanes, Job, Outcome, solve_lanes
+from ...core.plan import Plan
 from ...ensemble import EnsembleColumns
-from ...executors.job import finish_lanes, Job, Outcome, solve_lanes
-from ...plan import Plan
-from ...program import Static
+from ...tracing.program import Static
 from ..rates import with_rates
 from . import methods, session
 from .numbers import result_of

@@ -209,7 +209,7 @@ def threads() -> int:
 
     **Raises:** `ValueError` for a variable that is no number of threads.
     """
-    from ...cpu_devices import cores
+    from ...core.cpu_devices import cores
 
     for name, text in (
         ("PYTHON_JULIACALL_THREADS", _setting("juliacall", "threads")),

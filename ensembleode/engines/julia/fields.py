@@ -10,8 +10,8 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ...program import Program
-from ..codegen import Inputs, lower, parameters_of, staged, UntranslatableError
+from ...fields import Inputs, lower, parameters_of, staged, UntranslatableError
+from ...tracing.program import Program
 from .source import Definition, julia_source
 
 

@@ -17,13 +17,13 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
-from ...host import host_call
-from ...plan import Plan, Result
-from ...program import Program, trace
-from ...saving import Saving
-from ...solution import ReturnCode
-from ...trajectories import Lane
-from ..codegen import parameters_of
+from ...core.host import host_call
+from ...core.plan import Plan, Result
+from ...core.retcode import ReturnCode
+from ...core.saving import Saving
+from ...core.trajectories import Lane
+from ...fields import parameters_of
+from ...tracing.program import Program, trace
 from ..rates import rates
 from . import methods, session
 from .fields import translate

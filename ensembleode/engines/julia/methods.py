@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from ... import cpu_devices
+from ...core import cpu_devices
 from ...ensemble import (
     EnsembleAlgorithm,
     EnsembleDistributed,

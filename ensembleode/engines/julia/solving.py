@@ -6,9 +6,9 @@ from typing import Any
 import jax.tree_util as jtu
 import numpy as np
 
-from ...host import host_call
-from ...plan import Plan, Result
-from ...trajectories import Lane
+from ...core.host import host_call
+from ...core.plan import Plan, Result
+from ...core.trajectories import Lane
 from . import methods, session
 from .fields import Field, translate
 from .numbers import flags, read_arrays, result_of, written

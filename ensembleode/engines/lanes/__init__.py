@@ -18,16 +18,16 @@ import jax
 import jax.numpy as jnp
 
 from ... import sensitivity
-from ...plan import Plan, Result
-from ...program import Program, Static, trace
+from ...core.plan import Plan, Result
+from ...core.trajectories import Lane
+from ...fields.lanes.field import LaneField
+from ...fields.lanes.interpreter import NotInLanesError
 from ...solvers.control import PIController
-from ...trajectories import Lane
+from ...tracing.program import Program, Static, trace
 from ..checks import check_steps, refusal_of_ours
 from ..rates import with_rates
 from ..results import only
 from . import chunks as _chunks
-from .field import LaneField
-from .interpreter import NotInLanesError
 
 
 name = "lanes"

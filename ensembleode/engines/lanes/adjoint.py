@@ -17,7 +17,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 
-from ...saving import Saving
+from ...core.saving import Saving
 from ...solvers.runge_kutta import add_scaled, dense_stages, step, weights_at
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
 from .loop import advance, Chunk, Method, running, start, State

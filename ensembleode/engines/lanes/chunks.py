@@ -11,15 +11,15 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
-from ...plan import Plan, Result
-from ...program import Program
-from ...solution import ReturnCode
+from ...core.plan import Plan, Result
+from ...core.retcode import ReturnCode
+from ...core.trajectories import Lane
+from ...fields.lanes.field import LaneField
 from ...solvers.control import Tolerances
-from ...trajectories import Lane
+from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved, with_times
 from .adjoint import buffers, Cotangent, pull_back, Wide
 from .continuous import backsolve, gauss
-from .field import LaneField
 from .leaves import Leaves, map_leaves, select, sum_of
 from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
 

@@ -19,7 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...saving import Saving
+from ...core.saving import Saving
 from ...solvers.runge_kutta import add_scaled, dense_stages, interpolate, step
 from ...solvers.tableau import Tableau
 from ...solvers.time import REACH_OF_STEP, rounding

@@ -6,8 +6,8 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ...saving import Saving
-from ...solution import ReturnCode
+from ...core.retcode import ReturnCode
+from ...core.saving import Saving
 from ...solvers.control import initial_step, scaled
 from ...solvers.runge_kutta import dense_stages, error_estimate, interpolate, step
 from ...solvers.tableau import Tableau

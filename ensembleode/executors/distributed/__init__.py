@@ -19,14 +19,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
+from ...core.host import host_call
+from ...core.job import integers, Job, Outcome, Unfinished
+from ...core.keys import as_before, raw
+from ...core.plan import Plan
+from ...core.retcode import ReturnCode
+from ...core.trajectories import Lane
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
-from ...host import host_call
-from ...keys import as_before, raw
-from ...plan import Plan
-from ...program import is_tracer
-from ...solution import ReturnCode
-from ...trajectories import Lane
-from ..job import integers, Job, Outcome, Unfinished
+from ...tracing.program import is_tracer
 from . import local
 from .dispatch import Batch, dispatch, Results
 from .pools import ClusterError, Pool
@@ -152,7 +152,7 @@ def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: An
     """
     pool = local.pool_of(ensemblealg)
     pool.open()
-    return Distributed(pool, local.threads_of(ensemblealg), ensemblealg.costs)
+    return Distributed(pool, ensemblealg.sizes()[1], ensemblealg.costs)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -20,8 +20,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...logs import log_once, logger
-from ..job import blank
+from ...core.job import blank
+from ...core.logs import log_once, logger
 from .pools import ClusterError, Died, Pool
 from .programs import ChunkProgram, exported, Shipped
 from .worker import Done, environment, Missing, Ref, Refused, Task

@@ -10,12 +10,11 @@ import multiprocessing
 import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, Protocol
 
 import jax
 
-from ... import cpu_devices
-from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
+from ...core import cpu_devices
 from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 
@@ -52,15 +51,20 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
     }
 
 
-def threads_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> int:
-    """How many threads each worker has for a task."""
-    if isinstance(ensemblealg, EnsembleDistributed):
-        return 1
-    workers = ensemblealg.workers or 2
-    return ensemblealg.threads or max(1, cpu_devices.cores() // workers)
+class OnCluster(Protocol):
+    """What is asked of an ensemble algorithm: its `cluster`, if it was given one, and how many
+    workers; and of its own cluster, how many workers with how many threads each."""
+
+    @property
+    def cluster(self) -> Any: ...
+
+    @property
+    def workers(self) -> int | None: ...
+
+    def sizes(self) -> tuple[int, int]: ...
 
 
-def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
+def pool_of(ensemblealg: OnCluster) -> Pool:
     """The workers of an ensemble algorithm, as they are or will be.
 
     **Raises:** `TypeError` for a cluster that is none.
@@ -80,25 +84,22 @@ def pool_of(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> Pool:
     return pool
 
 
-def close(ensemblealg: EnsembleDistributed | EnsembleSplitThreads) -> None:
+def close(ensemblealg: OnCluster) -> None:
     """End what was started for an ensemble algorithm. (Solving again starts it again.)"""
     pool_of(ensemblealg).close()
 
 
-def _own_pool(ensemblealg: Any) -> DaskPool:
+def _own_pool(ensemblealg: OnCluster) -> DaskPool:
     if ensemblealg.cluster is not None:
         return DaskPool(functools.partial(_connected, ensemblealg.cluster))
-    workers, threads, _ = _key(ensemblealg)  # pyright: ignore
-    return DaskPool(functools.partial(_started, workers, threads))
+    return DaskPool(functools.partial(_started, *ensemblealg.sizes()))
 
 
-def _key(ensemblealg: Any) -> Hashable:
+def _key(ensemblealg: OnCluster) -> Hashable:
     if ensemblealg.cluster is not None:
         return ensemblealg.cluster
-    split = isinstance(ensemblealg, EnsembleSplitThreads)
-    workers = ensemblealg.workers or (2 if split else cpu_devices.cores())
     # The numbers of a process are of one precision.
-    return workers, threads_of(ensemblealg), jax.config.jax_enable_x64  # pyright: ignore
+    return *ensemblealg.sizes(), jax.config.jax_enable_x64  # pyright: ignore
 
 
 def _started(workers: int, threads: int) -> Connection:

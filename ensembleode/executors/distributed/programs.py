@@ -17,12 +17,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ...core.job import codes_and_counts, Outcome, solve_lanes, with_output
+from ...core.keys import as_before, is_key, raw
+from ...core.plan import Plan
+from ...core.reductions import total
 from ...engines.compiled.call import kernels_in, safety_checks
-from ...keys import as_before, is_key, raw
-from ...plan import Plan
-from ...program import is_tracer
-from ...reductions import total
-from ..job import codes_and_counts, Outcome, solve_lanes, with_output
+from ...tracing.program import is_tracer
 from .worker import Exported, Pickled
 
 

@@ -22,9 +22,9 @@ import jax
 import jax.export
 import numpy as np
 
+from ...core.job import compiler_options
 from ...engines.compiled.call import Kernel, register
 from ...engines.compiled.compiler import CompileError
-from ..job import compiler_options
 
 
 class Ref(NamedTuple):
@@ -103,7 +103,7 @@ class Pickled(NamedTuple):
 
 def environment() -> dict[str, Any]:
     """What must be the same on all workers, for their results to be."""
-    from ... import __version__
+    from ...core.version import __version__
 
     return {
         "ensembleode": __version__,

@@ -10,12 +10,12 @@ import jax.tree_util as jtu
 import llvmlite.binding as llvm
 import numpy as np
 
-from ensembleode.engines.codegen import Inputs, lower, parameters_of, staged
-from ensembleode.engines.codegen.ir import Function
 from ensembleode.engines.compiled.builder import BOOL, Buffer, Builder, Module
 from ensembleode.engines.compiled.field import evaluate, evaluate_apart
 from ensembleode.engines.compiled.reading import Memory, Numbers
-from ensembleode.program import trace
+from ensembleode.fields import Inputs, lower, parameters_of, staged
+from ensembleode.fields.ir import Function
+from ensembleode.tracing.program import trace
 
 
 # How many lanes there are numbers for.

@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ensembleode import files
+from ensembleode.core import files
 from ensembleode.engines.compiled import compiler, machine, object_cache, ptxas
 from ensembleode.engines.compiled.compiler import assembly, compiled, CompileError, ptx
 from ensembleode.engines.compiled.machine import gpu, limited, TARGETS

@@ -11,19 +11,19 @@ import pytest
 from hypothesis import given, Phase, settings, strategies as st
 from jax import lax
 
-from ensembleode.engines.codegen import Inputs, parameters_of
-from ensembleode.engines.codegen.ir import For
-from ensembleode.engines.codegen.lower import ELEMENTWISE, UntranslatableError
 from ensembleode.engines.compiled import field
 from ensembleode.engines.compiled.builder import Buffer, F64, Module
 from ensembleode.engines.compiled.field import evaluate_apart
 from ensembleode.engines.compiled.functions import FUNCTIONS
 from ensembleode.engines.compiled.operations import OPERATIONS
 from ensembleode.engines.compiled.reading import Given, Memory
-from ensembleode.program import trace
+from ensembleode.fields import Inputs, parameters_of
+from ensembleode.fields.ir import For
+from ensembleode.fields.lower import ELEMENTWISE, UntranslatableError
+from ensembleode.tracing.program import trace
 
+from ...fields.test_primitives import ALONE, BOTH, CASES
 from ...marks import slow_unless
-from ..codegen.test_primitives import ALONE, BOTH, CASES
 from .field_harness import (
     Case,
     cotangent_of,

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ..codegen.operations import convert, OPERATIONS, wrapped
+from ...fields.operations import convert, OPERATIONS, wrapped
 
 
 def call(source: str, u: Any, p: Any, t: Any, out: Any = None) -> np.ndarray:

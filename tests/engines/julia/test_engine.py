@@ -14,13 +14,13 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode.core.host import host_call
 from ensembleode.engines import julia
 from ensembleode.engines.julia import environment, methods, session
 from ensembleode.engines.julia.environment import JuliaError
 from ensembleode.engines.julia.fields import translate
 from ensembleode.engines.julia.requests import Request, toml
-from ensembleode.host import host_call
-from ensembleode.program import Static, trace
+from ensembleode.tracing.program import Static, trace
 
 
 PROB = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(2), (0.0, 1.0), 1.0)

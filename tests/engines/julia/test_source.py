@@ -15,7 +15,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.engines.codegen.ir import (
+from ensembleode.engines.julia.source import julia_source, TYPES
+from ensembleode.fields.ir import (
     Assign,
     Buffer,
     Const,
@@ -30,14 +31,13 @@ from ensembleode.engines.codegen.ir import (
     Store,
     Var,
 )
-from ensembleode.engines.codegen.lower import ELEMENTWISE
-from ensembleode.engines.julia.source import julia_source, TYPES
+from ensembleode.fields.lower import ELEMENTWISE
 
+from ...fields.fields import FIELDS, jacobian, vjp
+from ...fields.lowered import Lowered
+from ...fields.python_printer import run
+from ...fields.test_fields import as_arrays, groups_of
 from ...marks import slow_unless
-from ..codegen.fields import FIELDS, jacobian, vjp
-from ..codegen.lowered import Lowered
-from ..codegen.python_printer import run
-from ..codegen.test_fields import as_arrays, groups_of
 from .model import call, Vector
 
 

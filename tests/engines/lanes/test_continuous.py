@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.lanes import field
+from ensembleode.fields.lanes import field
 
 from ...marks import slow_unless
 from ...problems import lotka_volterra, mlp, network

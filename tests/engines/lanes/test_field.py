@@ -12,8 +12,8 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec
 
-from ensembleode.engines.lanes.field import LaneField, MOST_OPERATIONS
-from ensembleode.program import trace
+from ensembleode.fields.lanes.field import LaneField, MOST_OPERATIONS
+from ensembleode.tracing.program import trace
 
 from ...problems import lorenz
 

@@ -13,20 +13,14 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ensembleode.engines.lanes import (  # the imports register the rules
+from ensembleode.fields.lanes import (
     control as control,
     indexing as indexing,
     primitives as primitives,
 )
-from ensembleode.engines.lanes.interpreter import Interpreter, RULES, TooLong
-from ensembleode.engines.lanes.scalars import simplify
-from ensembleode.engines.lanes.values import (
-    from_array,
-    from_constant,
-    Scalars,
-    spread,
-    unpack,
-)
+from ensembleode.fields.lanes.interpreter import Interpreter, RULES, TooLong
+from ensembleode.fields.lanes.scalars import simplify
+from ensembleode.fields.lanes.values import from_array, from_constant, Scalars, spread, unpack
 
 from ...marks import slow_unless
 

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.engines.lanes.field import LaneField
-from ensembleode.program import trace
+from ensembleode.fields.lanes.field import LaneField
+from ensembleode.tracing.program import trace
 
 from ...marks import slow_unless
 from ...problems import lorenz, lotka_volterra, mlp

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode import logs
+from ensembleode.core import logs
 from ensembleode.engines.compiled import launch
 
 from ....marks import slow_unless

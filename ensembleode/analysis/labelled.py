@@ -1,0 +1,163 @@
+"""Solutions with named dimensions: xarray datasets, and pandas frames made from them."""
+
+from collections.abc import Sequence
+from typing import Any, TYPE_CHECKING
+
+import jax.tree_util as jtu
+import numpy as np
+
+from ..core.retcode import ReturnCode
+from ..tracing.program import is_tracer
+
+
+if TYPE_CHECKING:
+    from ..solution import EnsembleSolution, ODESolution
+
+
+_COUNTS = ("naccept", "nreject", "nf")
+
+
+def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> Any:
+    """See `EnsembleSolution.to_xarray`."""
+    xarray = _xarray(sim.retcode)
+    if sim.kind == "reduced":
+        raise TypeError("this ensemble was reduced: its result, as a whole, is sim.u.")
+    attrs = {"engine": str(sim.engine)}
+    trajectory = {"trajectory": np.arange(len(sim))}
+    if sim.kind == "outputs":
+        # An output may have the name of a count.
+        variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
+        return xarray.Dataset(variables, trajectory, attrs)
+    time = _times(sim.t, ("trajectory",))
+    dims, state = _state(np.shape(sim.u)[2:], names)
+    variables = {
+        "u": (("trajectory", time[0][-1], *dims), np.asarray(sim.u)),
+        "length": ("trajectory", np.asarray(sim.lengths)),
+    }
+    variables |= _counts(sim, ("trajectory",))
+    return xarray.Dataset(variables, trajectory | {"time": time} | state, attrs)
+
+
+def solution_dataset(sol: "ODESolution", names: Sequence[str] | None) -> Any:
+    """See `ODESolution.to_xarray`."""
+    xarray = _xarray(sol.retcode)
+    dims, state = _state(np.shape(sol.u)[1:], names)
+    variables = {"u": (("time", *dims), np.asarray(sol.u)), "length": ((), np.asarray(sol.length))}
+    return xarray.Dataset(variables | _counts(sol, ()), {"time": np.asarray(sol.t)} | state)
+
+
+def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
+    """See `EnsembleSummary.to_xarray`."""
+    xarray = _xarray(summary.u)
+    dims, state = _state(np.shape(summary.u)[1:], names)
+    dims = ("time", *dims)
+    low, high = summary.quantiles
+    variables = {
+        "mean": (dims, np.asarray(summary.u)),
+        "variance": (dims, np.asarray(summary.v)),
+        "median": (dims, np.asarray(summary.med)),
+        "qlow": (dims, np.asarray(summary.qlow), {"quantile": low}),
+        "qhigh": (dims, np.asarray(summary.qhigh), {"quantile": high}),
+        "num_monte": ("time", np.asarray(summary.num_monte)),
+    }
+    return xarray.Dataset(variables, {"time": np.asarray(summary.t)} | state)
+
+
+def frame(dataset: Any) -> Any:
+    """A pandas frame of the states: a row for each trajectory and time, a column a component."""
+    u = dataset["u"]
+    columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
+    if "time" not in columns:
+        return columns
+    # Where trajectories have their own times, their rows are padded.
+    columns.insert(0, "time", columns.pop("time"))
+    return columns[columns["time"].notna()]
+
+
+def outputs_frame(sim: "EnsembleSolution") -> Any:
+    """A pandas frame of what an `output_func` returned: a row for each trajectory."""
+    _xarray(sim.retcode)
+    import pandas
+
+    columns = {}
+    for name, (_, values) in _outputs(sim.u).items():
+        for index in np.ndindex(values.shape[1:]):
+            label = f"{name}[{','.join(map(str, index))}]" if index else name
+            columns[label] = values[:, *index]
+    return pandas.DataFrame(columns, pandas.RangeIndex(len(sim), name="trajectory"))
+
+
+def _xarray(number: Any) -> Any:
+    if is_tracer(number):
+        raise TypeError("labels need numbers: call this outside of jit, grad and vmap.")
+    try:
+        import xarray
+    except ImportError as e:
+        raise ImportError("this needs xarray: pip install 'ensembleode[plot]'.") from e
+    return xarray
+
+
+def _times(t: Any, outer: tuple) -> tuple:
+    t = np.asarray(t)
+    return ((*outer, "step") if t.ndim == 2 else ("time",), t)
+
+
+def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
+    """The dimensions of the state, and their coordinates."""
+    if len(shape) == 1:
+        names = [names] if isinstance(names, str) else names
+        labels = [f"u{i}" for i in range(shape[0])] if names is None else list(names)
+        taken = {"trajectory", "time", "step"} & set(labels)
+        if len(labels) != shape[0] or len(set(labels)) != shape[0] or taken:
+            raise ValueError(
+                f"names must be {shape[0]} different names, one a component, and none of them "
+                f"trajectory, time or step; got {names!r}."
+            )
+        return state_dims(1), {"state": labels}
+    if names is not None:
+        raise ValueError(
+            f"names are for the components of a vector; this state has the shape {shape}."
+        )
+    return state_dims(len(shape)), {}
+
+
+def state_dims(ndim: int) -> tuple[str, ...]:
+    """The dimensions of a state with so many axes."""
+    return ("state",) if ndim == 1 else inner_dims("state", ndim)
+
+
+def inner_dims(name: str, ndim: int) -> tuple[str, ...]:
+    return tuple(f"{name}_{axis}" for axis in range(ndim))
+
+
+def output_name(path: tuple) -> str:
+    """What a leaf of the outputs of an `output_func` is called."""
+    return jtu.keystr(path, simple=True, separator=".") or "out"
+
+
+def retcode_attributes() -> dict:
+    """What the integers of a return code mean (as the CF conventions say it)."""
+    return {
+        "flag_values": [code.value for code in ReturnCode],
+        "flag_meanings": " ".join(code.name for code in ReturnCode),
+    }
+
+
+def _counts(sol: Any, dims: tuple) -> dict:
+    codes = np.asarray(sol.retcode)
+    variables: dict[str, tuple] = {"retcode": (dims, codes, retcode_attributes())}
+    for name in _COUNTS:
+        count = getattr(sol.stats, name)
+        if count is not None:
+            variables[name] = (dims, np.asarray(count))
+    return variables
+
+
+def _outputs(tree: Any) -> dict:
+    """The outputs of an `output_func`, a variable for each leaf."""
+    variables = {}
+    for path, leaf in jtu.tree_leaves_with_path(tree):
+        name = output_name(path)
+        dims = ("trajectory", *inner_dims(name, np.ndim(leaf) - 1))
+        variables[name] = (dims, np.asarray(leaf))
+    return variables

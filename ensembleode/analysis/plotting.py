@@ -1,0 +1,645 @@
+"""Plots of solutions, ensembles and summaries, with matplotlib (the extra `plot`).
+
+The `plot` methods import it when they are called, as matplotlib is optional.
+"""
+
+import operator
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..core.interpolation import cubic_hermite
+from ..core.logs import log_once
+from ..core.retcode import has_failed, ReturnCode
+from ..tracing.program import is_tracer
+
+
+try:
+    import matplotlib
+    from matplotlib import cbook, colors
+    from matplotlib.axes import Axes
+    from matplotlib.cm import ScalarMappable
+    from matplotlib.collections import LineCollection
+    from matplotlib.lines import Line2D
+    from mpl_toolkits.mplot3d.art3d import Line3D, Line3DCollection
+except ModuleNotFoundError as e:
+    raise ImportError("plots need matplotlib: pip install 'ensembleode[plot]'") from e
+
+
+_STYLES = ("-", "--", ":", "-.")
+# Components that a legend can still list; more have a colorbar.
+_MOST_ENTRIES = 20
+# Trajectories drawn where none are chosen: more are one blob, which takes minutes to draw.
+_MOST_TRAJECTORIES = 200
+_MOST_FAILED = 20
+# Points drawn a step where steps are interpolated, and about how many in all.
+_POINTS = 10
+_MOST_POINTS = 2_000_000
+# Failed trajectories widen the view by at most this many times what the others span, each side.
+_WIDEN = 2.0
+_SEM = 1.96  # 95% of a normal distribution
+_NO_STATES = {
+    "outputs": "this ensemble has what output_func returned, no states over time: plot sim.u with "
+    "matplotlib, or solve without output_func.",
+    "reduced": "this ensemble was reduced: plot sim.u with matplotlib, or solve without a "
+    "reduction and plot eo.EnsembleSummary(sim).",
+}
+
+
+#
+# The plots
+#
+
+
+def plot_ensemble(
+    sim: Any,
+    idxs: Any = None,
+    *,
+    trajectories: Any = None,
+    color: Any = None,
+    names: Sequence[str] | None = None,
+    alpha: float | None = None,
+    ax: Any = None,
+    **line: Any,
+) -> Axes:
+    """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
+    if sim.kind != "trajectories":
+        raise TypeError(_NO_STATES[sim.kind])
+    _check_numbers(sim.u, sim.retcode, 1)
+    n, _, *state = sim.u.shape
+    plan = _plan(idxs, tuple(state), names)
+    color, line = _color_and_line(color, line)
+    chosen = _choose(trajectories, sim)
+    numbers = _as_numbers(color, n, chosen)
+    if numbers is None:
+        bar, own_colors = _component_bar(plan, color), None
+    else:
+        how = (line.pop("cmap", "viridis"), line.pop("norm", None), line.pop("label", ""))
+        bar = _bar(numbers, *how)
+        own_colors = bar.mappable.to_rgba(numbers)
+        color = matplotlib.rcParams["text.color"]  # in the legend
+    looks = _looks(plan, color, line)
+    paths = _paths(sim, chosen, plan.components)
+    curves = [[path[:, columns] for columns in plan.columns] for path in paths]
+    failed = np.asarray(has_failed(np.asarray(sim.retcode)[chosen]))
+
+    ax = _axes_for(plan, ax)
+    had_data = ax.has_data()
+    each = colors.to_rgba_array([_add_entry(ax, plan, look, line) for look in looks])
+    if own_colors is None:
+        each = np.tile(each, (len(paths), 1))
+    else:
+        each = np.repeat(own_colors, len(looks), axis=0)
+    # Below what else is drawn, such as the summary.
+    style = {"zorder": 1.8} | _density(len(paths), own_colors is not None) | line
+    style["label"] = None
+    if alpha is not None:
+        style["alpha"] = alpha
+    if looks[0].linestyle is not None:
+        style["linestyle"] = [look.linestyle for look in looks]
+    _add_lines(ax, curves, failed, each, style)
+    _set_view(ax, curves, failed, had_data)
+    _add_crosses(ax, plan, [several for several, bad in zip(curves, failed, strict=True) if bad])
+    _finish(ax, plan, bar)
+    return ax
+
+
+def plot_solution(
+    sol: Any,
+    idxs: Any = None,
+    *,
+    color: Any = None,
+    names: Sequence[str] | None = None,
+    ax: Any = None,
+    **line: Any,
+) -> Axes:
+    """See [`ODESolution.plot`][ensembleode.ODESolution.plot]."""
+    _check_numbers(sol.u, sol.retcode, 0)
+    rows, *state = sol.u.shape
+    plan = _plan(idxs, tuple(state), names)
+    color, line = _color_and_line(color, line)
+    looks = _looks(plan, _as_color(color), line)
+    retcode = int(sol.retcode)
+    length = 0 if retcode == ReturnCode.Default else int(sol.length)
+    u = np.asarray(sol.u).reshape(rows, -1)
+    du = None if sol._du is None else np.asarray(sol._du).reshape(u.shape)
+    path = _path(np.asarray(sol.t), u, du, length, plan.components, _POINTS)
+
+    ax = _axes_for(plan, ax)
+    curves = [path[:, columns] for columns in plan.columns]
+    for curve, look in zip(curves, looks, strict=True):
+        _add_line(ax, curve, look, line)
+    if has_failed(retcode) and length:
+        _add_crosses(ax, plan, [curves])
+    _finish(ax, plan, _component_bar(plan, color))
+    return ax
+
+
+def plot_summary(
+    summary: Any,
+    idxs: Any = None,
+    *,
+    ci_type: str = "quantile",
+    error_style: str = "ribbon",
+    names: Sequence[str] | None = None,
+    ax: Any = None,
+    **line: Any,
+) -> Axes:
+    """See [`EnsembleSummary.plot`][ensembleode.EnsembleSummary.plot]."""
+    _check_one_of("ci_type", ci_type, ("quantile", "SEM"))
+    _check_one_of("error_style", error_style, ("ribbon", "bars", "none"))
+    _check_numbers(summary.u, summary.t, 1)
+    rows, *state = summary.u.shape
+    plan = _plan(idxs, tuple(state), names)
+    color, line = _color_and_line(None, line)
+    t = np.asarray(summary.t, np.float64)
+
+    def flat(x):
+        return np.asarray(x, np.float64).reshape(rows, -1)[:, plan.components]
+
+    if ci_type == "quantile":
+        middle, low, high = map(flat, (summary.med, summary.qlow, summary.qhigh))
+        what, spread = "median", ", {:g}% to {:g}%".format(*(100 * q for q in summary.quantiles))
+    else:
+        count = np.asarray(summary.num_monte, np.float64)[:, None]
+        error = _SEM * np.sqrt(flat(summary.v) / np.where(count > 0, count, np.nan))
+        middle = flat(summary.u)
+        low, high = middle - error, middle + error
+        what, spread = "mean", f" ± {_SEM:g} SEM"
+    alone = plan.portrait or error_style == "none"
+    what += "" if alone else spread
+    looks = _looks(plan, _as_color(color), line, label=what)
+
+    ax = _axes_for(plan, ax)
+    if len(looks) > 1:  # whose entries are the names
+        ax.plot([], [], color="none", label=what)
+    path = np.column_stack([t, middle])
+    for i, (columns, look) in enumerate(zip(plan.columns, looks, strict=True)):
+        drawn = _add_line(ax, path[:, columns], look, line)
+        if not alone:
+            _add_spread(ax, path[:, columns], low[:, i], high[:, i], drawn, error_style)
+    _finish(ax, plan, _component_bar(plan, color))
+    return ax
+
+
+#
+# Reading the arguments
+#
+
+
+class _Plan(NamedTuple):
+    """Which components are drawn, and against what.
+
+    - `components`: of the flattened state.
+    - `names`: theirs.
+    - `portrait`: against each other, not against time.
+    - `columns`: the coordinates of each curve, as columns of a path `[row, 1 + component]`.
+    """
+
+    components: list[int]
+    names: list[str]
+    portrait: bool
+    columns: list[list[int]]
+
+    @property
+    def dimensions(self) -> int:
+        return len(self.columns[0])
+
+
+class _Look(NamedTuple):
+    """How the curves of a component look; a colour of None is the next of the axes' cycle."""
+
+    color: Any
+    linestyle: Any
+    label: str | None
+
+
+def _plan(idxs: Any, state: tuple[int, ...], names: Any) -> _Plan:
+    count = int(np.prod(state))
+    every = _names(names, state, count)
+    portrait = isinstance(idxs, tuple)
+    if idxs is None:
+        idxs = range(count)
+    components = [_component(i, count) for i in (idxs if np.iterable(idxs) else [idxs])]
+    k = len(components)
+    if k == 0:
+        raise ValueError("idxs has no components: there is nothing to draw.")
+    if portrait and k not in (2, 3):
+        raise ValueError(
+            f"idxs has {k} components in a tuple, and a phase portrait has 2 or 3; for components "
+            f"against time give a list: idxs={components}."
+        )
+    columns = [list(range(1, 1 + k))] if portrait else [[0, 1 + i] for i in range(k)]
+    return _Plan(components, [every[i] for i in components], portrait, columns)
+
+
+def _component(i: Any, count: int) -> int:
+    try:
+        if isinstance(i, bool | np.bool_):
+            raise TypeError
+        number = operator.index(i)
+    except TypeError:
+        raise TypeError(
+            "idxs must be an integer or a list of integers (components against time), or a tuple "
+            f"of them (a phase portrait), got {i!r}."
+        ) from None
+    if not -count <= number < count:
+        raise ValueError(
+            f"idxs has the component {number}, and the state has {count}, counted from 0."
+        )
+    return number % count
+
+
+def _names(names: Any, state: tuple[int, ...], count: int) -> list[str]:
+    if names is not None:
+        given = [names] if isinstance(names, str) else [str(name) for name in names]
+        if len(given) != count:
+            raise ValueError(
+                f"names must have a name for each of the {count} components of the state (also "
+                f"where idxs chooses some), got {len(given)}."
+            )
+        return given
+    if not state:
+        return ["u"]
+    if len(state) == 1:
+        return [f"u{i}" for i in range(count)]
+    return [f"u[{','.join(map(str, index))}]" for index in np.ndindex(state)]
+
+
+def _check_one_of(argument: str, value: Any, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{argument} must be one of {', '.join(map(repr, known))}, got {value!r}.")
+
+
+def _check_numbers(u: Any, counted: Any, ndim: int) -> None:
+    """`counted` is an array whose axes are known, `ndim` how many it has."""
+    if is_tracer(u) or is_tracer(counted):
+        raise TypeError(
+            "a plot needs numbers, and inside jit, grad or vmap nothing has been computed yet: "
+            "return the solution, and plot it outside."
+        )
+    if np.ndim(counted) != ndim:
+        raise TypeError(
+            "these are many solutions in one, as vmap makes them: pick one with "
+            "jax.tree.map(lambda x: x[i], ...), and plot it."
+        )
+    if np.iscomplexobj(u):
+        raise TypeError(
+            f"the states are complex ({u.dtype}), and an axis has real numbers: plot real and "
+            "imaginary parts, or sizes, with matplotlib from .t and .u."
+        )
+
+
+def _choose(trajectories: Any, sim: Any) -> np.ndarray:
+    """The indices of the trajectories to draw: those asked for, or a sample, that have been run."""
+    n = len(sim)
+    retcode = np.asarray(sim.retcode)
+    chosen = np.arange(n)
+    if trajectories is not None:
+        if isinstance(trajectories, tuple):
+            trajectories = list(trajectories)
+        try:
+            chosen = np.atleast_1d(chosen[trajectories])
+        except IndexError as e:
+            raise ValueError(
+                f"trajectories must be indices, a slice or a mask of the {n} trajectories, got "
+                f"{trajectories!r}."
+            ) from e
+    run = retcode != ReturnCode.Default.value
+    chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
+    return _sampled(chosen, retcode) if trajectories is None else chosen
+
+
+def _sampled(every: np.ndarray, retcode: np.ndarray) -> np.ndarray:
+    """As many as can be told apart, evenly spaced, and some more of those that failed."""
+    if len(every) <= _MOST_TRAJECTORIES:
+        return every
+    failed = every[has_failed(retcode[every])]
+    more = _spaced(failed, _MOST_FAILED)
+    log_once(
+        f"plot draws {_MOST_TRAJECTORIES} of {len(every)} trajectories, evenly spaced by index, "
+        f"and {len(more)} of the {len(failed)} that failed. Choose with trajectories= "
+        "(trajectories=slice(None) draws all); eo.EnsembleSummary(sim).plot() shows quantiles."
+    )
+    return np.union1d(_spaced(every, _MOST_TRAJECTORIES), more)
+
+
+def _spaced(indices: np.ndarray, most: int) -> np.ndarray:
+    if len(indices) <= most:
+        return indices
+    return indices[np.linspace(0, len(indices) - 1, most).astype(int)]
+
+
+def _color_and_line(color: Any, line: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    line = cbook.normalize_kwargs(line, Line2D)  # `lw` → `linewidth` and so on
+    if "color" in line:
+        if color is not None:
+            raise TypeError("color is given twice, once as c.")
+        color = line.pop("color")
+    return color, line
+
+
+def _as_color(color: Any) -> Any:
+    if color is not None and not colors.is_color_like(color):
+        raise ValueError(f"color must be a matplotlib colour, got {color!r}.")
+    return color
+
+
+def _as_numbers(color: Any, n: int, chosen: np.ndarray) -> np.ndarray | None:
+    """The numbers of the chosen trajectories, or None where `color` is a colour."""
+    if color is None or isinstance(color, str | tuple):
+        _as_color(color)
+        return None
+    if is_tracer(color):
+        raise TypeError("color is traced: nothing has been computed of it yet. Plot outside jit.")
+    numbers = np.asarray(color)
+    if numbers.dtype.kind not in "biuf" or numbers.shape != (n,):
+        raise ValueError(
+            f"color must be a matplotlib colour (by its red, green and blue: a tuple), or one "
+            f"number for each of the {n} trajectories, got {color!r}."
+        )
+    numbers = numbers[chosen].astype(np.float64)
+    bad = ~np.isfinite(numbers)
+    if bad.any():
+        raise ValueError(
+            f"color is {numbers[bad][0]} for trajectory {chosen[bad][0]}, and no colormap has "
+            "that; leave it out with trajectories."
+        )
+    return numbers
+
+
+#
+# Colours and line styles
+#
+
+
+def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = None) -> list[_Look]:
+    """One for each curve: its own colour, or with one colour for all, its own line style.
+
+    `label` is that of a single curve, unless `line` has one.
+    """
+    k = len(plan.columns)
+    style, given = line.get("linestyle"), line.get("label")
+    if k == 1:
+        return [_Look(color, style, label if given is None else str(given))]
+    labels = [name if given is None else f"{given}: {name}" for name in plan.names]
+    if color is None:
+        if k <= len(matplotlib.rcParams["axes.prop_cycle"]):
+            each = [None] * k
+        elif k <= _MOST_ENTRIES:
+            each = matplotlib.colormaps["tab20"](np.arange(k))
+        else:
+            each = _bar_of_components(plan).mappable.to_rgba(np.asarray(plan.components))
+            labels = [None] * k
+        return [_Look(c, style, entry) for c, entry in zip(each, labels, strict=True)]
+    if style is not None:  # all alike, as asked for, and one entry
+        return [_Look(color, style, given), *[_Look(color, style, None)] * (k - 1)]
+    if k > len(_STYLES):
+        raise ValueError(
+            "color leaves only line styles to tell components apart: there are "
+            f"{len(_STYLES)}, and {k} components are drawn. Choose some with idxs, draw a phase "
+            "portrait (idxs as a tuple), or give a linestyle (such as ls='-') for all."
+        )
+    return [_Look(color, s, entry) for s, entry in zip(_STYLES, labels, strict=False)]
+
+
+class _Bar(NamedTuple):
+    """A colorbar."""
+
+    mappable: ScalarMappable
+    label: str
+
+
+def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> _Bar:
+    mappable = ScalarMappable(norm, cmap)
+    mappable.set_array(numbers)
+    if len(numbers):
+        mappable.autoscale_None()
+    return _Bar(mappable, str(label))
+
+
+def _component_bar(plan: _Plan, color: Any) -> _Bar | None:
+    """What the colours mean where a legend can't list them."""
+    crowded = color is None and len(plan.columns) > _MOST_ENTRIES
+    return _bar_of_components(plan) if crowded else None
+
+
+def _bar_of_components(plan: _Plan) -> _Bar:
+    return _bar(plan.components, "viridis", None, "component")
+
+
+def _density(n: int, numbered: bool) -> dict[str, float]:
+    """Few lines are opaque; many are thin and faint, so that it shows how many cross.
+
+    Colours that stand for numbers must be told apart where lines cross, so those are less faint.
+    """
+    few = min(1.0, 10 / max(n, 1))
+    width = matplotlib.rcParams["lines.linewidth"]
+    return {
+        # With less, 8 bits a colour round off enough to change the hue.
+        "alpha": max(0.1, min(1.0, np.sqrt(few * (10 if numbered else 1)))),
+        "linewidth": width * max(0.3, few**0.25),
+    }
+
+
+#
+# Paths: `[row, 1 + component]`, the time first
+#
+
+
+def _paths(sim: Any, chosen: np.ndarray, components: list[int]) -> list[np.ndarray]:
+    n, rows = sim.u.shape[:2]
+    t = np.broadcast_to(np.asarray(sim.t), (n, rows))
+    u = np.asarray(sim.u).reshape(n, rows, -1)
+    du = None if sim._du is None else np.asarray(sim._du).reshape(u.shape)
+    lengths = np.asarray(sim.lengths)
+    points = int(np.clip(_MOST_POINTS // max(1, lengths[chosen].sum()), 1, _POINTS))
+    return [
+        _path(t[i], u[i], None if du is None else du[i], int(lengths[i]), components, points)
+        for i in chosen
+    ]
+
+
+def _path(
+    t: np.ndarray,
+    u: np.ndarray,
+    du: np.ndarray | None,
+    length: int,
+    components: list[int],
+    points: int,
+) -> np.ndarray:
+    """A trajectory as far as it came, with `points` points a step where it is dense."""
+    t = t[:length].astype(np.float64)
+    u = u[:length, components].astype(np.float64)
+    if du is None or points == 1 or length < 2:
+        return np.column_stack([t, u])
+    return _smooth(t, u, du[:length, components].astype(np.float64), points)
+
+
+def _smooth(t: np.ndarray, u: np.ndarray, du: np.ndarray, points: int) -> np.ndarray:
+    """Cubic Hermite interpolation, as when a solution is called."""
+    x = (np.arange(points) / points)[:, None]
+    h = np.diff(t)[:, None, None]
+    left, right, dleft, dright = (v[:, None] for v in (u[:-1], u[1:], du[:-1], du[1:]))
+    with np.errstate(over="ignore", invalid="ignore"):
+        between = cubic_hermite(x, h, left, right, dleft, dright)
+        # The slope may be infinite at the last state before a blow-up.
+        between = np.where(np.isfinite(between), between, left + x * (right - left))
+    times = t[:-1, None] + h[..., 0] * x[:, 0]
+    inner = np.column_stack([times.reshape(-1), between.reshape(-1, u.shape[-1])])
+    return np.vstack([inner, np.append(t[-1], u[-1])])
+
+
+#
+# Drawing
+#
+
+
+def _axes_for(plan: _Plan, ax: Any) -> Any:
+    """The axes given, or those of a new figure."""
+    solid = plan.dimensions == 3
+    if ax is None:
+        import matplotlib.pyplot as plt  # it may start a GUI toolkit
+
+        projection = "3d" if solid else None
+        _, ax = plt.subplots(layout="constrained", subplot_kw={"projection": projection})
+    elif solid and ax.name != "3d":
+        raise ValueError(
+            "idxs has three components, so ax must be 3-D, as from "
+            "plt.subplot(projection='3d'), or left out."
+        )
+    elif ax.name == "3d" and not solid:
+        raise ValueError("ax is 3-D, so idxs must be a tuple of three components.")
+    return ax
+
+
+def _add_entry(ax: Any, plan: _Plan, look: _Look, line: dict[str, Any]) -> Any:
+    """An empty line, opaque, for the legend; returns its colour, the next of the cycle or given."""
+    (entry,) = ax.plot(*[[]] * plan.dimensions, **_style(look, line))
+    color = entry.get_color()
+    if look.label is None:
+        entry.remove()
+    return color
+
+
+def _add_line(ax: Any, curve: np.ndarray, look: _Look, line: dict[str, Any]) -> Any:
+    """A line; a dot where there is but one point."""
+    dot = {"marker": "o"} if len(curve) == 1 else {}
+    (drawn,) = ax.plot(*curve.T, **dot | _style(look, line))
+    return drawn
+
+
+def _style(look: _Look, line: dict[str, Any]) -> dict[str, Any]:
+    return line | {"label": None} | {k: v for k, v in look._asdict().items() if v is not None}
+
+
+def _add_lines(
+    ax: Any,
+    curves: list[list[np.ndarray]],
+    failed: np.ndarray,
+    each: np.ndarray,
+    style: dict[str, Any],
+) -> None:
+    """Lines of the colours `each [line, 4]`, in one collection; dots where there is but one point.
+
+    Trajectory by trajectory, so that no component covers all of another.
+    """
+    if not curves:
+        return
+    collection = Line3DCollection if ax.name == "3d" else LineCollection
+    flat = [curve for several in curves for curve in several]
+    ax.add_collection(collection(flat, colors=each, **style), autolim=False)
+    # Failed ones have a cross.
+    dots = np.array([len(several[0]) == 1 for several in curves]) & ~failed
+    if dots.any():
+        dots = np.repeat(dots, len(curves[0]))
+        points = np.concatenate([curve for curve, dot in zip(flat, dots, strict=True) if dot])
+        ax.scatter(*points.T, s=16, c=each[dots], alpha=style["alpha"])
+
+
+def _add_spread(
+    ax: Any, curve: np.ndarray, low: np.ndarray, high: np.ndarray, line: Any, error_style: str
+) -> None:
+    t, middle = curve.T
+    color = line.get_color()
+    if error_style == "ribbon" and len(t) > 1:
+        ax.fill_between(t, low, high, color=color, alpha=0.25, linewidth=0, zorder=1.9)
+        return
+    # The rounding of quantiles may leave the median outside of them, by an ulp.
+    error = np.maximum([middle - low, high - middle], 0)
+    ax.errorbar(t, middle, yerr=error, fmt="none", ecolor=color, elinewidth=1, capsize=2)
+
+
+def _set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_data: bool) -> None:
+    """Have all of the curves in view, but of failed ones only what leaves the others readable."""
+    if not curves:
+        return
+    points = np.concatenate([curve for several in curves for curve in several])
+    if failed.any() and not failed.all():
+        # What the others span, together with where the failed ones started.
+        plain = np.concatenate(
+            [
+                curve[:1] if bad else curve
+                for several, bad in zip(curves, failed, strict=True)
+                for curve in several
+            ]
+        )
+        low, high = plain.min(axis=0), plain.max(axis=0)
+        room = np.where(high > low, _WIDEN * (high - low), np.inf)
+        points = np.clip(points, low - room, high + room)
+    if ax.name == "3d":
+        ax.auto_scale_xyz(*points.T, had_data)
+    else:
+        ax.update_datalim(points)
+        ax.autoscale_view()
+
+
+def _add_crosses(ax: Any, plan: _Plan, failed: list[list[np.ndarray]]) -> None:
+    """A red cross where each of these ends. They don't move the view.
+
+    Against time, those that end above or below the view have one at its border, too.
+    """
+    if not failed:
+        return
+    ends = np.array([[curve[-1] for curve in several] for several in failed])
+    low, high = np.sort([getattr(ax, f"get_{axis}lim")() for axis in "xyz"[: plan.dimensions]]).T
+    outside = ((ends < low) | (ends > high)).any(axis=(1, 2)).sum()
+    label = f"failed ({outside} out of view)" if outside else "failed"
+    if label in ax.get_legend_handles_labels()[1]:
+        label = None
+    style = {"color": "red", "linestyle": "none", "marker": "x", "markeredgewidth": 1.5}
+    ends = ends.reshape(-1, plan.dimensions)
+    line = Line3D if ax.name == "3d" else Line2D
+    ax.add_artist(line(*ends.T, label=label, zorder=3, **style))
+    if not plan.portrait:
+        t, u = ends.T
+        for beyond, height in ((u > high[1], 0.98), (u < low[1], 0.02)):
+            where = (t[beyond], np.full(beyond.sum(), height))
+            ax.add_artist(Line2D(*where, transform=ax.get_xaxis_transform(), zorder=3, **style))
+
+
+def _finish(ax: Any, plan: _Plan, bar: _Bar | None) -> None:
+    """The names of the axes (those that have none), the colorbar and the legend."""
+    labels = plan.names if plan.portrait else ["t", plan.names[0] if len(plan.names) == 1 else ""]
+    for axis, label in zip("xyz", labels, strict=False):
+        if not getattr(ax, f"get_{axis}label")():
+            getattr(ax, f"set_{axis}label")(label)
+    if bar is not None:
+        # The labels of 3-D axes reach out to the right further than the layout knows.
+        room = {"location": "left", "pad": 0, "shrink": 0.8} if ax.name == "3d" else {}
+        ax.figure.colorbar(bar.mappable, ax=ax, label=bar.label, **room)
+    if ax.get_legend_handles_labels()[1]:
+        _add_legend(ax)
+
+
+def _add_legend(ax: Any) -> None:
+    """A legend that hides no data: beside the axes, where there is room and a layout to make it."""
+    if ax.figure.get_layout_engine() is not None:
+        most = max(1, int(ax.get_window_extent().height // 25))  # entries in a column
+        columns = -(-len(ax.get_legend_handles_labels()[1]) // most)
+        place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
+        legend = ax.legend(ncols=columns, **place)
+        if legend.get_window_extent().width < 0.4 * ax.figure.bbox.width:
+            return
+    ax.legend(loc="best").set_in_layout(False)

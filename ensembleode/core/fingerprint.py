@@ -1,0 +1,221 @@
+"""What the numbers of a solve depend on, in short: the same for the same, in every process."""
+
+import contextlib
+import hashlib
+import importlib.metadata
+import re
+from collections.abc import Iterator
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from ..options import time_dtype_of
+from ..tracing.by_value import digest_by_value, is_installed, NotByValue
+from ..tracing.program import is_jaxpr, params_of, Program, RULE_PARAMS, tangents_of
+from .job import Job
+from .keys import raw
+
+
+class NotKnown(Exception):
+    """What a part of the ensemble computes can't be told apart from another."""
+
+
+def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
+    """What the numbers depend on, by name; what begins with # is a digest.
+
+    **Arguments:**
+
+    - `store_key`: stands for what `f` and `output_func` compute on the host; without it, they are
+        looked at by value.
+
+    **Raises:** `NotKnown` where that can't be done.
+    """
+    from .version import __version__
+
+    plan, shared = job.plan, job.trajectories.shared
+    versions = {"ensembleode": __version__}
+    versions |= {package: importlib.metadata.version(package) for package in ("jax", "jaxlib")}
+    versions |= plan.engine.versions(plan.method)
+    fields = {
+        "#f": plan.field,
+        "#output_func": plan.output,
+        "#the solver's options": plan.method.value,
+        "#saveat": (plan.saving, shared.saveat, shared.count),
+        "#u0": (plan.state, shared.u0),
+        "#p": shared.p,
+        "#what f closes over": shared.consts,
+        "#tspan": (shared.t0, shared.t1),
+        "#abstol": shared.abstol,
+        "#reltol": shared.reltol,
+        "#dt": shared.dt,
+        "#key (or seed)": job.key,
+        "#what output_func closes over": job.output_consts,
+        "#which of them prob_func changes": plan.batched,
+    }
+    digests = {}
+    for name, value in fields.items():
+        try:
+            text = text_of(value, host=store_key is None)
+        except NotByValue as e:
+            raise NotKnown(f"{name.lstrip('#')} runs Python code, and {e}") from e
+        digests[name] = f"{digest_of([text]):016x}"
+    if store_key is not None:
+        digests["store_key"] = store_key
+    return {
+        "engine": plan.engine.name,
+        "maxiters": plan.maxiters,
+        "backend": jax.default_backend(),
+        "versions": ", ".join(f"{name} {version}" for name, version in versions.items()),
+        "time": str(time_dtype_of(plan.state)),
+        **digests,
+    }
+
+
+def text_of(value: Any, host: bool = True) -> bytes:
+    """The same for the same, in every process.
+
+    **Arguments:**
+
+    - `host`: whether to look at what is computed by Python functions, at run time.
+
+    **Raises:** `NotByValue` where that can't be told.
+    """
+    leaves, structure = jtu.tree_flatten(value, is_leaf=lambda x: isinstance(x, Program))
+    parts = [_plain(structure)]
+    if host:
+        parts += _texts_of_nodes(structure)
+    for x in leaves:
+        if isinstance(x, Program):
+            parts += [_plain(x.out_tree), *_texts_of(x.jaxpr, host)]
+        elif hasattr(x, "shape") and hasattr(x, "dtype"):
+            parts.append(f"{x.shape} {x.dtype}".encode())
+            parts.append(np.asarray(raw(x)).tobytes() if eqx.is_array_like(x) else b"")
+        elif callable(x):
+            parts += [digest_by_value(x)] if host else []
+        else:
+            parts.append(_plain(repr(x)))
+    return b"\n".join(parts)
+
+
+def text_of_jaxpr(closed: Any) -> bytes:
+    """Of a closed jaxpr and its constants.
+
+    **Raises:** `NotByValue` as `text_of`.
+    """
+    return b"\n".join([*_texts_of(closed.jaxpr, True), *map(text_of, closed.consts)])
+
+
+def _plain(x: Any) -> bytes:
+    """As text, without the addresses of functions and thunks, and where code is written."""
+    return re.sub(r'0x[0-9a-f]{6,}|file "[^"]*", line \d+', "", str(x)).encode()
+
+
+def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
+    """Of classes of the user's in a pytree, such as a solver, and of functions in its nodes."""
+    found = structure.node_data()
+    if found is None:
+        return
+    kind, about = found
+    if not issubclass(kind, tuple | list | dict | type(None)):
+        if not is_installed(kind):
+            yield digest_by_value(kind)
+        for x in jtu.tree_leaves(about):
+            if callable(x) and not is_installed(x):
+                yield digest_by_value(x)
+    for child in structure.children():
+        yield from _texts_of_nodes(child)
+
+
+def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
+    """Of a jaxpr, and of the constants and functions in it, at any depth.
+
+    **Arguments:**
+
+    - `above`: the calls with a derivative rule that it is part of the rule of.
+    """
+    yield _plain(_without_functions(jaxpr))
+    for eqn in jaxpr.eqns:
+        for x in params_of(eqn):
+            if hasattr(x, "jaxpr") and hasattr(x, "consts"):
+                for const in x.consts:
+                    yield text_of(const, host)
+                yield from _texts_of(x.jaxpr, host, above)
+            elif hasattr(x, "eqns"):
+                yield from _texts_of(x, host, above)
+        if eqn.primitive.name == "custom_jvp_call":
+            yield from _texts_of_rule(eqn, host, above)
+        if host:
+            yield from map(digest_by_value, _called_by(eqn))
+
+
+def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
+    """Of the derivative that a function brings: implicit methods have their Jacobian by it."""
+    primal = _plain(eqn.params["call_jaxpr"])
+    if primal in above:  # (a rule usually calls the function itself)
+        return
+    try:
+        rule = tangents_of(eqn)
+    except Exception as e:  # a rule that refuses
+        yield type(e).__name__.encode()
+        return
+    for const in rule.consts:
+        yield text_of(const, host)
+    yield from _texts_of(rule.jaxpr, host, (*above, primal))
+
+
+def _called_by(eqn: Any) -> list[Any]:
+    """The Python functions that the results of an equation are computed by."""
+    if eqn.primitive.name in ("debug_callback", "debug_print"):  # which have none
+        return []
+    if eqn.primitive.name == "ffi_call":
+        raise NotByValue(f"that calls {eqn.params.get('target_name')!r} of a compiled library")
+    return [getattr(x, "callback_func", x) for x in _functions_of(eqn)]
+
+
+def _functions_of(eqn: Any) -> list[Any]:
+    """Those among its parameters, and what holds one (for the callbacks of JAX)."""
+    params = [x for name, x in eqn.params.items() if name not in RULE_PARAMS]
+    return list(filter(_is_function, jtu.tree_leaves(params, is_leaf=is_jaxpr)))
+
+
+def _is_function(x: Any) -> bool:
+    # (A mesh of devices is a decorator, too.)
+    is_other = is_jaxpr(x) or isinstance(x, type | contextlib.ContextDecorator)
+    return hasattr(x, "callback_func") or (callable(x) and not is_other)
+
+
+def _without_functions(jaxpr: Any) -> Any:
+    """The jaxpr with a word for each function, as its `repr` may differ between processes."""
+    if hasattr(jaxpr, "consts"):
+        return jaxpr.replace(jaxpr=_without_functions(jaxpr.jaxpr))
+    if not _has_functions(jaxpr):
+        return jaxpr
+
+    def replaced(x):
+        return "function" if _is_function(x) else _without_functions(x) if is_jaxpr(x) else x
+
+    def of_words(eqn):
+        rules = {name: x for name, x in eqn.params.items() if name in RULE_PARAMS}
+        params = jtu.tree_map(replaced, eqn.params, is_leaf=is_jaxpr)
+        return eqn.replace(params={**params, **rules})
+
+    return jaxpr.replace(eqns=list(map(of_words, jaxpr.eqns)))
+
+
+def _has_functions(jaxpr: Any) -> bool:
+    return any(
+        _functions_of(eqn)
+        or any(_has_functions(getattr(x, "jaxpr", x)) for x in params_of(eqn) if is_jaxpr(x))
+        for eqn in jaxpr.eqns
+    )
+
+
+def digest_of(parts: list) -> int:
+    """Eight bytes that are never zero."""
+    digest = hashlib.blake2b(digest_size=8)
+    for part in parts:
+        digest.update(part if isinstance(part, bytes) else np.ascontiguousarray(part).tobytes())
+    return int.from_bytes(digest.digest(), "little") or 1

@@ -1,0 +1,238 @@
+"""One solve of an ensemble: what the executors are given, and what they give back."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..options import time_dtype_of
+from ..problem import EnsembleContext
+from ..solution import EngineChoice, ODESolution, Stats
+from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
+from ..tracing.purity import check_once, numbers_in
+from ..tracing.reach import abstract
+from ..tracing.trace_cache import traced_once
+from .plan import Plan, Result
+from .trajectories import Lane, Trajectories
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """A plan, the trajectories it is for, and the arrays that go with it.
+
+    - `key`: the PRNG key that those of the trajectories are folded from.
+    - `traced`: whether this runs inside `jit`, `grad` or `vmap`.
+    - `remake`: a function that makes this job, and its arguments.
+    - `output_func`: the user's; it is in the plan, traced, once the number of saved times is
+        known, and `output_consts` are the arrays it closes over.
+    - `report`: told the return codes of trajectories that are done; None where nobody asks.
+    - `sink`: given the outcome of a batch as far as it is, and which of it is done.
+    """
+
+    plan: Plan
+    trajectories: Trajectories
+    key: Any
+    traced: bool
+    remake: tuple[Callable, tuple]
+    output_func: Callable | None = None
+    output_consts: tuple = ()
+    report: Callable[[Any], Any] | None = None
+    sink: Callable[[Any, np.ndarray], Any] | None = None
+
+    def replan(self, **changes: Any) -> "Job":
+        """The same with another plan."""
+        return dataclasses.replace(self, plan=dataclasses.replace(self.plan, **changes))
+
+
+class Unfinished(Exception):
+    """A batch ended before its end: the `outcome` of those that are `done`, and the `cause`."""
+
+    def __init__(self, outcome: "Outcome", done: np.ndarray, cause: BaseException):
+        super().__init__(str(cause))
+        self.outcome = outcome
+        self.done = done
+        self.cause = cause
+
+
+class Outcome(NamedTuple):
+    """What a batch of trajectories came to; every leaf has the trajectory axis first.
+
+    `out` is the states `[trajectory, time, *state]`, or what `output_func` made of them; `t` is
+    None unless the trajectories have their own times; `rerun` is None where none can be asked for.
+    """
+
+    out: Any
+    t: Any
+    du: Any
+    length: Any
+    retcode: Any
+    naccept: Any
+    nreject: Any
+    nf: Any
+    rerun: Any
+
+
+def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Outcome:
+    """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
+    result = plan.engine.integrate(plan, lane)
+    return finish(plan, result, index, repeat, key, output_consts)
+
+
+def solve_lanes(
+    plan: Plan, lanes: Lane, indices, repeat, key, output_consts, mask: Any = None
+) -> Outcome:
+    """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
+    result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
+    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+
+
+def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts) -> Outcome:
+    """Apply `output_func` to several trajectories, whose axis comes first."""
+
+    def one(result, index):
+        return finish(plan, result, index, repeat, key, output_consts)
+
+    in_axes = Result(*[0] * len(result))._replace(t=0 if plan.own_times else None)
+    return jax.vmap(one, in_axes=(in_axes, 0))(result, indices)
+
+
+def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Outcome:
+    """Apply `output_func` to the integrated trajectory."""
+    out, du, rerun = result.u, result.du, None
+    t = result.t if plan.own_times else None
+    if plan.output is not None:
+        out, rerun = plan.output(output_consts, result, index, repeat, key)
+        t = du = None
+    counts = (result.naccept, result.nreject, result.nf)
+    return Outcome(out, t, du, result.length, result.retcode, *counts, rerun)
+
+
+def codes_and_counts(outcome: Outcome) -> Outcome:
+    """What is kept of each trajectory where the outputs are added up."""
+    return outcome._replace(out=None, t=None, du=None, length=None, rerun=None)
+
+
+def with_output(job: Job) -> Job:
+    """The job with its `output_func` traced, on a solution of the planned shape.
+
+    **Raises:** `TypeError` for an `output_func` that can't be traced, or doesn't return a pair.
+    """
+    output_func = job.output_func
+    if output_func is None:
+        return job
+    plan = job.plan
+    state = plan.state
+    rows = (plan.saving.rows,)
+
+    def array(shape, dtype):
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    u = array((*rows, *state.shape), state.dtype)
+    t = array(rows, time_dtype_of(state))
+    du = u if plan.saving.mode == "steps" else None
+    count = array((), np.int32)
+    nf = None if plan.method.value.stages is None else count
+    result = Result(u, t, du, count, array((), np.int8), count, count, nf)
+
+    def output(result, index, repeat, key):
+        got = output_func(solution_of(result), EnsembleContext(index, repeat, key))
+        if not isinstance(got, tuple) or len(got) != 2:
+            raise TypeError(
+                "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
+                f"returned {type(got).__name__}."
+            )
+        out, rerun = got
+        if np.shape(rerun) != ():
+            raise TypeError(
+                "output_func must return a pair (out, rerun) with rerun a boolean; its rerun has "
+                f"the shape {np.shape(rerun)}."
+            )
+        if not (rerun is None or eqx.is_array_like(rerun)):
+            raise TypeError(
+                f"output_func must return a pair (out, rerun) with rerun a boolean, got {rerun!r}."
+            )
+        if not all(map(eqx.is_array_like, jax.tree.leaves(out))):
+            raise TypeError(
+                f"output_func must return a pair (out, rerun) with out made of arrays, got {out!r}."
+            )
+        never = not is_tracer(rerun) and not rerun
+        return jax.tree.map(jnp.asarray, out), None if never else jnp.asarray(rerun, bool)
+
+    args = (result, 0, 1, job.key)
+
+    def make():
+        try:
+            program, consts = trace(output, *args, rules=True)
+        except (*NOT_TRACEABLE, IndexError) as e:
+            raise TypeError(
+                "output_func must be written in JAX, as it is traced once for all trajectories: "
+                f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
+            ) from e
+        check_once(
+            output_func,
+            lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),
+            "output_func gives another value each time it is called with the same solution (by "
+            "random numbers of NumPy or Python, or the clock). It is traced once for all "
+            "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
+        )
+        return program, tuple(consts)
+
+    if job.traced:
+        program, consts = make()
+    else:
+        shapes = jax.tree.map(abstract, args)
+        program, consts = traced_once(("output_func", output_func, shapes), make)
+    traced = job.traced or any(map(is_tracer, consts))
+    job = dataclasses.replace(job.replan(output=program), traced=traced)
+    return dataclasses.replace(job, output_consts=consts)
+
+
+def may_rerun(plan: Plan) -> bool:
+    """Whether `output_func` may ask for it."""
+    if plan.output is None:
+        return False
+    _, rerun = jtu.tree_unflatten(plan.output.out_tree, plan.output.out_avals)
+    return rerun is not None
+
+
+def solution_of(result: Result, engine: EngineChoice | None = None) -> ODESolution:
+    stats = Stats(result.naccept, result.nreject, result.nf)
+    u, t, length = result.u, result.t, result.length
+    return ODESolution(u, t, result.retcode, stats, length, result.du, engine)
+
+
+def compiler_options(platform: str) -> dict[str, Any]:
+    """Half of the vector units lie idle otherwise, where there are wide ones."""
+    return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
+
+
+def blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
+    """Room for results: NaN, or zeros where they are integers. (Aligned, so that JAX on the CPU
+    takes it as it is.)"""
+    dtype = np.dtype(dtype)
+    size = math.prod(shape) * dtype.itemsize
+    room = np.empty(size + _ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % _ALIGNMENT
+    array = room[start : start + size].view(dtype).reshape(shape)
+    array[...] = np.nan if np.issubdtype(dtype, np.inexact) else 0
+    return array
+
+
+_ALIGNMENT = 64  # bytes
+
+
+def integers(values: Any) -> Any:
+    """Indices in JAX's integer dtype of the moment."""
+    dtype = jax.dtypes.canonicalize_dtype(int)
+    return values.astype(dtype) if is_tracer(values) else jnp.asarray(values, dtype)
+
+
+def axes(batched: Any) -> Any:
+    """The `in_axes` of a Lane (or a part of it) from what is batched in it."""
+    return jax.tree.map(lambda b: 0 if b else None, batched)

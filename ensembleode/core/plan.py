@@ -1,0 +1,74 @@
+"""What is fixed when a solve is compiled, and what comes out of it."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax.numpy as jnp
+
+from ..tracing.program import Program, Static
+from .saving import Saving
+from .trajectories import Lane
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+    """Everything about a solve that decides the compiled program, and no numbers.
+
+    Hashable and compared by content, so that solves which differ only in numbers share one
+    compiled program.
+
+    - `engine`: the module that integrates (see `ensembleode.engines`).
+    - `method`: the solver and its static options, as that engine wants them.
+    - `field`: the vector field, `field(consts, u, p, t)`.
+    - `state`: the shape and dtype of a trajectory's state (an abstract value).
+    - `saving`: which times are saved.
+    - `maxiters`: the limit on steps.
+    - `width`: how many trajectories belong together, on whichever device.
+    - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
+    - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
+        gives its output, and whether to rerun (None when it never asks).
+    - `threads`: how many threads of the CPU an engine that shares its work out may use.
+    """
+
+    engine: Any
+    method: Static
+    field: Callable
+    state: Any
+    saving: Saving
+    maxiters: int
+    width: int
+    batched: Lane
+    output: Program | None = None
+    threads: int = 1
+
+    @property
+    def own_times(self) -> bool:
+        """Whether the saved times differ by trajectory."""
+        ends = self.batched.t0 or self.batched.t1
+        return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
+
+
+class Result(NamedTuple):
+    """The solution of one trajectory, as an engine returns it.
+
+    `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have
+    their own times; `length` counts those reached; `du` is `f` at the saved states (for
+    interpolation; None unless every step is saved); `nf` is None where not counted.
+    """
+
+    u: Any
+    t: Any
+    du: Any
+    length: Any
+    retcode: Any
+    naccept: Any
+    nreject: Any
+    nf: Any
+
+
+def shared_times(plan: Plan, lanes: Lane) -> Any:
+    """The saved times of `lanes`, where all trajectories share them: `[time]`."""
+    if plan.saving.mode == "times":
+        return jnp.asarray(lanes.saveat)
+    return jnp.stack([jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)][-plan.saving.rows :])

@@ -1,0 +1,46 @@
+"""How the solve of a trajectory ended."""
+
+import enum
+from typing import Any
+
+import numpy as np
+
+
+class ReturnCode(enum.IntEnum):
+    """How the solve of a trajectory ended (SciML's names)."""
+
+    Default = 0
+    """Not run: an ensemble stopped early before this trajectory."""
+    Success = 1
+    MaxIters = 2
+    """`maxiters` steps were not enough."""
+    DtLessThanMin = 3
+    """The step size fell below the spacing of floating-point numbers, or a `dtmin`."""
+    Unstable = 4
+    """The state became infinite or NaN, or diverges within one spacing of time."""
+    Failure = 5
+    """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
+    for a rerun after `max_repeats`."""
+
+    def __str__(self) -> str:
+        return self.name
+
+
+def has_failed(retcode: Any) -> Any:
+    """Which return codes are those of a trajectory that ran and did not succeed."""
+    return (retcode != ReturnCode.Success.value) & (retcode != ReturnCode.Default.value)
+
+
+def count_codes(retcode: Any, most: int = 5) -> str:
+    """`Success 98, Unstable 2 [17, 42]`: each code, how often, and where."""
+    parts = []
+    for code in ReturnCode:
+        where = np.flatnonzero(np.asarray(retcode) == code.value)
+        if not len(where):
+            continue
+        part = f"{code.name} {len(where)}"
+        if code != ReturnCode.Success:
+            more = ", ..." if len(where) > most else ""
+            part += f" [{', '.join(map(str, where[:most]))}{more}]"
+        parts.append(part)
+    return ", ".join(parts)

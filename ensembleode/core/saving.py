@@ -1,0 +1,167 @@
+"""Which times are saved: from `saveat`, `save_start`, `save_everystep` to a grid of times."""
+
+import math
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..solvers.time import rounding
+from ..tracing.program import is_tracer
+
+
+class Saving(NamedTuple):
+    """What every trajectory of a solve saves (the static part; the times are data).
+
+    - `mode`: `"ends"`, `"times"` (an array of them) or `"steps"` (every accepted step).
+    - `start`: whether the start is saved (`"ends"` and `"steps"`).
+    - `rows`: how many times a trajectory has at most.
+    """
+
+    mode: Literal["ends", "times", "steps"]
+    start: bool
+    rows: int
+
+
+class Spacing(NamedTuple):
+    """A `saveat` number whose grid can't be laid out yet: `tspan` differs by trajectory."""
+
+    step: float
+    start: bool
+
+
+def resolve_saving(
+    options: dict, t0: Any, t1: Any, dtype: np.dtype, index: Any, *, defer: bool = False
+) -> tuple[Saving | Spacing, Any]:
+    """The saving of one trajectory, and its times (an array, or None).
+
+    **Arguments:** the resolved options, the ends of the time span (numbers or tracers), the
+    dtype of time, and the index of the trajectory, which picks a row of a two-dimensional
+    `saveat`. With `defer` the grid of a `saveat` number is left to [`grid`][].
+    """
+    saveat, start = _as_numbers(options["saveat"]), options["save_start"]
+    if options["save_everystep"]:
+        start = start is not False
+        return Saving("steps", start, 0), None
+    if saveat is None:
+        start = start is not False
+        return Saving("ends", start, 1 + start), None
+    if np.ndim(saveat) == 0:
+        return _spaced(saveat, start is not False, t0, t1, dtype, defer)
+    if start is not None:
+        raise ValueError(
+            "save_start is given with an array saveat, which is saved exactly as it is; put the "
+            "start into saveat, or leave it out."
+        )
+    if np.ndim(saveat) > 2:
+        raise ValueError(
+            f"saveat must be a number, an array of times, or an array [trajectory, time]; its "
+            f"shape is {np.shape(saveat)}."
+        )
+    times = _as_times(saveat, t0, t1, dtype)
+    if times.ndim == 2:
+        times = (jnp.asarray(times) if is_tracer(index) else times)[index]
+    return Saving("times", False, times.shape[-1]), times
+
+
+def grid(
+    spacing: Spacing, t0: Any, t1: Any, dtype: np.dtype, rows: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Lay out evenly spaced times, on the host.
+
+    **Arguments:** the spacing; `t0` and `t1`, numbers or arrays `[trajectory]`; the dtype of
+    time; and the number of rows (by default as many as the longest span needs).
+
+    **Returns:** times `[trajectory, rows]`, of which the first `counts [trajectory]` are meant
+    and the rest repeat `t1`. Without the trajectory axis when both ends are numbers.
+    """
+    t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
+    intervals = np.abs(t1 - t0) / spacing.step
+    # A span that is a whole number of steps but for the rounding of its ends ends on the grid.
+    slack = np.minimum(rounding(t0, t1, dtype, np) / spacing.step + 1e-15 * intervals, 0.5)
+    whole = np.floor(intervals + slack)
+    between = whole < intervals - slack
+    counts = np.asarray(whole + 1 + between)
+    if counts.max() > np.iinfo(np.int32).max:
+        raise ValueError(
+            f"saveat={spacing.step:g} gives {counts.max():.3g} times; choose a larger spacing."
+        )
+    counts = counts.astype(np.int32)
+    number = np.arange(counts.max())
+    times = t0[..., None] + number * spacing.step * np.sign(t1 - t0)[..., None]
+    times = np.where(number >= counts[..., None] - 1, t1[..., None], times)
+    if not spacing.start:
+        times, counts = times[..., 1:], np.asarray(counts - 1)
+    if rows is not None:
+        missing = rows - times.shape[-1]
+        if missing < 0:
+            raise ValueError(
+                "saveat is a number, and prob_func makes tspan longer in a rerun than in any first "
+                "run, where room for the times was made; pass saveat as an array of times."
+            )
+        times = np.concatenate([times, np.repeat(t1[..., None], missing, axis=-1)], axis=-1)
+    return times.astype(dtype), counts
+
+
+def _as_numbers(saveat):
+    if saveat is None or is_tracer(saveat):
+        return saveat
+    what = f"saveat must be a number or an array of times, got {saveat!r}."
+    try:
+        array = np.asarray(saveat)
+    except ValueError as e:  # ragged
+        raise TypeError(what) from e
+    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
+        raise TypeError(what)
+    return array
+
+
+def _spaced(saveat, start, t0, t1, dtype, defer):
+    if is_tracer(saveat):
+        raise TypeError(
+            "saveat is a traced number, so the count of saved times is not known; pass a Python "
+            "number, or an array of times."
+        )
+    step = float(saveat)
+    if not (math.isfinite(step) and step > 0):
+        raise ValueError(f"saveat must be a positive spacing or an array of times, got {step}.")
+    spacing = Spacing(step, start)
+    if defer or is_tracer(t0) or is_tracer(t1):
+        return spacing, None
+    times, _ = grid(spacing, t0, t1, dtype)
+    return Saving("times", start, len(times)), times
+
+
+def _as_times(saveat, t0, t1, dtype):
+    times = saveat.astype(dtype)
+    if times.shape[-1] == 0:
+        raise ValueError("saveat is empty; leave it out to save the start and the end.")
+    if any(map(is_tracer, (saveat, t0, t1))):
+        return _within(jnp, times, *(jnp.asarray(t, dtype) for t in (t0, t1)))
+    t0, t1 = dtype.type(t0), dtype.type(t1)
+    times = _within(np, times, t0, t1)
+    lo, hi = min(t0, t1), max(t0, t1)
+    outside = ~((times >= lo) & (times <= hi))
+    if outside.any():
+        raise ValueError(
+            f"saveat has the time {times[outside].flat[0]:g}, outside tspan=({t0:g}, {t1:g})."
+        )
+    if (np.diff(times, axis=-1) * np.sign(t1 - t0) < 0).any():
+        order = "decreasing, as time runs backwards here" if t1 < t0 else "increasing"
+        raise ValueError(f"saveat is not sorted: it must be {order}.")
+    return times
+
+
+def _within(xp, times, t0, t1):
+    """The times, those beyond an end by a rounding or two (of `arange` and friends) at that end.
+
+    A derivative by a time remains one: it is not that of the end.
+    """
+    lo, hi = xp.minimum(t0, t1), xp.maximum(t0, t1)
+    close = 2 * rounding(t0, t1, times.dtype, xp)
+    beyond = xp.maximum(lo - times, times - hi)
+    moved = xp.where((beyond > 0) & (beyond <= close), xp.clip(times, lo, hi), times)
+    if xp is np:
+        return moved
+    return times + jax.lax.stop_gradient(moved - times)

@@ -1,0 +1,162 @@
+"""Whether trajectories ran out of steps because the problem is stiff: measured from their steps.
+
+An explicit method has to keep `h lambda` within its stability region, for every eigenvalue of the
+Jacobian of `f`. Where the solution has long forgotten the fast modes, that bounds the step and not
+the accuracy: the problem is stiff. So a few of the trajectories that ran out of steps are solved
+again for a limited number of steps, all of which are kept, and `h lambda` is computed along them.
+
+Source: Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.2.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..executors import serial
+from ..solvers import ExplicitRungeKutta
+from ..solvers.tableau import Tableau
+from . import batches
+from .job import Job
+from .retcode import ReturnCode
+
+
+_TRAJECTORIES = 3  # that are looked at
+_STEPS = 4096  # of each, at most
+_POINTS = 32  # of the second half of these, where the Jacobian is
+_LARGEST = 64  # state whose eigenvalues are computed all
+_ITERATIONS = 40  # of the power method, for larger ones
+# Of the real stability boundary: steps that accuracy bounds stay well within.
+_AT_THE_EDGE = 0.5
+
+
+def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:
+    """What to say of trajectories that ran out of steps; None where nothing speaks for stiffness.
+
+    **Arguments:** `codes`: the return codes, `[trajectory]`.
+    """
+    out_of_steps = np.flatnonzero(codes == ReturnCode.MaxIters.value)
+    run = np.count_nonzero(codes != ReturnCode.Default.value)
+    if 2 * len(out_of_steps) <= run or not _can_be_bounded_by_stability(job, alg):
+        return None
+    return _measured(job, alg, out_of_steps)
+
+
+def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
+    options = job.trajectories.options
+    return (
+        isinstance(alg, ExplicitRungeKutta)
+        and alg.adaptive
+        and options["adaptive"] is not False
+        and options["stepsize_controller"] is None
+        and job.plan.engine.name in ("compiled", "lanes", "diffrax")
+        and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
+    )
+
+
+def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
+    middle = out_of_steps[np.linspace(0, len(out_of_steps) - 1, _TRAJECTORIES).astype(int)]
+    boundary = real_stability_boundary(alg.tableau)
+    ratios = [_step_times_rate(job, int(i)) / boundary for i in np.unique(middle)]
+    at_the_edge = [x for x in ratios if x > _AT_THE_EDGE]
+    if 2 * len(at_the_edge) <= len(ratios):
+        return None
+    return (
+        "most trajectories ran out of steps, and the problem looks stiff: stability bounds their "
+        f"steps, not accuracy (the step times the fastest rate of decay is {max(ratios):.0%} of "
+        f"what {type(alg).__name__} allows). Try an implicit method, such as eo.Kvaerno5()"
+    )
+
+
+def _step_times_rate(job: Job, index: int) -> float:
+    """Along a trajectory, the median of the step times the fastest rate of decay."""
+    size = max(1, math.prod(job.plan.state.shape))
+    steps = min(job.plan.maxiters, _STEPS, max(64, 2**22 // size))
+    # No output and no times of its own: every step is kept.
+    without = {"saveat": None, "count": None}
+    lane_of = job.trajectories.lane
+    trajectories = dataclasses.replace(
+        job.trajectories, lane=lambda i, repeat: lane_of(i, repeat)._replace(**without)
+    )
+    plain = dataclasses.replace(job, trajectories=trajectories, output_func=None, output_consts=())
+    saving = plain.plan.saving._replace(mode="steps", start=True)
+    plain = batches.bounded(plain.replan(saving=saving, output=None), steps)
+    outcome = jax.device_get(serial.run_one(plain, index, 1))
+    length = int(outcome.length)
+    if length < 8:
+        return 0.0
+    t, u = outcome.t[:length], outcome.out[:length]
+    at = np.unique(np.linspace(length // 2, length - 2, _POINTS).astype(int))
+    # As steps alternate where stability bounds them, the mean of a few.
+    h = np.abs([np.mean(np.diff(t[max(0, i - 3) : i + 5])) for i in at])
+    lane = lane_of(index, 1)
+    try:
+        decay = _rates_of_decay(job.plan.field, lane.consts, lane.p, u[at], t[at])
+    except (TypeError, ValueError, NotImplementedError):
+        return 0.0  # f has no forward mode: a custom_vjp, or a callback
+    backwards = bool(np.asarray(lane.t1) < np.asarray(lane.t0))
+    rates = np.asarray(decay[int(backwards)])
+    return float(np.median(h * np.where(np.isfinite(rates), rates, 0.0)))
+
+
+def _rates_of_decay(field: Any, consts: Any, p: Any, u: Any, t: Any) -> tuple:
+    """Of the modes at states `[point, *state]`, the fastest decay: forwards and backwards in time.
+
+    A mode counts that decays at least as fast as it oscillates.
+    """
+    if math.prod(u.shape[1:]) <= _LARGEST:
+        jacobians = np.asarray(_jacobians(field, consts, p, u, t))
+        is_finite = np.isfinite(jacobians).all(axis=(1, 2), keepdims=True)
+        eigenvalues: Any = np.linalg.eigvals(np.where(is_finite, jacobians, 0.0))
+    else:
+        eigenvalues = np.asarray(_dominant(field, consts, p, u, t))[:, None]
+    real = np.where(np.abs(eigenvalues.imag) <= np.abs(eigenvalues.real), eigenvalues.real, 0.0)
+    return (-real).max(axis=1), real.max(axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _jacobians(field, consts, p, u, t):
+    def one(u, t):
+        jacobian = jax.jacfwd(lambda u: field(consts, u, p, t))(u)
+        return jacobian.reshape(u.size, u.size)
+
+    return jax.vmap(one)(u, t)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _dominant(field, consts, p, u, t):
+    """The real part of the largest eigenvalue, by the power method; 0 where it is complex."""
+
+    def one(u, t):
+        _, times_jacobian = jax.linearize(lambda u: field(consts, u, p, t), u)
+
+        def iteration(_, v):
+            w = times_jacobian(v)
+            return w / jnp.maximum(jnp.linalg.norm(w.ravel()), jnp.finfo(w.dtype).tiny)
+
+        # (Any start that has a share of every mode.)
+        start = jax.random.normal(jax.random.key(0), u.shape, u.dtype)
+        v = jax.lax.fori_loop(0, _ITERATIONS, iteration, start)
+        w = times_jacobian(v)
+        along = jnp.vdot(v, w)
+        is_real = jnp.abs(along) > jnp.sqrt(0.5) * jnp.linalg.norm(w.ravel())
+        return jnp.where(is_real, along, 0.0)
+
+    return jax.vmap(one)(u, t)
+
+
+def real_stability_boundary(tableau: Tableau) -> float:
+    """The largest `x` with `|R(-x)| <= 1` all the way, `R` the stability function."""
+    s = tableau.stages
+    a = np.zeros((s, s))
+    for i, row in enumerate(tableau.a, start=1):
+        a[i, : len(row)] = row
+    for x in np.arange(0.05, 100.0, 0.05):
+        r = 1 - x * np.asarray(tableau.b) @ np.linalg.solve(np.eye(s) + x * a, np.ones(s))
+        if abs(r) > 1 + 1e-9:
+            return float(x - 0.05)
+    raise ValueError("A tableau of an explicit method has a bounded stability region.")

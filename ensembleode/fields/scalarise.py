@@ -1,0 +1,156 @@
+"""Small programs taken apart into scalars, by the interpreter of the lanes engine."""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax.extend import source_info_util
+
+from .lanes import control as control, indexing as indexing, primitives as primitives
+from .lanes.interpreter import Interpreter, Limits, NotInLanesError, TooLong
+from .lanes.values import fill, Scalars, unpack
+
+
+# Compiled, more operations than this are slower than loops, and take long to compile.
+MOST_OPERATIONS = 1000
+_LIMITS = Limits(
+    scalars=MOST_OPERATIONS,
+    moved=4 * MOST_OPERATIONS,
+    dot=MOST_OPERATIONS,
+    batched_dot=MOST_OPERATIONS,
+    choice=64,
+    unrolled=MOST_OPERATIONS,
+)
+# A function with a derivative rule is what it computes: derivatives have been taken by now.
+CALLS = {
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_lin": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+
+def called(eqn: Any) -> Any:
+    """The jaxpr that an equation calls, closed or not; None if it calls none."""
+    name = eqn.primitive.name
+    if name in CALLS:
+        return eqn.params[CALLS[name]]
+    if name != "call_hi_primitive":
+        return None
+    # Newer versions of JAX have primitives that are written in others, such as a search.
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    with source_info_util.user_context(eqn.source_info.traceback):
+        return jax.make_jaxpr(lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))(*structs)
+
+
+def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
+    """The equations whose results are used, and how often each variable is."""
+    eqns: list = []
+    uses = collections.Counter(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(uses[v] for v in eqn.outvars):
+            eqns.append(eqn)
+            uses.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
+    return eqns[::-1], uses
+
+
+def branch_here(eqn: Any) -> Any:
+    """Of the branches for different platforms, the one that is taken here."""
+    platforms = eqn.params["platforms"]
+    return np.int32(next(i for i, names in enumerate(platforms) if not names or "cpu" in names))
+
+
+def scalarise(jaxpr: jex.Jaxpr) -> jex.Jaxpr | None:
+    """The same computation with a variable for each component, or None if that is not small.
+
+    Its constants and arguments are the components of those of `jaxpr`, one after the other, each
+    an array of one element; so are its results.
+    """
+    binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
+    sizes = [math.prod(v.aval.shape) for v in binders]
+    if sum(sizes) > _LIMITS.moved:
+        return None
+    run = Interpreter(True, MOST_OPERATIONS, _LIMITS)
+    run.on_cpu = False  # nothing here depends on how XLA compiles
+    run.differentiated = False  # derivatives have been taken by now
+
+    def components(*entries):
+        remaining = iter(entries)
+        values = [
+            Scalars(v.aval.shape, v.aval.dtype, [next(remaining) for _ in range(size)])
+            for v, size in zip(binders, sizes, strict=True)
+        ]
+        n = len(jaxpr.constvars)
+        outs = run.evaluate(_inlined(jaxpr), values[:n], values[n:])
+        return [fill(x, (1,), out.dtype) for out in outs for x in unpack(out).entries]
+
+    entries = [
+        jax.ShapeDtypeStruct((1,), v.aval.dtype)
+        for v, size in zip(binders, sizes, strict=True)
+        for _ in range(size)
+    ]
+    try:
+        closed = jax.make_jaxpr(components)(*entries)
+    except (NotInLanesError, TooLong):
+        return None
+    if closed.consts or not _is_scalar(closed.jaxpr):
+        return None
+    return closed.jaxpr
+
+
+def _inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
+    """Without calls, and without what is not used."""
+
+    def evaluate(jaxpr, consts, *args):
+        env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+        def read(atom):
+            return atom.val if isinstance(atom, jex.Literal) else env[atom]
+
+        for eqn in used(jaxpr)[0]:
+            ins = [read(v) for v in eqn.invars]
+            inner = called(eqn)
+            if inner is not None:
+                consts = getattr(inner, "consts", ())
+                outs = evaluate(getattr(inner, "jaxpr", inner), consts, *ins)
+            elif eqn.primitive.name == "platform_index":
+                outs = [branch_here(eqn)]
+            else:
+                params = eqn.primitive.get_bind_params(eqn.params)
+                with eqn.ctx.manager:
+                    outs = eqn.primitive.bind(*ins, **params)
+                outs = outs if eqn.primitive.multiple_results else [outs]
+            env.update(zip(eqn.outvars, outs, strict=True))
+        return [read(v) for v in jaxpr.outvars]
+
+    n = len(jaxpr.constvars)
+    binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in binders]
+    flat = jax.make_jaxpr(lambda *xs: evaluate(jaxpr, xs[:n], *xs[n:]))(*structs)
+    consts, args = flat.jaxpr.invars[:n], flat.jaxpr.invars[n:]
+    if flat.consts:
+        return jaxpr
+    return jex.Jaxpr(
+        constvars=consts,
+        invars=args,
+        outvars=flat.jaxpr.outvars,
+        eqns=flat.jaxpr.eqns,
+        debug_info=flat.jaxpr.debug_info,
+    )
+
+
+def _is_scalar(jaxpr: Any) -> bool:
+    variables: Sequence = [v for eqn in jaxpr.eqns for v in (*eqn.invars, *eqn.outvars)]
+    return all(math.prod(v.aval.shape) == 1 for v in variables) and not any(
+        jnp.issubdtype(v.aval.dtype, jnp.complexfloating) for v in variables
+    )

@@ -1,0 +1,48 @@
+"""The programs that engines lower besides a field: functions of the same numbers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import numpy as np
+
+from ..tracing.program import Program, with_constants
+
+
+def parameters_of(program: Any) -> list[Any]:
+    """The abstract values of a program's constants, and of its arguments between
+    the state and the time."""
+    return [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars[1:-1])]
+
+
+def staged(program: Program, fn: Callable, *, state: Any = None, extra: Sequence = ()) -> jex.Jaxpr:
+    """Trace `fn(consts, u, p, t)` for the inputs of a program; its constants stay constants.
+
+    With another `state`, and with `extra` inputs at the end of `p`.
+    """
+    jaxpr = program.jaxpr
+    n = len(jaxpr.constvars)
+    u, *p, t = jaxpr.invars
+    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *p, u, t)]
+    *structs, u, t = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    args = (structs[:n], u if state is None else state, (*structs[n:], *extra), t)
+    closed = jax.make_jaxpr(fn)(*args)
+    if closed.consts:  # a derivative rule brings them along
+        with_consts = closed
+
+        def spelled_out(*xs):
+            consts = map(_spelled_out, with_consts.consts)
+            return jax.core.eval_jaxpr(with_consts.jaxpr, list(consts), *xs)
+
+        closed = jax.make_jaxpr(spelled_out)(*jax.tree.leaves(args))
+    inner: Any = closed.jaxpr
+    return with_constants(inner, [*inner.constvars, *inner.invars[:n]], inner.invars[n:])
+
+
+def _spelled_out(array: Any) -> Any:
+    """A constant array as numbers of the program."""
+    array = np.asarray(array)
+    numbers = [jax.lax.full((1,), x, array.dtype) for x in array.reshape(-1)]
+    return jax.lax.reshape(jax.lax.concatenate(numbers, 0), array.shape)

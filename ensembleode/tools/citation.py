@@ -1,0 +1,97 @@
+"""`citation`: what to cite for a solve."""
+
+import functools
+import re
+from importlib import resources
+from typing import Any
+
+from ..solution import EnsembleSolution, ODESolution
+
+
+def citation(sim: Any) -> str:
+    """BibTeX of the methods that a solve used.
+
+    The software, the solver, the engine (with the step-size control, where that is its own), and
+    the adjoint (for those who differentiate), each under a comment that says what it is for.
+
+    **Arguments:** `sim`: what [`solve`][ensembleode.solve] returned, an
+    [`EnsembleSolution`][ensembleode.EnsembleSolution] or an
+    [`ODESolution`][ensembleode.ODESolution].
+
+    **Raises:** `TypeError` for anything else, or a solution that was made inside of an
+    `output_func`, which doesn't know its engine.
+
+    >>> import ensembleode as eo
+    >>> sol = eo.solve(eo.ODEProblem(lambda u, p, t: -u, 1.0, (0.0, 1.0)), eo.Vern7())
+    >>> "verner2010" in eo.citation(sol)
+    True
+    """
+    engine = getattr(sim, "engine", None)
+    if not isinstance(sim, EnsembleSolution | ODESolution) or engine is None:
+        raise TypeError(f"citation takes a solution that solve returned, got {type(sim).__name__}.")
+    solver = engine.solver
+    parts = [
+        ("This software", ["ensembleode"]),
+        ("The interface of ensembles, and SciML's names", ["rackauckas2017"]),
+        ("Automatic differentiation and compilation", ["jax"]),
+        (f"The solver {solver}", _SOLVERS.get(solver, [])),
+        (f"The engine {engine.name}", _ENGINES.get(engine.name, [])),
+        (f"Gradients by {engine.sensealg}", _ADJOINTS.get(engine.sensealg, [])),
+    ]
+    text, cited = [], set()
+    for purpose, keys in parts:
+        text.append(f"% {purpose}" + ("" if keys else ": no reference is on record here"))
+        text += [_entries()[key] for key in keys if key not in cited]
+        text += [f"% see {key} above\n" for key in keys if key in cited]
+        cited.update(keys)
+    return "\n".join(text).rstrip() + "\n"
+
+
+@functools.cache
+def _entries() -> dict[str, str]:
+    """The BibTeX entry of each key."""
+    text = (resources.files("ensembleode.tools") / "references.bib").read_text()
+    entries = re.findall(r"^(@\w+{(\w+),.*?^}$)", text, re.MULTILINE | re.DOTALL)
+    return {key: entry + "\n" for entry, key in entries}
+
+
+_RUNGE_KUTTA = ["hairer1993"]
+_SOLVERS = {
+    "Euler": _RUNGE_KUTTA,
+    "ImplicitEuler": ["hairer1996"],
+    "Heun": _RUNGE_KUTTA,
+    "Midpoint": ["runge1895"],
+    "Ralston": ["ralston1962"],
+    "RK4": ["kutta1901"],
+    "Bosh3": ["bogacki1989"],
+    "Tsit5": ["tsitouras2011"],
+    "Dopri5": ["dormand1980", "shampine1986"],
+    "Dopri8": ["prince1981", "enright1986"],
+    "Vern7": ["verner2010"],
+    "Vern9": ["verner2010"],
+    "Kvaerno3": ["kvaerno2004"],
+    "Kvaerno4": ["kvaerno2004"],
+    "Kvaerno5": ["kvaerno2004"],
+    "KenCarp3": ["kennedy2003"],
+    "KenCarp4": ["kennedy2003"],
+    "KenCarp5": ["kennedy2003"],
+    "JuliaAlg": ["rackauckas2017"],  # and what its documentation in Julia names
+}
+# Our engines bring their own first step (hairer1993) and step-size controller.
+_ENGINES = {
+    "compiled": ["hairer1993", "gustafsson1991"],
+    "lanes": ["hairer1993", "gustafsson1991"],
+    "diffrax": ["kidger2021"],
+    "julia": ["rackauckas2017"],
+}
+_ADJOINTS = {
+    "ReplayAdjoint": ["hager2000", "stumm2010"],
+    "RecursiveCheckpointAdjoint": ["stumm2010"],
+    "DirectAdjoint": ["griewank2008"],
+    "ForwardDiffSensitivity": ["griewank2008"],
+    "ForwardMode": ["griewank2008"],
+    "BacksolveAdjoint": ["chen2018"],
+    "GaussAdjoint": ["norcliffe2023"],
+    "InterpolatingAdjoint": ["ma2021"],
+    "forward sensitivities or InterpolatingAdjoint": ["griewank2008", "ma2021"],
+}

@@ -1,0 +1,130 @@
+"""What of this installation runs, what doesn't, and what to do about it."""
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+from typing import Any
+
+import jax
+
+from ..core import cpu_devices
+from ..engines.compiled import launch
+
+
+PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")
+# By extra: what it is for, and the modules that it has.
+EXTRAS = {
+    "dask": ("EnsembleDistributed", ("distributed", "cloudpickle", "flatbuffers")),
+    "store": ("solve(..., store=)", ("zarr", "xarray", "filelock")),
+    "train": ("fit(..., checkpoint=)", ("filelock", "orbax.checkpoint")),
+    "plot": ("plots", ("matplotlib", "xarray")),
+    "serve": (
+        "ensembleode serve, eo.Client",
+        ("fastapi", "httptools", "httpx", "msgpack", "orjson", "prometheus_client", "uvicorn"),
+    ),
+    "examples": ("the examples", ("sklearn", "matplotlib", "xarray")),
+}
+
+
+def report() -> dict[str, Any]:
+    """What there is, by name: `versions`, `devices`, `threads`, `x64`, `extras`, `julia`, `gpu`;
+    and `problems`, each with its `remedy`."""
+    problems: list[dict[str, str]] = []
+
+    def problem(what: str, remedy: str) -> None:
+        problems.append({"problem": what, "remedy": remedy})
+
+    found = {
+        "versions": {"Python": platform.python_version()} | {n: _version(n) for n in PACKAGES},
+        "devices": _devices(problem),
+        "threads": _threads(problem),
+        "x64": bool(jax.config.read("jax_enable_x64")),
+        "extras": _extras(problem),
+        "julia": _julia(),
+        "gpu": _gpu(problem),
+    }
+    return found | {"problems": problems}
+
+
+def _version(name: str) -> str:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return "missing"
+
+
+def _devices(problem: Any) -> list[str]:
+    try:
+        devices = jax.devices()
+    except RuntimeError as e:
+        problem(
+            f"JAX has no device: {str(e).splitlines()[0]}",
+            "Unset JAX_PLATFORMS, or install JAX for what it names.",
+        )
+        return ["none"]
+    kinds = dict.fromkeys(f"{d.platform}: {d.device_kind}" for d in devices)
+    return [
+        f"{sum(f'{d.platform}: {d.device_kind}' == kind for d in devices)} x {kind}"
+        for kind in kinds
+    ]
+
+
+def _threads(problem: Any) -> dict[str, int]:
+    try:
+        there = len(jax.local_devices(backend="cpu"))
+    except RuntimeError:
+        there = 0
+    cores = cpu_devices.cores()
+    if there < cores and not os.environ.get(cpu_devices.VARIABLE):
+        problem(
+            f"JAX has {there} CPU devices for {cores} cores, so EnsembleThreads() uses {there}.",
+            "Import ensembleode before JAX computes anything, and leave jax_num_cpu_devices and "
+            "xla_force_host_platform_device_count alone.",
+        )
+    return {"devices": there, "cores": cores}
+
+
+def _extras(problem: Any) -> dict[str, dict[str, Any]]:
+    found = {}
+    for name, (what, modules) in EXTRAS.items():
+        missing = [m for m in modules if not _importable(m)]
+        found[name] = {"for": what, "missing": missing}
+        if missing:
+            problem(f"{what} needs {', '.join(missing)}.", f"pip install 'ensembleode[{name}]'")
+    return found
+
+
+def _importable(module: str) -> bool:
+    try:
+        return importlib.util.find_spec(module) is not None
+    except ModuleNotFoundError:
+        return False
+
+
+def _julia() -> dict[str, str | None]:
+    """Not a problem where it isn't there: few need it."""
+    from ..engines.julia import environment
+
+    status = environment.status()
+    if status["problems"]:
+        first = status["problems"][0]
+        return {"version": None, "problem": f"{first['problem']} {first['remedy']}".strip()}
+    return {"version": status["julia"], "problem": None}
+
+
+def _gpu(problem: Any) -> str:
+    accelerators = [d for d in jax.local_devices() if d.platform != "cpu"]
+    if accelerators:
+        kind, missing = accelerators[0].device_kind, launch.missing()
+        if missing:
+            problem(f"EnsembleGPUKernel() can't run on {kind}.", " ".join(missing))
+            return f"EnsembleGPUArray() runs on {kind}."
+        return f"EnsembleGPUArray() and EnsembleGPUKernel() run on {kind}."
+    if any(os.path.exists(f"/dev/nvidia{i}") for i in range(8)):
+        problem(
+            "There is an NVIDIA GPU that JAX doesn't use.",
+            "pip install 'jax[cuda13]', and unset JAX_PLATFORMS.",
+        )
+        return "there is one that JAX doesn't use"
+    return "none; EnsembleGPUArray() and EnsembleGPUKernel() run on the CPU"

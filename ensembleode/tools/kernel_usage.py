@@ -1,0 +1,134 @@
+"""What the kernels of a solve take on a GPU, without one."""
+
+import warnings
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from ..core.job import integers
+from ..engines.compiled import gpu, launch, machine, ptxas
+from ..engines.compiled.entry import entry_name
+from ..engines.compiled.launch import BLOCK
+from ..engines.compiled.ptxas import Usage
+from ..problem import EnsembleProblem, ODEProblem
+from ..solve import job_for
+from ..solvers import Tsit5
+
+
+# What a GPU since compute capability 7.0 has in each multiprocessor, and a thread may have at most.
+_REGISTERS, _THREADS, _MOST = 65536, 2048, 255
+# A few numbers are kept elsewhere at no cost to speak of.
+_FEW = 64
+
+
+class KernelReport(NamedTuple):
+    """What [`kernel_report`][ensembleode.kernel_report] found.
+
+    - `arch`: the architecture compiled for, as "sm_90".
+    - `solve`, `pull_back`: what a thread takes of the kernel that solves, and of the one that pulls
+        cotangents back (None with `ForwardDiffSensitivity()`): `registers` of 32 bits, and bytes
+        of `spill_stores`, `spill_loads` and of `stack`, the memory for what is not in registers.
+    """
+
+    arch: str
+    solve: Usage
+    pull_back: Usage | None
+
+    @property
+    def kernels(self) -> dict[str, Usage]:
+        """Those there are, by name."""
+        found = {"solve": self.solve, "pull_back": self.pull_back}
+        return {name: usage for name, usage in found.items() if usage is not None}
+
+    def __str__(self) -> str:
+        lines = [f"{self.arch:12} registers  stack (B)  spilled (B)  threads at a time"]
+        for name, usage in self.kernels.items():
+            lines.append(
+                f"{name:12} {usage.registers:9}  {usage.stack:9}  {usage.spill_stores:11}  "
+                f"{resident(usage)} of {_THREADS} a multiprocessor"
+            )
+        return "\n".join(lines)
+
+
+def resident(usage: Usage) -> int:
+    """How many threads of a kernel a multiprocessor runs at a time, as far as registers go."""
+    # They are given out in units of eight to each thread.
+    each = -(-max(usage.registers, 1) // 8) * 8
+    blocks = min(_REGISTERS // (each * BLOCK), _THREADS // BLOCK)
+    return blocks * BLOCK
+
+
+def kernel_report(
+    prob: ODEProblem | EnsembleProblem,
+    alg: Any = None,
+    *,
+    saveat: Any = None,
+    save_start: bool | None = None,
+    save_everystep: bool | None = None,
+    adaptive: bool | None = None,
+    dt: Any = None,
+    maxiters: int | None = None,
+    sensealg: Any = None,
+    arch: str | None = None,
+) -> KernelReport:
+    """Compile what [`EnsembleGPUKernel`][ensembleode.EnsembleGPUKernel] would run, and say what it
+    takes; no GPU is needed, but ptxas, NVIDIA's assembler (`pip install nvidia-cuda-nvcc`).
+
+    A kernel that keeps everything in registers, and few of them, is fast: the fewer, the more
+    threads hide each other's waiting. One that spills is a matter for measurement: `float32`, or
+    EnsembleGPUArray, may be faster.
+
+    **Arguments:**
+
+    - `prob`, `alg` and the options: as for [`solve`][ensembleode.solve]. Which parameters differ by
+        trajectory counts, so give the ensemble.
+    - `arch`: the architecture, such as "sm_80" (A100), "sm_90" (H100, H200) or "sm_100" (B200); by
+        default that of this machine's GPU, or else "sm_90".
+
+    **Returns:** a [`KernelReport`][ensembleode.KernelReport].
+
+    **Raises:** `ValueError` for what has no kernel, naming it; `PtxasError` without ptxas.
+    **Warns** where more than 64 bytes are spilled.
+    """
+    ens = EnsembleProblem(prob) if isinstance(prob, ODEProblem) else prob
+    options = {
+        "saveat": saveat,
+        "save_start": save_start,
+        "save_everystep": save_everystep,
+        "abstol": None,
+        "reltol": None,
+        "dt": dt,
+        "adaptive": adaptive,
+        "maxiters": maxiters,
+        "stepsize_controller": None,
+        "sensealg": sensealg,
+    }
+    job, _ = job_for(ens, options, jax.random.key(0), 2, "lanes", alg or Tsit5())
+    if reason := gpu.refusal(job.plan):
+        raise ValueError(f"EnsembleGPUKernel() {reason}")
+    job = job.replan(engine=gpu)
+    lanes = jax.eval_shape(lambda: job.trajectories.lanes(integers(np.arange(2)), 1))
+    if arch is None:
+        devices = launch.cuda_devices()
+        arch = launch.arch_of(*devices) if devices else "sm_90"
+    arch = machine.gpu(arch).name
+    usages: Any = {
+        name: None if kernel is None else _usage(kernel, arch)
+        for name, kernel in gpu.kernels(job.plan, lanes).items()
+    }
+    report = KernelReport(arch, **usages)
+    for name, usage in report.kernels.items():
+        if usage.spill_stores > _FEW:
+            warnings.warn(
+                f"the kernel {name!r} spills {usage.spill_stores:,} bytes a thread, as it needs "
+                f"more registers than the {_MOST} that there are: EnsembleGPUArray() may be "
+                "faster.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
+    return report
+
+
+def _usage(kernel: launch.Kernel, arch: str) -> Usage:
+    return ptxas.usage(launch.ptx_of(kernel, arch), arch)[entry_name(kernel.name)]

@@ -1,0 +1,441 @@
+"""A Python function as a hashable program plus the arrays that it closes over.
+
+`jax.jit` caches by the identity of the function, so a fresh lambda compiles again and an
+array it closes over is baked into the compiled code. [`trace`][ensembleode.tracing.program.trace]
+removes both: the function becomes a jaxpr that compares equal to every other trace of the
+same computation, and its closed-over arrays become inputs. A `Program` is therefore a good
+static argument of a jitted function: new numbers never compile, and are never stale.
+"""
+
+import functools
+import hashlib
+import inspect
+import operator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+
+_CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
+# What Python code that can't be traced raises.
+NOT_TRACEABLE = (
+    jax.errors.ConcretizationTypeError,
+    jax.errors.TracerArrayConversionError,
+    jax.errors.TracerIntegerConversionError,
+    jax.errors.NonConcreteBooleanIndexError,
+)
+RULE_PARAMS = ("jvp_jaxpr_fun", "fwd_jaxpr_thunk", "bwd", "out_trees")
+
+
+class Program:
+    """A traced function: call it as `program(consts, *args)`.
+
+    Two programs are equal, and hash equally, when they compute the same thing on inputs of
+    the same shapes and dtypes, whatever functions they were traced from.
+    """
+
+    __slots__ = ("_hash", "_key", "jaxpr", "out_avals", "out_tree")
+
+    def __init__(self, jaxpr: jex.Jaxpr, out_tree: Any, key: tuple):
+        self.jaxpr = jaxpr
+        self.out_tree = out_tree
+        self.out_avals: tuple[Any, ...] = tuple(v.aval for v in jaxpr.outvars)
+        self._key = (key, out_tree)
+        self._hash = hash(self._key)
+
+    def __call__(self, consts: Sequence, *args: Any) -> Any:
+        out = jax.core.eval_jaxpr(self.jaxpr, consts, *jtu.tree_leaves(args))
+        return jtu.tree_unflatten(self.out_tree, out)
+
+    def __hash__(self) -> int:
+        return self._hash
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Program) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return f"Program({len(self.jaxpr.eqns)} equations, {len(self.jaxpr.constvars)} constants)"
+
+    def depends_on(
+        self, inputs: Sequence[bool], constants: Sequence[bool] | None = None
+    ) -> list[bool]:
+        """Which flat outputs depend on the flat inputs, and the constants, marked True."""
+        constants = [False] * len(self.jaxpr.constvars) if constants is None else constants
+        return _dependence(self.jaxpr, [*constants, *inputs])
+
+    def deciding(self) -> list[bool]:
+        """Which flat inputs, constants first, decide what is computed: those that a predicate of
+        `lax.cond`, a `while` loop or an index depends on."""
+        count = len(self.jaxpr.constvars) + len(self.jaxpr.invars)
+        _, deciding = _deciding(self.jaxpr, [1 << i for i in range(count)])
+        return [bool(deciding >> i & 1) for i in range(count)]
+
+
+def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]:
+    """Trace `fn(*args)`, hoisting what it closes over.
+
+    **Arguments:**
+
+    - `fn`: a function of pytrees of arrays.
+    - `args`: example arguments (arrays, tracers, Python numbers or `ShapeDtypeStruct`s).
+    - `rules`: whether equality must also cover the derivative rules of `jax.custom_jvp` and
+        `jax.custom_vjp` functions that `fn` calls. Needed when the program will be
+        differentiated.
+
+    **Returns:** the program, and the list of its constants.
+    """
+    program, consts, _ = trace_apart(fn, args, (), rules=rules)
+    return program, consts
+
+
+def trace_apart(
+    fn: Callable, args: tuple, operands: Sequence, rules: bool = False
+) -> tuple[Program, list, list]:
+    """Trace `fn(*args, *operands)`, whose operands are arrays that become constants of the program,
+    as if `fn` had closed over them. But it can't have seen their values, and nor has the program.
+
+    **Returns:** the program; its constants, those that `fn` closes over; and which of the operands
+    are the other constants, after those.
+    """
+    args = (*args, *operands)
+    # A fresh function each time: make_jaxpr caches by identity, and what a function closes
+    # over may have been rebound since the last call.
+    closed, out_shape = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
+    if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
+        # The user's own inner jit closed over arrays: inlining it turns them into inputs.
+        inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
+        closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
+    jaxpr, used = _as_constants(closed.jaxpr, len(operands))
+    key = _jaxpr_key(jaxpr)
+    if rules:
+        key = (key, tuple(map(_rule_key, _custom_calls(jaxpr))))
+    return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts), used
+
+
+def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list]:
+    """The last inputs as constants, those that are used: which these are.
+
+    No constant has its value with it: a program would keep it alive.
+    """
+    end = len(jaxpr.invars) - count
+    inputs, moved = jaxpr.invars[:end], jaxpr.invars[end:]
+    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
+    read.update(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+    used = [i for i, v in enumerate(moved) if v in read]
+    return with_constants(jaxpr, [*jaxpr.constvars, *(moved[i] for i in used)], inputs), used
+
+
+# Since JAX 0.11 constants are those that have a value with them.
+_CONSTANTS_HAVE_VALUES = "consts" in inspect.signature(jex.Jaxpr).parameters
+
+
+def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jaxpr:
+    """The same computation, with these of its variables as constants, without their values, and
+    these as inputs."""
+    values: Any = {"consts": [None] * len(constants)} if _CONSTANTS_HAVE_VALUES else {}
+    return jaxpr.replace(constvars=constants, invars=inputs, **values)
+
+
+def is_self_contained(program: Program) -> bool:
+    """Whether running it does nothing but compute: no effects, and no calls of Python."""
+    return not program.jaxpr.effects and not any(map(_calls_python, program.jaxpr.eqns))
+
+
+def _calls_python(eqn: Any) -> bool:
+    inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
+    return "callback" in eqn.primitive.name or any(
+        any(map(_calls_python, each.eqns)) for each in inner
+    )
+
+
+class Static:
+    """A Python object (often a pytree with numbers in it) as a hashable static argument."""
+
+    __slots__ = ("_key", "value")
+
+    def __init__(self, value: Any):
+        leaves, structure = jtu.tree_flatten(value)
+        if any(is_tracer(x) for x in leaves):
+            raise TypeError(f"{value} holds a traced value; it must be made of Python numbers.")
+        self.value = value
+        self._key = (structure, tuple(_value_key(x) for x in leaves))
+
+    def __hash__(self) -> int:
+        return hash(self._key)
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Static) and self._key == other._key
+
+    def __repr__(self) -> str:
+        return f"Static({self.value})"
+
+
+def is_tracer(x: Any) -> bool:
+    return isinstance(x, jax.core.Tracer)
+
+
+def being_staged() -> bool:
+    """Whether we are inside a `jax.jit` (where even constants become tracers)."""
+    return is_tracer(jax.lax.neg(np.float32(0)))
+
+
+#
+# Dependence
+#
+
+
+def _dependence(jaxpr: jex.Jaxpr, marks: Sequence[bool]) -> list[bool]:
+    invars = [*jaxpr.constvars, *jaxpr.invars]
+    marked = {v for v, mark in zip(invars, marks, strict=True) if mark}
+
+    def is_marked(atom):
+        return not isinstance(atom, jex.Literal) and atom in marked
+
+    for eqn in jaxpr.eqns:
+        ins = [is_marked(v) for v in eqn.invars]
+        if eqn.primitive.name == "jit":
+            outs = _dependence(eqn.params["jaxpr"].jaxpr, ins)
+        else:
+            outs = [any(ins)] * len(eqn.outvars)
+        marked.update(v for v, mark in zip(eqn.outvars, outs, strict=True) if mark)
+    return [is_marked(v) for v in jaxpr.outvars]
+
+
+# Where the operands begin that are indices, and where they end.
+_INDICES = {
+    "dynamic_slice": slice(1, None),
+    "dynamic_update_slice": slice(2, None),
+    "gather": slice(1, 2),
+    **{f"scatter{kind}": slice(1, 2) for kind in ("", "-add", "-max", "-min", "-mul", "-sub")},
+}
+
+
+def _deciding(jaxpr: jex.Jaxpr, inputs: Sequence[int]) -> tuple[list[int], int]:
+    """The sets (as bits) of inputs that each output depends on, and of those that decide.
+
+    Where it is not worth telling apart, an output depends on all operands of its equation.
+    """
+    depends = dict(zip([*jaxpr.constvars, *jaxpr.invars], inputs, strict=True))
+    deciding = 0
+
+    def union(sets):
+        return functools.reduce(operator.or_, sets, 0)
+
+    for eqn in jaxpr.eqns:
+        name = eqn.primitive.name
+        ins = [0 if isinstance(v, jex.Literal) else depends[v] for v in eqn.invars]
+        outs = [union(ins)] * len(eqn.outvars)
+        if name == "while":
+            deciding |= union(ins)
+        elif name == "cond":
+            deciding |= ins[0]
+            ins = ins[1:]
+        elif name in _INDICES:
+            deciding |= union(ins[_INDICES[name]])
+        for inner in params_of(eqn):
+            if not is_jaxpr(inner):
+                continue
+            inner = getattr(inner, "jaxpr", inner)
+            count = len(inner.constvars) + len(inner.invars)
+            is_call = name in _CALLS and count == len(ins)
+            inner_outs, more = _deciding(inner, ins if is_call else [union(ins)] * count)
+            deciding |= more
+            outs = inner_outs if is_call else outs
+        depends.update(zip(eqn.outvars, outs, strict=True))
+    return [0 if isinstance(v, jex.Literal) else depends[v] for v in jaxpr.outvars], deciding
+
+
+# What does nothing but to evaluate its jaxpr.
+_CALLS = ("jit", "remat2", "checkpoint", "custom_jvp_call")
+
+
+#
+# Inlining of inner jits
+#
+
+
+def _nested_consts(eqn) -> bool:
+    if eqn.primitive.name != "jit":
+        return False
+    inner = eqn.params["jaxpr"]
+    return bool(inner.consts) or any(_nested_consts(e) for e in inner.jaxpr.eqns)
+
+
+def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any) -> list:
+    env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
+
+    def read(atom):
+        return atom.val if isinstance(atom, jex.Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        if _nested_consts(eqn):
+            inner = eqn.params["jaxpr"]
+            inner_consts = [jnp.asarray(c) for c in inner.consts]
+            outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars))
+            env.update(zip(eqn.outvars, outs, strict=True))
+        else:
+            ins = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
+            outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
+            alone = jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=[eqn])
+            env.update(zip(outs, jax.core.eval_jaxpr(alone, [], *map(read, ins)), strict=True))
+    return [read(v) for v in jaxpr.outvars]
+
+
+#
+# Equality
+#
+
+
+class _Identity:
+    """Keys an unhashable object by identity, and keeps it alive so that its id stays its own."""
+
+    __slots__ = ("obj",)
+
+    def __init__(self, obj):
+        self.obj = obj
+
+    def __hash__(self):
+        return id(self.obj)
+
+    def __eq__(self, other):
+        return isinstance(other, _Identity) and self.obj is other.obj
+
+
+def _jaxpr_key(jaxpr: jex.Jaxpr) -> tuple:
+    number: dict = {}
+
+    def name(var):
+        return number.setdefault(var, len(number))
+
+    def atom(x):
+        if isinstance(x, jex.Literal):
+            return ("lit", x.aval, _array_key(x.val))
+        return name(x)
+
+    binders = tuple((name(v), v.aval) for v in [*jaxpr.constvars, *jaxpr.invars])
+    eqns = []
+    for eqn in jaxpr.eqns:
+        custom = eqn.primitive.name in _CUSTOM_RULES
+        named = custom or eqn.primitive.name in ("jit", "remat", "checkpoint")
+        params = tuple(
+            (k, _value_key(v))
+            for k, v in sorted(eqn.params.items())
+            if not (k == "name" and named) and not (custom and k in RULE_PARAMS)
+        )
+        ins = tuple(atom(x) for x in eqn.invars)
+        outs = tuple((name(v), v.aval) for v in eqn.outvars)
+        eqns.append((eqn.primitive, ins, outs, params))
+    return len(jaxpr.constvars), binders, tuple(eqns), tuple(atom(x) for x in jaxpr.outvars)
+
+
+def _value_key(value: Any) -> Any:
+    if isinstance(value, jex.ClosedJaxpr):
+        return _jaxpr_key(value.jaxpr), tuple(_array_key(c) for c in value.consts)
+    if isinstance(value, jex.Jaxpr):
+        return _jaxpr_key(value)
+    if isinstance(value, tuple | list):
+        return type(value), tuple(_value_key(v) for v in value)
+    if isinstance(value, dict):
+        return tuple((k, _value_key(v)) for k, v in sorted(value.items()))
+    if isinstance(value, np.ndarray | jax.Array) and not is_tracer(value):
+        return _array_key(value)
+    try:
+        hash(value)
+    except TypeError:
+        return _Identity(value)
+    # 1 == 1.0 == True in Python, and not in a program.
+    return type(value), value
+
+
+def _array_key(value: Any) -> tuple:
+    if is_tracer(value):
+        raise TypeError(
+            "the derivative rule of a custom_jvp or custom_vjp function closes over a value that "
+            "an outer jit, grad or vmap traces, which JAX can't follow there: make it an argument "
+            f"of the function. (It is a {value.aval.str_short()}.)"
+        )
+    array = np.asarray(value)
+    data = array.tobytes()
+    if len(data) > 64:
+        data = hashlib.sha256(data).digest()
+    return array.dtype, array.shape, data
+
+
+def _custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
+    """The equations that call a function with derivative rules of its own, at any depth."""
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name in _CUSTOM_RULES:
+            yield eqn
+        for value in params_of(eqn):
+            if is_jaxpr(value):
+                yield from _custom_calls(getattr(value, "jaxpr", value))
+
+
+def params_of(eqn: Any) -> list:
+    """Those of an equation, the jaxprs among them (closed or not) as they are."""
+    return jtu.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
+
+
+def is_jaxpr(x: Any) -> bool:
+    return isinstance(x, jex.Jaxpr | jex.ClosedJaxpr)
+
+
+def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
+    """What the derivative rule of a call computes in forward mode.
+
+    **Raises:** whatever a rule raises that refuses.
+    """
+    avals = [v.aval for v in eqn.invars]
+    args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    is_diff = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
+
+    def pushed(args, tangents):
+        def call(*diff):
+            rest = iter(diff)
+            full = [next(rest) if d else a for a, d in zip(args, is_diff, strict=True)]
+            return eqn.primitive.bind(*full, **eqn.primitive.get_bind_params(eqn.params))
+
+        diff = tuple(a for a, d in zip(args, is_diff, strict=True) if d)
+        return jax.jvp(call, diff, tuple(tangents))
+
+    tangents = [a for a, d in zip(args, is_diff, strict=True) if d]
+    return jax.make_jaxpr(pushed)(args, tangents)
+
+
+def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
+    """What the derivative rule of a call computes: its reverse pass, and the rules in that.
+
+    A reverse pass usually calls the function itself again; `above` is where that ends.
+    """
+    primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
+    if primal in above:
+        return primal
+
+    def structs(atoms):
+        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
+
+    is_diff = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars]
+
+    def pullback(args, cotangents):
+        def call(diff):
+            diff = iter(diff)
+            full = [next(diff) if d else a for a, d in zip(args, is_diff, strict=True)]
+            outs = eqn.primitive.bind(*full, **eqn.primitive.get_bind_params(eqn.params))
+            return [o for o in outs if jnp.issubdtype(o.dtype, jnp.inexact)]
+
+        diff = [a for a, d in zip(args, is_diff, strict=True) if d]
+        return jax.vjp(call, diff)[1](cotangents)
+
+    cotangents = [s for s in structs(eqn.outvars) if jnp.issubdtype(s.dtype, jnp.inexact)]
+    try:
+        reverse = jax.make_jaxpr(pullback)(structs(eqn.invars), cotangents)
+    except Exception as e:
+        return primal, type(e), str(e)  # a rule that refuses
+    rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(reverse.jaxpr))
+    return _value_key(reverse), rules

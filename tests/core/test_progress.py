@@ -1,0 +1,61 @@
+"""The bar over the trajectories."""
+
+import io
+import re
+
+import jax.numpy as jnp
+import pytest
+
+import ensembleode as eo
+from ensembleode.core.progress import Progress
+
+from ..marks import slow_unless
+
+
+PROB = eo.ODEProblem(lambda u, p, t: u**2, jnp.ones(1), (0.0, 0.9))
+# u0 / (1 - u0 t) blows up before 0.9 for the later half.
+ENS = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, u0=jnp.ones(1) * ctx.index / 500))
+
+
+@pytest.mark.parametrize(
+    "alg",
+    [
+        slow_unless(False, eo.EnsembleSerial()),
+        eo.EnsembleThreads(),
+        eo.EnsembleDistributed(workers=2),
+    ],
+    ids=str,
+)
+def test_how_many_and_how_many_failed(alg, capfd):
+    sim = eo.solve(ENS, None, alg, trajectories=1000, progress=True)
+    said = capfd.readouterr().err
+    assert "1000/1000" in said
+    assert f"{len(sim.failed)} failed" in said
+    assert len(sim.failed) > 400
+    assert re.search(r"\d+(\.\d+)?k?traj/s", said)
+
+
+def test_batches_are_small_enough_to_show(monkeypatch):
+    told = []
+    monkeypatch.setattr(Progress, "report", lambda self, codes: told.append(len(codes)))
+    eo.solve(ENS, trajectories=1000, progress=True)
+    assert told == [50] * 20
+
+
+def test_quiet_in_logs(monkeypatch):
+    """Not a terminal: first and last, whatever happens in between in a minute."""
+    log = io.StringIO()
+    monkeypatch.setattr("sys.stderr", log)
+    bar = Progress(100)
+    for _ in range(100):
+        bar.report([1])
+    bar.close()
+    assert log.getvalue().count("\r") <= 3
+    assert "100/100" in log.getvalue()
+
+
+def test_what_is_there_counts(tmp_path, capfd):
+    options = {"trajectories": 1000, "batch_size": 256, "store": tmp_path / "a.zarr"}
+    eo.solve(ENS, **options)
+    eo.solve(ENS, **options, progress=True)
+    assert "1000/1000" in capfd.readouterr().err

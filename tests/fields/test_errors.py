@@ -1,0 +1,83 @@
+"""What can't be translated, and where it says that it is."""
+
+import inspect
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+from ensembleode.fields import UntranslatableError
+
+from .lowered import Lowered
+
+
+U = np.array([0.3, 1.2, 0.7])
+
+
+def positive(u):
+    return jnp.outer(u, u) + jnp.eye(3)
+
+
+# Each with the primitive that it is known by, in one line.
+REFUSED = {
+    "sort": (lambda u, p, t: jnp.sort(u), "the primitive sort"),
+    "argsort": (lambda u, p, t: u[jnp.argsort(u)], "the primitive sort"),
+    "search": (
+        lambda u, p, t: jnp.searchsorted(u, u, method="sort").astype(u.dtype),
+        "the primitive",
+    ),
+    "fft": (lambda u, p, t: u + abs(jnp.fft.rfft(u)[0]), "the primitive fft"),
+    "cholesky": (lambda u, p, t: jnp.linalg.cholesky(positive(u))[0], "the primitive cholesky"),
+    "solve": (lambda u, p, t: jnp.linalg.solve(positive(u), u), "the primitive lu"),
+    "again": (lambda u, p, t: 2 * jnp.linalg.solve(positive(u), u), "the primitive lu"),
+    "complex": (lambda u, p, t: jnp.real(lax.complex(u, u) ** 2), "the primitive complex"),
+    "converted": (lambda u, p, t: jnp.real(u.astype("c16")), "on complex128 numbers"),
+    "random": (lambda u, p, t: u + jax.random.normal(jax.random.key(0), (3,)), "the primitive"),
+    "callback": (lambda u, p, t: jax.pure_callback(np.sin, u, u), "the primitive pure_callback"),
+    "print": (lambda u, p, t: (jax.debug.print("{}", u), u)[1], "the primitive debug_print"),
+    "bfloat16": (lambda u, p, t: u.astype(jnp.bfloat16).astype(u.dtype), "bfloat16 numbers"),
+    "rounding": (lambda u, p, t: lax.reduce_precision(u, 8, 7), "the primitive reduce_precision"),
+}
+
+
+def place(fn):
+    """Where the code of a function is."""
+    _, line = inspect.getsourcelines(fn)
+    return f"{inspect.getsourcefile(fn)}:{line}"
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_names_the_primitive_and_the_line(name):
+    fn, what = REFUSED[name]
+    for field in (
+        fn,
+        lambda u, p, t: jax.jit(lambda x: fn(x, p, t))(u),
+        lambda u, p, t: lax.cond(t > 0, lambda x: fn(x, p, t), lambda x: x, u),
+        lambda u, p, t: lax.scan(lambda c, _: (fn(c, p, t), None), u, None, length=3)[0],
+        lambda u, p, t: lax.while_loop(
+            lambda c: c[0] < 1, lambda c: fn(jax.jit(jnp.sin)(c), p, t), u
+        ),
+        lambda u, p, t: lax.fori_loop(0, 2, lambda i, x: jax.checkpoint(fn)(x, p, t), u),
+    ):
+        with pytest.raises(UntranslatableError) as caught:
+            Lowered(field, U)
+        if name == "print":  # its name is another one in each version
+            assert caught.value.what.startswith("the primitive debug_")
+        else:
+            assert what in caught.value.what
+        assert place(fn) in caught.value.where
+        assert str(caught.value) == f"{caught.value.what} (at {caught.value.where})"
+
+
+def test_what_is_not_used_is_not_refused():
+    def fn(u, p, t):
+        jnp.sort(u)
+        return lax.fori_loop(0, 2, lambda i, c: (jnp.sin(c[0]), c[1]), (u, jnp.sort(u)))[0] * 2
+
+    with pytest.raises(UntranslatableError, match="sort"):  # a loop carries it
+        Lowered(fn, U)
+    assert Lowered(lambda u, p, t: (jnp.sort(u), jnp.sin(u))[1], U).function.is_scalar
+    # Part of the derivative's program, and of nothing else.
+    Lowered(lambda u, p, t: jax.grad(lambda u: jnp.max(u) ** 2)(u), U)
