@@ -15,6 +15,7 @@ import numpy as np
 
 from . import engines, sensitivity, store as stores
 from .core import batches, stiffness
+from .core.executor import Executor
 from .core.job import integers, Job, may_rerun, solution_of, with_output
 from .core.logs import log_once
 from .core.other_names import refuse_unknown, solver_by_name
@@ -165,13 +166,12 @@ def solve(
     }
 
     with sensitivity.explained(sensealg):
-        columns = isinstance(ensemblealg, EnsembleColumns)
-        job, choice = job_for(ens, options, key, None if alone else n, engine, alg, columns)
+        job, choice = job_for(ens, options, key, None if alone else n, engine, alg, ensemblealg)
     if alone:
         ensemblealg = EnsembleSerial()
     executor = executor_for(ensemblealg or EnsembleThreads(), job.plan.engine)
     executor.check(job.plan)
-    if how := getattr(executor, "how", ""):
+    if how := executor.how:
         choice = choice._replace(reason=f"{choice.reason}; {how}")
     sensealg = job.trajectories.options["sensealg"]
 
@@ -200,7 +200,7 @@ def solve(
             described["max_repeats"] = max_repeats
         times = None if job.plan.own_times else _shared_times(job)
         one = batches.outcome_of_one(job)
-        lost = getattr(executor, "lost", set())
+        lost = executor.lost
         writer = stores.Writer(
             store, job, one, times, choice, n, given_batch_size, described, lost, store_key
         )
@@ -235,7 +235,7 @@ def solve(
         raise cause
     notes = _say_if_stiff(job, alg, sim)
     if throw:
-        _throw(sim, [*getattr(executor, "notes", ()), *notes])
+        _throw(sim, [*executor.notes, *notes])
     return sim
 
 
@@ -363,13 +363,13 @@ def job_for(
     n: int | None,
     engine: str,
     alg: Any,
-    columns: bool = False,
+    ensemblealg: Any = None,
 ) -> tuple[Job, EngineChoice]:
     """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
     described = (every.options, every.field, every.batched)
-    module, choice = engines.choose(engine, alg, *described, columns=columns)
+    module, choice = engines.choose(engine, alg, *described, ensemblealg)
     has_dt = every.batched.dt is not None
     plan = Plan(
         engine=module,
@@ -382,7 +382,7 @@ def job_for(
         batched=every.batched,
     )
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
-    remake = (job_for, (ens, options, key, n, engine, alg, columns))
+    remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)
     # Where every step is saved, the count of times is known later.
     return (job if every.saving.mode == "steps" else with_output(job)), choice
@@ -435,7 +435,7 @@ def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
 
 
 def _solve_alone(
-    job: Job, executor: Any, throw: bool, choice: EngineChoice, alg: Any
+    job: Job, executor: Executor, throw: bool, choice: EngineChoice, alg: Any
 ) -> ODESolution:
     if job.plan.saving.mode == "steps" and not job.traced:
         job = batches.count_steps(job, executor, integers(np.arange(1)), 1)

@@ -10,7 +10,7 @@ import json
 import os
 import re
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,6 +20,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .analysis.labelled import inner_dims, output_name, retcode_attributes, state_dims
+from .core.executor import Executor
 from .core.files import Locked, locked
 from .core.fingerprint import digest_of, fingerprint, NotKnown
 from .core.job import integers, Job, may_rerun, Outcome, Unfinished
@@ -84,7 +85,7 @@ class Writer:
         trajectories: int,
         batch_size: int | None,
         description: dict[str, Any],
-        lost: set,
+        lost: Set[int],
         store_key: str | None = None,
     ):
         """
@@ -344,9 +345,9 @@ class Writer:
             ) from e
 
 
-def batch_size_for(writer: Writer, executor: Any, batch_size: int) -> int:
+def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
     """How many trajectories to solve at a time: a batch of the store, or several."""
-    if not getattr(executor, "reports", False):
+    if not executor.reports:
         return writer.batch_size
     ahead = min(_AHEAD, batch_size // writer.batch_size)
     return writer.batch_size * max(1, ahead)

@@ -5,7 +5,6 @@ import jax
 import pytest
 
 from ensembleode import engines
-from ensembleode.engines import lanes
 
 
 jax.config.update("jax_enable_x64", True)
@@ -80,5 +79,5 @@ def _mappings() -> int:
 def lanes_first(monkeypatch):
     """The lanes engine is the first choice of `engine="auto"`."""
     monkeypatch.setattr(
-        engines, "ENGINES", tuple(sorted(engines.ENGINES, key=lambda x: x is not lanes))
+        engines, "ENGINES", tuple(sorted(engines.ENGINES, key=lambda x: x.name != "lanes"))
     )

@@ -16,6 +16,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..tracing.program import being_staged
+from .executor import Executor
 from .job import (
     blank,
     codes_and_counts,
@@ -56,7 +57,7 @@ class Stopped(Exception):
         self.cause = cause
 
 
-def default_batch_size(job: Job, executor: Any, trajectories: int) -> int:
+def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     """How many trajectories make a batch, from an estimate of their memory.
 
     On the CPU, what fits the cache where the executor is vectorised, and 256 MiB otherwise; on an
@@ -121,7 +122,7 @@ def _share_of_memory(device: Any) -> int:
 
 def run_eagerly(
     job: Job,
-    executor: Any,
+    executor: Executor,
     trajectories: int,
     batch_size: int,
     *,
@@ -166,7 +167,7 @@ class _Solver(NamedTuple):
     """Solves batches, and tells who asks."""
 
     job: Job
-    executor: Any
+    executor: Executor
     batch_size: int
     max_repeats: int
 
@@ -188,7 +189,7 @@ class _Solver(NamedTuple):
         return u, outcome
 
     def report(self, outcome: Outcome) -> None:
-        if self.job.report is not None and not getattr(self.executor, "reports", False):
+        if self.job.report is not None and not self.executor.reports:
             self.job.report(np.asarray(outcome.retcode))
 
 
@@ -237,12 +238,12 @@ def _empty(reduction: Callable | None, out: Any) -> Any:
     return jax.tree.map(lambda x: x[:0], out)
 
 
-def adds_up(job: Job, executor: Any) -> bool:
+def adds_up(job: Job, executor: Executor) -> bool:
     """Whether the executor can add up the outputs where they are.
 
     Inside `jit` they may be differentiated, and so have to be one real number.
     """
-    if job.plan.output is None or not hasattr(executor, "total") or may_rerun(job.plan):
+    if job.plan.output is None or not executor.totals or may_rerun(job.plan):
         return False
     out, _ = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
     real = [jnp.issubdtype(x.dtype, jnp.floating) and not x.shape for x in jtu.tree_leaves(out)]
@@ -408,7 +409,7 @@ def _give_up(outcome: Outcome, np_: Any) -> Outcome:
 
 def run_traced(
     job: Job,
-    executor: Any,
+    executor: Executor,
     trajectories: int,
     batch_size: int,
     *,

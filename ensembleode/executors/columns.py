@@ -7,34 +7,35 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..core.executor import Executor
 from ..core.job import axes, finish, Job, Outcome
 from ..core.plan import Plan, Result
 from ..core.trajectories import Lane
 from ..tracing.program import Program
 
 
-vectorised = False
-
 _SHARED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
 
 
-def check(plan: Plan) -> None:
-    """
-    **Raises:** `ValueError` when an option that all columns share differs by trajectory.
-    """
-    for name in _SHARED:
-        if getattr(plan.batched, name):
-            what = "tspan" if name in ("t0", "t1") else name
-            raise ValueError(
-                f"EnsembleColumns solves all trajectories with the same steps, so {what} must be "
-                "the same for all; prob_func makes it depend on the index. Use "
-                "EnsembleGPUArray() or EnsembleSerial()."
-            )
+class Columns(Executor):
+    """The trajectories as the columns of one state."""
 
+    def check(self, plan: Plan) -> None:
+        """
+        **Raises:** `ValueError` when an option that all columns share differs by trajectory.
+        """
+        for name in _SHARED:
+            if getattr(plan.batched, name):
+                what = "tspan" if name in ("t0", "t1") else name
+                raise ValueError(
+                    f"EnsembleColumns solves all trajectories with the same steps, so {what} must be "
+                    "the same for all; prob_func makes it depend on the index. Use "
+                    "EnsembleGPUArray() or EnsembleSerial()."
+                )
 
-def run(job: Job, indices: Any, repeat: Any) -> Outcome:
-    lanes = job.trajectories.lanes(indices, repeat)
-    return _solve(job.plan, lanes, indices, repeat, job.key, job.output_consts)
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+        lanes = job.trajectories.lanes(indices, repeat)
+        return _solve(job.plan, lanes, indices, repeat, job.key, job.output_consts)
 
 
 class _ColumnsField(NamedTuple):

@@ -8,6 +8,7 @@ import jax
 from ..core.job import Job, Outcome
 from ..core.logs import log_once
 from ..core.plan import Plan
+from ..engines import Engine
 from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
 from .sharded import arrays, Devices
@@ -21,11 +22,7 @@ class Kernels(Devices):
     """
 
     on_gpu: bool = True
-
-    @property
-    def how(self) -> str:
-        """What a solution says of it."""
-        return "in one kernel" if self.on_gpu else "on the CPU, for want of an NVIDIA GPU"
+    how: str = "in one kernel"
 
     def check(self, plan: Plan) -> None:
         """
@@ -38,10 +35,10 @@ class Kernels(Devices):
             launch.check()
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
-        return super().run(job.replan(engine=gpu) if self.on_gpu else job, indices, repeat)
+        return super().run(job.replan(engine=gpu.ENGINE) if self.on_gpu else job, indices, repeat)
 
 
-def executor(ensemblealg: EnsembleGPUKernel, engine: Any) -> Kernels:
+def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
     """
     **Raises:** `ValueError` when there are fewer GPUs than asked for.
     """
@@ -51,7 +48,7 @@ def executor(ensemblealg: EnsembleGPUKernel, engine: Any) -> Kernels:
         "EnsembleGPUKernel() finds no NVIDIA GPU that JAX computes on, so the trajectories "
         "are solved as arrays on the CPU: the same solution, slower."
     )
-    return Kernels(on_gpu=False)
+    return Kernels(on_gpu=False, how="on the CPU, for want of an NVIDIA GPU")
 
 
 def computes_on_gpu() -> bool:

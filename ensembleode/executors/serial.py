@@ -7,32 +7,27 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from ..core.executor import Executor
 from ..core.job import Job, Outcome, solve_lane
-from ..core.plan import Plan
 from .sharded import Devices
 
 
-vectorised = False
+class Serial(Executor):
+    """One trajectory at a time; what an engine solves chunk by chunk, so on one device."""
 
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+        if job.plan.engine.chunked:
+            return Devices().run(job, indices, repeat)
+        if job.traced:
+            lanes = job.trajectories.lanes(indices, repeat)
+            return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)
+        each = [self.run_one(job, index, repeat) for index in np.asarray(indices)]
+        return jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, each))
 
-def check(plan: Plan) -> None:
-    """No option is refused."""
-
-
-def run(job: Job, indices: Any, repeat: Any) -> Outcome:
-    if job.plan.engine.chunked:
-        return Devices().run(job, indices, repeat)
-    if job.traced:
-        lanes = job.trajectories.lanes(indices, repeat)
-        return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)
-    outcomes = [jax.device_get(run_one(job, index, repeat)) for index in np.asarray(indices)]
-    return jax.tree.map(lambda *leaves: np.stack(leaves), *outcomes)
-
-
-def run_one(job: Job, index: Any, repeat: Any) -> Outcome:
-    """Solve one trajectory, by the program that solves its problem alone."""
-    lane = job.trajectories.lane(index, repeat)
-    return _solve(job.plan, lane, index, repeat, job.key, job.output_consts)
+    def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
+        """By the program that solves its problem alone."""
+        lane = job.trajectories.lane(index, repeat)
+        return _solve(job.plan, lane, index, repeat, job.key, job.output_consts)
 
 
 _solve = functools.partial(jax.jit, static_argnums=0)(solve_lane)

@@ -9,7 +9,6 @@ import functools
 import re
 from typing import Any
 
-import diffrax
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -18,26 +17,25 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core import cpu_devices
+from ..core.executor import Executor
 from ..core.job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
 from ..core.keys import as_before, raw
 from ..core.plan import Plan, Result, shared_times
 from ..core.trajectories import Lane
+from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..tracing.program import being_staged, is_jaxpr, params_of
 from .shards import AXIS, is_on_one_device, on_each_device
 
 
 @dataclasses.dataclass(frozen=True)
-class Devices:
+class Devices(Executor):
     """The executor on these devices; none stands for wherever JAX computes, with as many `threads`
     for an engine that shares its work out."""
 
     devices: tuple[jax.Device, ...] = ()
     threads: int = 1
     vectorised = True
-
-    def check(self, plan: Plan) -> None:
-        """No option is refused."""
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if self.threads > 1:
@@ -61,15 +59,15 @@ class Devices:
         return _brought_home(outcome, numbers)
 
 
-def threads(ensemblealg: EnsembleThreads, engine: Any) -> Devices:
+def threads(ensemblealg: EnsembleThreads, engine: Engine) -> Devices:
     if ensemblealg.n == 1:
         return Devices()
-    if _shares_work(engine):
+    if engine.shares_work:
         return Devices(threads=ensemblealg.n or cpu_devices.threads())
     return Devices(tuple(cpu_devices.devices(ensemblealg.n)))
 
 
-def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Any) -> Devices:
+def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) -> Devices:
     """
     **Raises:** `ValueError` when there are fewer devices.
     """
@@ -82,13 +80,9 @@ def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Any) -> De
                 f"has {len(there)}: {there}."
             )
         devices = tuple(there[:devices])
-    if _shares_work(engine) and len(devices) > 1 and devices[0].platform == "cpu":
+    if engine.shares_work and len(devices) > 1 and devices[0].platform == "cpu":
         return Devices(threads=len(devices))
     return Devices(devices)
-
-
-def _shares_work(engine: Any) -> bool:
-    return getattr(engine, "shares_work", False)
 
 
 def _mesh(devices: tuple, plan: Plan, n: int) -> Mesh | None:
@@ -118,9 +112,8 @@ _LAPACK = (
 
 def _factorises(plan: Plan) -> bool:
     """Whether the steps, or `f`, factorise matrices."""
-    solver = getattr(plan.method.value, "solver", None)
     field: Any = plan.field
-    return isinstance(solver, diffrax.AbstractImplicitSolver) or _calls_lapack(field.jaxpr)
+    return plan.engine.factorises(plan) or _calls_lapack(field.jaxpr)
 
 
 def _calls_lapack(jaxpr: Any) -> bool:

@@ -31,6 +31,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.executor import Executor
 from ..core.files import written_whole
 from ..core.job import Job, Outcome
 from ..core.retcode import ReturnCode
@@ -570,15 +571,10 @@ class ThroughBatcher(EnsembleAlgorithm):
     run: Callable[[Program, Numbers], Answer] = eqx.field(static=True)
 
 
-class _Executor:
-    vectorised = False
-
+class _Executor(Executor):
     def __init__(self, ensemblealg: ThroughBatcher, engine: Any):
         del engine
         self._current: _Current = ensemblealg.run.__self__  # pyright: ignore
-
-    def check(self, plan: Any) -> None:
-        """No option is refused."""
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         plan, solver = job.plan, self._current.solver

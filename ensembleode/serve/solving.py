@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.job import compiler_options
-from ..engines import lanes
+from ..engines.lanes import ENGINE as LANES
 from ..ensemble import (
     EnsembleColumns,
     EnsembleDistributed,
@@ -101,7 +101,7 @@ class Solver:
             )
         self.entry = entry
         self.ensemblealg = ensemblealg or EnsembleThreads()
-        self.width = lanes.width(state_of(entry), 2**30)
+        self.width = LANES.width(state_of(entry), 2**30)
         self.max_batch = -(-max(max_batch, self.width) // self.width) * self.width
         few = max(2, len(entry.default_times))
         limit = entry.limits.saveat

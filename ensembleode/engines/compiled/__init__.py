@@ -31,10 +31,12 @@ from ... import sensitivity
 from ...core.logs import log_once
 from ...core.plan import Plan, Result
 from ...core.trajectories import Lane
+from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
-from ...tracing.program import Program
-from .. import lanes as _lanes
+from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
+from ..engine import Engine
+from ..explicit import method
 from ..rates import with_rates
 from ..results import only, with_times
 from .compiler import available
@@ -42,63 +44,12 @@ from .field import length
 from .operations import check
 
 
-name = "compiled"
-default_sensealg = "ReplayAdjoint"
-chunked = True
-solves_columns = False
-shares_work = True
-on_gpu = False
-method = _lanes.method
-versions = _lanes.versions
-
 _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
-
-
-def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
-    """Why this engine can't run `alg` with these options on such a state; None when it can."""
-    if reason := available():
-        log_once(f"small systems are solved by the lanes engine, more slowly: {reason}")
-        return reason
-    if reason := refusal_of_ours(name, alg, options, dtype):
-        return reason
-    sensealg = options["sensealg"]
-    if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
-        return f"sensealg={type(sensealg).__name__}() is of other engines."
-    if jax.default_backend() != "cpu":
-        return f"it runs on CPUs, and JAX computes on {jax.default_backend()}."
-    return None
-
-
-def field_refusal(field: Program, state: Any, batched: Lane) -> str | None:
-    """Why this engine can't run this field, on such a state; None when it can."""
-    del batched
-    if 0 in state.shape:
-        return "the state has no components."
-    if field.jaxpr.effects:
-        return f"f has effects ({', '.join(sorted(map(str, field.jaxpr.effects)))})."
-    return _read(field).refusal
 
 
 # Where the lanes engine is faster (see benchmarks/limits.py): a state that is far from fitting into
 # registers, an `f` so long that its code leaves the cache, many sums of gradients.
 _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 64, 1500, 100
-
-
-def slower(field: Program, state: Any, batched: Lane) -> str | None:
-    """Why another engine is faster with this field; None when this one is."""
-    if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
-        return f"{size} components are better solved as arrays."
-    if (statements := _read(field).statements) > _MOST_STATEMENTS:
-        return f"an f of {statements} operations is better solved as arrays."
-    shares = (not own for own in (*batched.consts, *batched.p))
-    shared = sum(
-        math.prod(x.shape)
-        for x, is_shared in zip(parameters_of(field), shares, strict=True)
-        if is_shared and jnp.issubdtype(x.dtype, jnp.floating)
-    )
-    if shared > _MOST_SHARED:
-        return f"with {shared} numbers that all share, an f is better solved as arrays."
-    return None
 
 
 class _Reading(NamedTuple):
@@ -120,24 +71,78 @@ def _read(field: Program) -> _Reading:
     return _Reading(None, length(fn))
 
 
-def integrate(plan: Plan, lane: Lane) -> Result:
-    """Solve one trajectory."""
-    batched = jax.tree.map(lambda _: False, plan.batched)
-    plan = dataclasses.replace(plan, batched=batched)
-    return only(plan, solve_trajectories(plan, lane, 1))
+class Compiled(Engine):
+    """Small systems as one loop of machine code, on CPUs."""
+
+    name = "compiled"
+    default_sensealg = "ReplayAdjoint"
+    chunked = True
+    solves_columns = False
+    shares_work = True
+
+    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
+        """Why this engine can't run `alg` with these options on such a state; None when it can."""
+        if reason := available():
+            log_once(f"small systems are solved by the lanes engine, more slowly: {reason}")
+            return reason
+        if reason := refusal_of_ours(self.name, alg, options, dtype):
+            return reason
+        sensealg = options["sensealg"]
+        if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
+            return f"sensealg={type(sensealg).__name__}() is of other engines."
+        if jax.default_backend() != "cpu" and not isinstance(ensemblealg, EnsembleGPUKernel):
+            return f"it runs on CPUs, and JAX computes on {jax.default_backend()}."
+        return None
+
+    def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
+        """Why this engine can't run this field, on such a state; None when it can."""
+        del batched
+        if 0 in state.shape:
+            return "the state has no components."
+        if field.jaxpr.effects:
+            return f"f has effects ({', '.join(sorted(map(str, field.jaxpr.effects)))})."
+        return _read(field).refusal
+
+    def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
+        """Why another engine is faster with this field; None when this one is."""
+        if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
+            return f"{size} components are better solved as arrays."
+        if (statements := _read(field).statements) > _MOST_STATEMENTS:
+            return f"an f of {statements} operations is better solved as arrays."
+        shares = (not own for own in (*batched.consts, *batched.p))
+        shared = sum(
+            math.prod(x.shape)
+            for x, is_shared in zip(parameters_of(field), shares, strict=True)
+            if is_shared and jnp.issubdtype(x.dtype, jnp.floating)
+        )
+        if shared > _MOST_SHARED:
+            return f"with {shared} numbers that all share, an f is better solved as arrays."
+        return None
+
+    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
+        """See `explicit.method`."""
+        return method(alg, options, has_dt=has_dt)
+
+    def width(self, state: Any, n: int) -> int:
+        """How many trajectories stay together on one of several devices, though each is on its
+        own."""
+        # (Neighbours in memory, where there are many.)
+        del state
+        return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
+
+    def integrate(self, plan: Plan, lane: Lane) -> Result:
+        """Solve one trajectory."""
+        batched = jax.tree.map(lambda _: False, plan.batched)
+        plan = dataclasses.replace(plan, batched=batched)
+        return only(plan, self.solve_trajectories(plan, lane, 1))
+
+    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+        """Solve `n` trajectories in one call."""
+        from .derivatives import solved
+
+        mask = np.ones(n, bool) if mask is None else mask
+        result = solved(plan, lanes, n, jnp.asarray(mask))
+        return with_rates(plan, lanes, with_times(plan, lanes, result))
 
 
-def width(state: Any, n: int) -> int:
-    """How many trajectories stay together on one of several devices, though each is on its own."""
-    # (Neighbours in memory, where there are many.)
-    del state
-    return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
-
-
-def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
-    """Solve `n` trajectories in one call."""
-    from .derivatives import solved
-
-    mask = np.ones(n, bool) if mask is None else mask
-    result = solved(plan, lanes, n, jnp.asarray(mask))
-    return with_rates(plan, lanes, with_times(plan, lanes, result))
+ENGINE = Compiled()

@@ -9,36 +9,35 @@ from typing import Any
 
 from ...core.plan import Plan
 from ...core.trajectories import Lane
-from .. import compiled as _cpu, lanes as _lanes
-from . import kernel
+from ..lanes import Lanes
+from . import Compiled, kernel
 from .launch import Kernel
 from .solves import Setup
 
 
-name = _cpu.name
-default_sensealg = _cpu.default_sensealg
-chunked = _cpu.chunked
-on_gpu = True
-integrate = _cpu.integrate
-solve_trajectories = _cpu.solve_trajectories
-width = _cpu.width
-versions = _cpu.versions
+class OnGpu(Compiled):
+    """The compiled engine, a thread of a GPU a trajectory."""
+
+    on_gpu = True
+
+
+ENGINE = OnGpu()
 
 
 def refusal(plan: Plan) -> str | None:
     """Why there is no kernel for a plan; None where there is one."""
     field: Any = plan.field
-    reason = _cpu.field_refusal(field, plan.state, plan.batched)
-    if plan.engine not in (_cpu, _lanes):
+    reason = ENGINE.field_refusal(field, plan.state, plan.batched)
+    if not isinstance(plan.engine, Compiled | Lanes):
         if reason is not None:
             return f"runs what the compiled engine does: {reason}"
         return (
             f"runs the explicit methods of the compiled engine, and this is {plan.engine.name!r}."
         )
     solver = plan.method.value
-    if solver.direction == "reverse" and solver.adjoint != default_sensealg:
+    if solver.direction == "reverse" and solver.adjoint != ENGINE.default_sensealg:
         return (
-            f"differentiates by {default_sensealg}() or ForwardDiffSensitivity(), not by "
+            f"differentiates by {ENGINE.default_sensealg}() or ForwardDiffSensitivity(), not by "
             f"{solver.adjoint}()."
         )
     return reason and f"runs what the compiled engine does: {reason}"

@@ -26,13 +26,9 @@ from ...solvers import JuliaAlg
 from ...solvers.julia_alg import Description
 from ...tracing.program import Program, Static, trace
 from ..checks import check_steps, refusal_of_ours
+from ..engine import Engine
 from ..rates import with_rates
 from . import environment, gradients as gradients, methods as methods
-
-
-name = "julia"
-default_sensealg = "forward sensitivities or InterpolatingAdjoint"
-chunked = False
 
 
 class Method(NamedTuple):
@@ -53,86 +49,6 @@ _SENSEALGS = (
 )
 
 
-def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
-    """Why this engine can't run `alg` with these options on such a state; None when it can."""
-    sensealg = options["sensealg"]
-    if reason := refusal_of_ours(name, alg, options, dtype, more=", and JuliaAlg(...)"):
-        return reason
-    if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
-        return f"sensealg={type(sensealg).__name__}() is not one of the Julia engine."
-    return None
-
-
-def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
-    """The solver with its options.
-
-    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
-    estimate.
-    """
-    known_by_name = isinstance(alg, JuliaAlg)
-    label = alg.description.name if known_by_name else type(alg).__name__
-    can_adapt = not alg.fixed_step if known_by_name else alg.adaptive
-    adaptive = options["adaptive"]
-    if adaptive is None and not (known_by_name and can_adapt):
-        adaptive = can_adapt
-    if adaptive is not None:
-        check_steps(label, can_adapt, bool(adaptive), has_dt)
-    sensealg = options["sensealg"]
-    chosen = None if sensealg is None else type(sensealg).__name__
-    # Of a method that is known by name only, the derivatives may be needed.
-    implicit = alg.implicit or known_by_name
-    description = methods.description(alg)
-    adaptive = None if adaptive is None else bool(adaptive)
-    return Static(Method(description, adaptive, implicit, alg.stages or 8, chosen))
-
-
-def versions(method: Static) -> dict[str, str]:
-    """Of Julia and its packages, without those of other methods.
-
-    **Raises:** [`JuliaError`][] where there is no Julia.
-    """
-    there = environment.inspected(environment.find())
-    others = {*environment.METHODS, *environment.requirements(), "PythonCall"}
-    others = {name for name in others if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
-    others -= methods.packages(method.value.description)
-    packages = {name: v for name, v in there.packages.items() if name not in others}
-    return {"Julia": there.julia, **packages, **there.gpu}
-
-
-def width(state: Any, n: int) -> int:
-    """Trajectories are solved one by one, as far as results go."""
-    del state, n
-    return 1
-
-
-def integrate(plan: Plan, lane: Lane) -> Result:
-    """Solve one trajectory."""
-    if not isinstance(plan.field, Program):
-        plan, lane = _traced(plan, lane)
-    every = jax.tree.map(lambda _: False, plan.batched)
-    plan = dataclasses.replace(plan, batched=every)
-    own = plan.own_times
-    result = solve_trajectories(plan, lane, 1)
-    t = result.t[0] if own else result.t
-    return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
-
-
-def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
-    """Solve `n` trajectories, inside a compiled program."""
-    del mask
-    return with_rates(plan, lanes, gradients.differentiable(plan, lanes, n))
-
-
-def executor(ensemblealg: Any) -> Any:
-    """Where Julia runs an ensemble; None for what JAX has to lay out.
-
-    **Raises:** `ValueError` for what Julia has not got.
-    """
-    from .ensembles import executor_for
-
-    return executor_for(ensemblealg)
-
-
 def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     """The plan with a field of matrices, say, traced again."""
 
@@ -146,3 +62,82 @@ def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     state = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
     plan = dataclasses.replace(plan, field=program, batched=batched, state=state)
     return plan, lane._replace(consts=tuple(consts))
+
+
+class Julia(Engine):
+    """OrdinaryDiffEq and DiffEqGPU, through juliacall."""
+
+    name = "julia"
+    default_sensealg = "forward sensitivities or InterpolatingAdjoint"
+
+    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
+        """Why this engine can't run `alg` with these options on such a state; None when it can."""
+        del ensemblealg
+        sensealg = options["sensealg"]
+        if reason := refusal_of_ours(self.name, alg, options, dtype, more=", and JuliaAlg(...)"):
+            return reason
+        if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
+            return f"sensealg={type(sensealg).__name__}() is not one of the Julia engine."
+        return None
+
+    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
+        """The solver with its options.
+
+        **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
+        estimate.
+        """
+        known_by_name = isinstance(alg, JuliaAlg)
+        label = alg.description.name if known_by_name else type(alg).__name__
+        can_adapt = not alg.fixed_step if known_by_name else alg.adaptive
+        adaptive = options["adaptive"]
+        if adaptive is None and not (known_by_name and can_adapt):
+            adaptive = can_adapt
+        if adaptive is not None:
+            check_steps(label, can_adapt, bool(adaptive), has_dt)
+        sensealg = options["sensealg"]
+        chosen = None if sensealg is None else type(sensealg).__name__
+        # Of a method that is known by name only, the derivatives may be needed.
+        implicit = alg.implicit or known_by_name
+        description = methods.description(alg)
+        adaptive = None if adaptive is None else bool(adaptive)
+        return Static(Method(description, adaptive, implicit, alg.stages or 8, chosen))
+
+    def versions(self, method: Static) -> dict[str, str]:
+        """Of Julia and its packages, without those of other methods.
+
+        **Raises:** [`JuliaError`][] where there is no Julia.
+        """
+        there = environment.inspected(environment.find())
+        others = {*environment.METHODS, *environment.requirements(), "PythonCall"}
+        others = {name for name in others if name.startswith(("OrdinaryDiffEq", "PythonCall"))}
+        others -= methods.packages(method.value.description)
+        packages = {name: v for name, v in there.packages.items() if name not in others}
+        return {"Julia": there.julia, **packages, **there.gpu}
+
+    def integrate(self, plan: Plan, lane: Lane) -> Result:
+        """Solve one trajectory."""
+        if not isinstance(plan.field, Program):
+            plan, lane = _traced(plan, lane)
+        every = jax.tree.map(lambda _: False, plan.batched)
+        plan = dataclasses.replace(plan, batched=every)
+        own = plan.own_times
+        result = self.solve_trajectories(plan, lane, 1)
+        t = result.t[0] if own else result.t
+        return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
+
+    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+        """Solve `n` trajectories, inside a compiled program."""
+        del mask
+        return with_rates(plan, lanes, gradients.differentiable(plan, lanes, n))
+
+    def executor(self, ensemblealg: Any) -> Any:
+        """Where Julia runs an ensemble; None for what JAX has to lay out.
+
+        **Raises:** `ValueError` for what Julia has not got.
+        """
+        from .ensembles import executor_for
+
+        return executor_for(ensemblealg)
+
+
+ENGINE = Julia()

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...core.executor import Executor
 from ...core.job import finish_lanes, Job, Outcome, solve_lanes
 from ...core.plan import Plan
 from ...ensemble import EnsembleColumns
@@ -18,13 +19,10 @@ from .solving import solve_on_host
 
 
 @dataclasses.dataclass(frozen=True)
-class Julia:
+class InJulia(Executor):
     """The trajectories of a batch in one call of Julia, at this place."""
 
     place: methods.Place
-
-    # A short batch compiles nothing.
-    vectorised = False
 
     def check(self, plan: Plan) -> None:
         """
@@ -61,23 +59,18 @@ class Julia:
         written = solve_on_host(plan, jax.tree.map(np.asarray, lanes), n)
         return _finish(plan, written, *numbers)
 
-    def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
-        indices = np.asarray(index)[None]
-        outcome = self.run(job, indices, repeat)
-        return jax.tree.map(lambda x: x[0], outcome)
-
     def _placed(self, plan: Plan) -> Plan:
         method = plan.method.value._replace(place=self.place)
         return dataclasses.replace(plan, method=Static(method))
 
 
-def executor_for(ensemblealg: Any) -> Julia | None:
+def executor_for(ensemblealg: Any) -> InJulia | None:
     """
     **Raises:** `ValueError` for what Julia has not got.
     """
     if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
         return None
-    return Julia(methods.place(ensemblealg, lambda: session.start().threads))
+    return InJulia(methods.place(ensemblealg, lambda: session.start().threads))
 
 
 _solve = functools.partial(jax.jit, static_argnums=0)(solve_lanes)

@@ -12,7 +12,7 @@ size, its own acceptance, its own end and its own return code.
 
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,53 +22,16 @@ from ...core.plan import Plan, Result
 from ...core.trajectories import Lane
 from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
-from ...solvers.control import PIController
 from ...tracing.program import Program, Static, trace
-from ..checks import check_steps, refusal_of_ours
+from ..checks import refusal_of_ours
+from ..engine import Engine
+from ..explicit import method, REVERSE
 from ..rates import with_rates
 from ..results import only
 from . import chunks as _chunks
 
 
-name = "lanes"
-default_sensealg = "ReplayAdjoint"
-chunked = True
-
-
-class _Method(NamedTuple):
-    """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
-
-    tableau: Any
-    controller: PIController | None
-    direction: str
-    adjoint: str
-
-    @property
-    def stages(self) -> int:
-        return self.tableau.stages
-
-
-_REVERSE = (
-    sensitivity.ReplayAdjoint,
-    sensitivity.GaussAdjoint,
-    sensitivity.BacksolveAdjoint,
-)
-_SENSEALGS = (*_REVERSE, sensitivity.ForwardDiffSensitivity)
-
-
-def refusal(alg: Any, options: dict, dtype: Any) -> str | None:
-    """Why this engine can't run `alg` with these options on such a state; None when it can."""
-    sensealg = options["sensealg"]
-    if reason := refusal_of_ours(name, alg, options, dtype):
-        return reason
-    if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
-        return f"sensealg={type(sensealg).__name__}() is one of diffrax."
-    return None
-
-
-def field_refusal(field: Program, state: Any, batched: Lane) -> str | None:
-    """Why this engine can't run this field, on such a state; None when it can."""
-    return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
+_SENSEALGS = (*REVERSE, sensitivity.ForwardDiffSensitivity)
 
 
 @functools.lru_cache(maxsize=1024)
@@ -84,52 +47,6 @@ def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None
     return None
 
 
-def versions(method: Static) -> dict[str, str]:
-    """None besides ensembleode's and JAX's."""
-    del method
-    return {}
-
-
-def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
-    """The solver with its options.
-
-    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
-    estimate, or an adjoint that can't be used with `save_everystep`.
-    """
-    adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
-    check_steps(type(alg).__name__, alg.adaptive, adaptive, has_dt)
-    sensealg = options["sensealg"]
-    if isinstance(sensealg, sensitivity.BacksolveAdjoint) and options["save_everystep"]:
-        raise ValueError(
-            "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
-        )
-    forward = isinstance(sensealg, sensitivity.ForwardDiffSensitivity)
-    adjoint = next((x for x in _REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
-    controller = PIController(alg.order) if adaptive else None
-    direction = "forward" if forward else "reverse"
-    return Static(_Method(alg.tableau, controller, direction, adjoint.__name__))
-
-
-def integrate(plan: Plan, lane: Lane) -> Result:
-    """Solve one trajectory: a chunk on its own, as narrow as goes."""
-    if not isinstance(plan.field, Program):
-        plan, lane = _traced(plan, lane)
-    batched = jax.tree.map(lambda _: False, plan.batched)
-    plan = dataclasses.replace(plan, batched=batched)
-    solved = _chunks.solve_trajectories(plan, lane, 1, alone=True)
-    return only(plan, with_rates(plan, lane, solved))
-
-
-def width(state: Any, n: int) -> int:
-    """How many lanes a chunk has."""
-    return _chunks.width_of(state, n)
-
-
-def solve_trajectories(plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
-    """Solve `n` trajectories, chunk by chunk."""
-    return with_rates(plan, lanes, _chunks.solve_trajectories(plan, lanes, n, mask))
-
-
 def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     """The plan with a field of matrices, say, traced again."""
 
@@ -141,3 +58,49 @@ def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
     batched = plan.batched._replace(consts=(False,) * len(consts))
     plan = dataclasses.replace(plan, field=program, batched=batched)
     return plan, lane._replace(consts=tuple(consts))
+
+
+class Lanes(Engine):
+    """Our own integrator over arrays of JAX, whose last axis is the lane."""
+
+    name = "lanes"
+    default_sensealg = "ReplayAdjoint"
+    chunked = True
+
+    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
+        """Why this engine can't run `alg` with these options on such a state; None when it can."""
+        del ensemblealg
+        sensealg = options["sensealg"]
+        if reason := refusal_of_ours(self.name, alg, options, dtype):
+            return reason
+        if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
+            return f"sensealg={type(sensealg).__name__}() is one of diffrax."
+        return None
+
+    def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
+        """Why this engine can't run this field, on such a state; None when it can."""
+        return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
+
+    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
+        """See `explicit.method`."""
+        return method(alg, options, has_dt=has_dt)
+
+    def width(self, state: Any, n: int) -> int:
+        """How many lanes a chunk has."""
+        return _chunks.width_of(state, n)
+
+    def integrate(self, plan: Plan, lane: Lane) -> Result:
+        """Solve one trajectory: a chunk on its own, as narrow as goes."""
+        if not isinstance(plan.field, Program):
+            plan, lane = _traced(plan, lane)
+        batched = jax.tree.map(lambda _: False, plan.batched)
+        plan = dataclasses.replace(plan, batched=batched)
+        solved = _chunks.solve_trajectories(plan, lane, 1, alone=True)
+        return only(plan, with_rates(plan, lane, solved))
+
+    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+        """Solve `n` trajectories, chunk by chunk."""
+        return with_rates(plan, lanes, _chunks.solve_trajectories(plan, lanes, n, mask))
+
+
+ENGINE = Lanes()

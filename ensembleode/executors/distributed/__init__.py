@@ -19,6 +19,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
+from ...core.executor import Executor
 from ...core.host import host_call
 from ...core.job import integers, Job, Outcome, Unfinished
 from ...core.keys import as_before, raw
@@ -42,7 +43,7 @@ from .programs import (
 
 
 @dataclasses.dataclass(frozen=True)
-class Distributed:
+class Distributed(Executor):
     """The executor on the workers of a pool.
 
     - `threads`: of each worker.
@@ -56,9 +57,8 @@ class Distributed:
     notes: list = dataclasses.field(default_factory=list)
     lost: set = dataclasses.field(default_factory=set)
 
-    # Short batches compile nothing, and what is done is reported as it is.
-    vectorised = False
     reports = True
+    totals = True
 
     def check(self, plan: Plan) -> None:
         """

@@ -1,0 +1,465 @@
+"""Solving by diffrax: any of its solvers, step-size controllers and adjoints.
+
+The reference that other engines are tested against. What it adds to `diffrax.diffeqsolve`: a
+step-size controller that stops a trajectory which became infinite or NaN, or whose step
+underflowed, with a return code; NaN where a trajectory did not get to; no host callback.
+"""
+
+import functools
+import importlib.metadata
+from collections.abc import Callable
+from typing import Any, get_origin
+
+import diffrax
+import equinox as eqx
+import equinox.internal as eqxi
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import optimistix
+
+from ... import sensitivity
+from ...core.plan import Plan, Result
+from ...core.retcode import ReturnCode
+from ...core.trajectories import Lane
+from ...solvers import ODESolver
+from ...solvers.time import STRETCH
+from ...tracing.program import Static
+from ..checks import check_steps
+from . import implicit
+
+
+_NONFINITE: Any = diffrax.RESULTS.nonfinite_input
+_IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
+
+
+class _Method(eqx.Module):
+    """A diffrax solver with what is fixed about its steps."""
+
+    solver: diffrax.AbstractSolver
+    controller: diffrax.AbstractStepSizeController | None
+    adjoint: diffrax.AbstractAdjoint
+    adaptive: bool
+    imex: bool
+    stages: int | None
+    fsal: bool
+    direction: str
+
+
+#
+# What the engine is asked
+#
+
+
+def refusal(alg: Any, options: dict) -> str | None:
+    """Why this engine can't run `alg` with these options; None when it can."""
+    sensealg = options["sensealg"]
+    if isinstance(sensealg, sensitivity.ReplayAdjoint | sensitivity.GaussAdjoint):
+        return f"sensealg={type(sensealg).__name__}() is one of the lanes engine."
+    if isinstance(alg, ODESolver):
+        if "diffrax" in alg.engines:
+            return None
+        return f"it runs on {', '.join(alg.engines)}."
+    if not isinstance(alg, diffrax.AbstractSolver):
+        return "it is neither an ensembleode solver nor a diffrax one."
+    if isinstance(alg, _IMEX) or _structure(alg) is diffrax.AbstractTerm:
+        return None
+    return (
+        f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
+        "solver, such as Tsit5()."
+    )
+
+
+def versions() -> dict[str, str]:
+    """Of the packages that do the arithmetic."""
+    packages = ("diffrax", "equinox", "lineax", "optimistix")
+    return {package: importlib.metadata.version(package) for package in packages}
+
+
+def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
+    """The solver with its options.
+
+    **Raises:** `ValueError` for a fixed step without `dt` or an adaptive one without an error
+    estimate; `TypeError` for a wrong `sensealg` or `stepsize_controller`.
+    """
+    ours = isinstance(alg, ODESolver)
+    can_adapt = alg.adaptive if ours else isinstance(alg, diffrax.AbstractAdaptiveSolver)
+    controller = options["stepsize_controller"]
+    adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
+    if controller is not None:
+        if not isinstance(controller, diffrax.AbstractStepSizeController):
+            raise TypeError(
+                f"stepsize_controller must be a diffrax step-size controller, got {controller!r}."
+            )
+        adaptive = isinstance(controller, diffrax.AbstractAdaptiveStepSizeController)
+    label = type(alg).__name__
+    if adaptive and not can_adapt and controller is not None:
+        raise ValueError(
+            f"{label} has no error estimate for stepsize_controller to choose steps by: drop it "
+            "and pass dt, or use an adaptive solver."
+        )
+    check_steps(label, can_adapt, adaptive, has_dt or isinstance(controller, diffrax.StepTo))
+    if ours:
+        solver = implicit.solver(label, adaptive) if alg.implicit else _solver(type(alg))
+    else:
+        solver = implicit.with_retries(alg)
+    imex = isinstance(alg, _IMEX)
+    adjoint, direction = _adjoint(options["sensealg"])
+    if isinstance(adjoint, diffrax.BacksolveAdjoint):
+        if imex:
+            raise ValueError(
+                f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out."
+            )
+        if options["save_everystep"]:
+            raise ValueError(
+                "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
+            )
+    stages, fsal = (alg.stages, alg.fsal) if ours else _cost(solver)
+    return Static(_Method(solver, controller, adjoint, adaptive, imex, stages, fsal, direction))
+
+
+def integrate(plan: Plan, lane: Lane) -> Result:
+    """Solve one trajectory."""
+    method: _Method = plan.method.value
+    if method.direction == "reverse":
+        label = type(method.adjoint).__name__ + "()"
+        return _isolated(sensitivity.reverse_only(lane, label), plan)
+    result = _integrate(plan, lane)
+    return sensitivity.forward_only(result) if method.direction == "forward" else result
+
+
+def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
+    """Solve trajectories, all at once."""
+    in_axes = jax.tree.map(lambda b: 0 if b else None, plan.batched)
+    t = 0 if plan.own_times else None
+    out_axes = Result(*[0] * len(Result._fields))._replace(t=t)
+    solve = functools.partial(integrate, plan)
+    return jax.vmap(solve, in_axes=(in_axes,), out_axes=out_axes, axis_size=n)(lanes)
+
+
+def factorises(plan: Plan) -> bool:
+    """Whether the steps factorise matrices."""
+    return isinstance(plan.method.value.solver, diffrax.AbstractImplicitSolver)
+
+
+#
+# Gradients of failed trajectories
+#
+
+
+@eqx.filter_custom_vjp
+def _isolated(lane: Lane, plan: Plan) -> Result:
+    """`_integrate`, whose gradient is zero, and never NaN, for a trajectory that failed.
+
+    A loss can mask a failed trajectory, but its zero cotangents times the infinities of the
+    backward pass are NaN, and would spread to all through the shared parameters.
+    """
+    return _integrate(plan, lane)
+
+
+@_isolated.def_fwd
+def _(perturbed, lane, plan):
+    diff, rest = eqx.partition(lane, perturbed)
+
+    def solution(diff):
+        return eqx.partition(_integrate(plan, eqx.combine(diff, rest)), eqx.is_inexact_array)
+
+    inexact, pullback, counts = jax.vjp(solution, diff, has_aux=True)
+    result = eqx.combine(inexact, counts)
+    return result, (pullback, inexact, result.retcode)
+
+
+@_isolated.def_bwd
+def _(residuals, cotangents, perturbed, lane, plan):
+    del perturbed, lane, plan
+    pullback, inexact, retcode = residuals
+    cotangents = jax.tree.map(
+        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
+    )
+    (gradient,) = pullback(cotangents)
+    succeeded = retcode == ReturnCode.Success.value
+    return jax.tree.map(lambda g: jnp.where(succeeded, g, jnp.zeros_like(g)), gradient)
+
+
+#
+# Pieces
+#
+
+
+def _integrate(plan: Plan, lane: Lane) -> Result:
+    method: _Method = plan.method.value
+    field = _Field(plan.field, len(lane.consts))
+    # BacksolveAdjoint can't take empty containers.
+    args = (*lane.consts, *lane.p) or None
+    terms = diffrax.ODETerm(field)
+    if method.imex:
+        terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
+    saving = plan.saving
+    saveat, adjoint = diffrax.SaveAt(t0=saving.start, t1=True), method.adjoint
+    if saving.mode == "times":
+        # diffrax integrates backwards in time by flipping its sign
+        sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
+        saveat, adjoint = diffrax.SaveAt(t1=True), _SaveTimes(adjoint, lane.saveat * sign)
+    elif saving.mode == "steps":
+        saveat = diffrax.SaveAt(t0=saving.start, steps=True)
+    sol = diffrax.diffeqsolve(
+        terms,
+        method.solver,
+        lane.t0,
+        lane.t1,
+        None,
+        lane.u0,
+        args,
+        saveat=saveat,
+        stepsize_controller=_controller(method, lane),
+        adjoint=adjoint,
+        max_steps=plan.maxiters,
+        throw=False,
+    )
+    return _result(plan, lane, sol, field, args)
+
+
+class _Field(eqx.Module):
+    field: Any = eqx.field(static=True)
+    n_consts: int = eqx.field(static=True)
+
+    def __call__(self, t, u, args):
+        args = args or ()
+        return self.field(args[: self.n_consts], u, args[self.n_consts :], t)
+
+
+def _zero(t, u, args):
+    del t, args
+    return jnp.zeros_like(u)
+
+
+def _structure(solver: diffrax.AbstractSolver) -> Any:
+    structure = solver.term_structure
+    return get_origin(structure) or structure
+
+
+def _adjoint(sensealg: Any) -> tuple[diffrax.AbstractAdjoint, str]:
+    """The diffrax adjoint, and the direction of differentiation that it is limited to."""
+    if sensealg is None or isinstance(sensealg, sensitivity.RecursiveCheckpointAdjoint):
+        checkpoints = None if sensealg is None else sensealg.checkpoints
+        return diffrax.RecursiveCheckpointAdjoint(checkpoints), "reverse"
+    if isinstance(sensealg, sensitivity.DirectAdjoint):
+        return diffrax.DirectAdjoint(), "both"
+    if isinstance(sensealg, sensitivity.BacksolveAdjoint):
+        return diffrax.BacksolveAdjoint(), "reverse"
+    if isinstance(sensealg, sensitivity.ForwardDiffSensitivity):
+        return diffrax.ForwardMode(), "forward"
+    if isinstance(sensealg, diffrax.AbstractAdjoint):
+        reverse = (diffrax.RecursiveCheckpointAdjoint, diffrax.BacksolveAdjoint)
+        return sensealg, "reverse" if isinstance(sensealg, reverse) else "both"
+    raise TypeError(
+        "sensealg must be RecursiveCheckpointAdjoint(), DirectAdjoint(), BacksolveAdjoint(), "
+        f"ForwardDiffSensitivity() or a diffrax adjoint, got {sensealg!r}."
+    )
+
+
+@functools.cache
+def _solver(cls: type) -> Any:
+    return getattr(diffrax, cls.__name__)()
+
+
+def _cost(solver: Any) -> tuple[int | None, bool]:
+    """Stages of a step, None if they can't be counted; whether the last is the next one's first."""
+    if isinstance(solver, diffrax.Euler):
+        return 1, False
+    tableau = getattr(solver, "tableau", None)
+    if isinstance(solver, diffrax.AbstractERK) and isinstance(tableau, diffrax.ButcherTableau):
+        return tableau.num_stages, bool(tableau.fsal)
+    return None, False
+
+
+class _Controller(diffrax.AbstractAdaptiveStepSizeController):
+    """Any step-size controller, with a return code when the trajectory can't go on.
+
+    Always of the adaptive kind, so that implicit solvers find their tolerances here when the
+    step is fixed, too.
+    """
+
+    inner: diffrax.AbstractStepSizeController
+    rtol: Any
+    atol: Any
+    norm: Any
+    dt: Any
+    adaptive: bool
+
+    def wrap(self, direction):
+        return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+        # dt comes this way, not as dt0, as diffrax checks dt0 by a host callback.
+        dt0 = self.dt
+        first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
+        # A first step of no length stands for a trajectory that can't begin.
+        usable = jnp.isfinite(first) & _finite(y0)
+        return jnp.where(usable, first, t0), state
+
+    def adapt_step_size(
+        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
+    ):
+        y1, error = y1_candidate, y_error
+        if self.adaptive:
+            # An infinite error of an infinite state would be NaN, and so would be the next step.
+            usable = _finite(y1_candidate) & _finite(y_error)
+            y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
+            error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
+        keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
+            t0, t1, y0, y1, args, error, error_order, controller_state
+        )
+        lost = ~(t1 > t0)
+        if self.adaptive:
+            # A trial step to infinity is rejected like any with a large error, and tried shorter
+            # until time stands still, or rounding makes it no shorter.
+            spacing = _spacing(next_t0)
+            no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
+            stuck = (next_t1 - next_t0 <= spacing) | no_shorter
+            # Looked into only when it happens, as it costs a tenth of a small step.
+            calm = jax.lax.cond(
+                eqxi.unvmap_any(stuck),
+                lambda: _calm(y0, y1_candidate, self.atol),
+                lambda: jnp.ones_like(stuck),
+            )
+            lost = lost | (stuck & ~calm)
+            result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
+        else:
+            lost = lost | ~_finite(y1_candidate)
+            if self.dt is not None:
+                # diffrax goes to the end of the span from a hundred roundings away.
+                stretched = t1 - t0 > STRETCH * self.dt
+                keep = keep & ~stretched
+                result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
+        keep = keep & ~lost
+        next_t0 = jnp.where(keep, next_t0, t0)
+        result = diffrax.RESULTS.where(lost, _NONFINITE, result)
+        return keep, next_t0, next_t1, jump, state, result
+
+
+def _controller(method: _Method, lane: Lane) -> _Controller:
+    dt = None if lane.dt is None else jnp.abs(lane.dt)
+    inner: Any = method.controller
+    rtol, atol = lane.reltol, lane.abstol
+    norm: Any = optimistix.rms_norm
+    if inner is None and method.adaptive:
+        inner = diffrax.PIDController(rtol=rtol, atol=atol)
+    elif inner is None:
+        inner = diffrax.ConstantStepSize()
+    elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
+        rtol, atol, norm = inner.rtol, inner.atol, inner.norm
+    else:
+        rtol, atol = 1e-3, 1e-6
+    return _Controller(inner, rtol, atol, norm, dt, method.adaptive)
+
+
+def _finite(y: Any) -> Any:
+    return _everywhere(jnp.isfinite, y)
+
+
+def _spacing(t: Any) -> Any:
+    """The distance from `t` to the next floating-point number (for a normal `t`)."""
+    return jnp.abs(t) * jnp.finfo(t.dtype).eps + jnp.finfo(t.dtype).tiny
+
+
+def _calm(y0: Any, y1: Any, atol: Any) -> Any:
+    """Whether a step too short for time to feel it leaves the state as good as unchanged.
+
+    (False for a state that is not finite.) If so, the tolerances can't be met; if not, the
+    solution diverges.
+    """
+    return _everywhere(lambda a, b: jnp.abs(b - a) <= 1e-4 * jnp.abs(a) + atol, y0, y1)
+
+
+def _everywhere(test: Callable, *trees: Any) -> Any:
+    leaves = zip(*map(jtu.tree_leaves, trees), strict=True)
+    return functools.reduce(jnp.logical_and, [jnp.all(test(*x)) for x in leaves])
+
+
+class _SaveTimes(diffrax.AbstractAdjoint):
+    """An adjoint that saves at given times.
+
+    `diffeqsolve(saveat=SaveAt(ts=...))` checks traced times by a host callback; here they are
+    put in place behind that check (concrete ones have been checked by then).
+    """
+
+    inner: diffrax.AbstractAdjoint
+    ts: Any
+
+    def loop(self, *, saveat, init_state, **kwargs):
+        del saveat
+        rows = self.ts.shape[0]
+
+        def buffers(state):
+            return state.save_state.ts, state.save_state.ys
+
+        ts = jnp.full((rows,), jnp.inf, self.ts.dtype)
+        ys = jnp.full((rows, *init_state.y.shape), jnp.inf, init_state.y.dtype)
+        saveat = diffrax.SaveAt(ts=self.ts)
+        if not isinstance(self.inner, diffrax.BacksolveAdjoint):  # (which takes no function)
+            # An interpolant may be of higher precision than the state.
+            saveat = diffrax.SaveAt(ts=self.ts, fn=_in(ys.dtype))
+        return self.inner.loop(
+            saveat=saveat,
+            init_state=eqx.tree_at(buffers, init_state, (ts, ys)),
+            **kwargs,
+        )
+
+
+def _in(dtype: Any) -> Callable:
+    def state(t, y, args):
+        del t, args
+        return y.astype(dtype)
+
+    return state
+
+
+_CODES = (
+    (diffrax.RESULTS.successful, ReturnCode.Success),
+    (diffrax.RESULTS.max_steps_reached, ReturnCode.MaxIters),
+    (diffrax.RESULTS.dt_min_reached, ReturnCode.DtLessThanMin),
+    (_NONFINITE, ReturnCode.Unstable),
+)
+
+
+def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Result:
+    method: _Method = plan.method.value
+    saving = plan.saving
+    retcode = jnp.asarray(ReturnCode.Failure.value, jnp.int8)
+    for result, code in _CODES:
+        retcode = jnp.where(sol.result == result, jnp.asarray(code.value, jnp.int8), retcode)
+    if saving.mode == "ends":
+        # The last state of a failed trajectory is not its state at t1.
+        reached = jnp.ones(saving.rows, bool).at[-1].set(retcode == ReturnCode.Success.value)
+        t = jnp.stack([lane.t0, lane.t1][-saving.rows :])
+    else:
+        reached = jnp.isfinite(sol.ts)
+        t = lane.saveat if saving.mode == "times" else sol.ts
+    if lane.count is not None:
+        reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
+    ys = sol.ys
+    overflow = reached & ~jnp.all(jnp.isfinite(ys), axis=tuple(range(1, ys.ndim)))
+    reached = reached & ~overflow
+    unstable = jnp.asarray(ReturnCode.Unstable.value, jnp.int8)
+    retcode = jnp.where(jnp.any(overflow), unstable, retcode)
+    rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
+    u = jnp.where(rows, ys, jnp.nan)
+    du = None
+    if saving.mode == "steps":
+        # Where nothing was saved, at the start: a NaN in f would spread to the gradient.
+        safe_t, safe_u = jnp.where(reached, t, lane.t0), jnp.where(rows, ys, lane.u0)
+        du = jax.vmap(field, in_axes=(0, 0, None))(safe_t, safe_u, args)
+        du = jnp.where(rows, du, jnp.nan)
+    if plan.own_times:
+        t = jnp.where(reached, t, jnp.nan)
+    steps, naccept = (
+        jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
+    )
+    nf = None
+    if method.stages is not None:
+        nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
+        if method.adaptive and lane.dt is None:
+            nf = nf + 2  # the automatic first step
+    length = jnp.sum(reached, dtype=jnp.int32)
+    return Result(u, t, du, length, retcode, naccept, steps - naccept, nf)

@@ -1,0 +1,85 @@
+"""What an engine is: it integrates one trajectory, or many."""
+
+import abc
+from typing import Any, ClassVar
+
+from ..core.plan import Plan, Result
+from ..core.trajectories import Lane
+from ..tracing.program import Program, Static
+
+
+class Engine(abc.ABC):
+    """How trajectories are integrated.
+
+    - `name`: what `engine=` calls it.
+    - `default_sensealg`: the name of the adjoint that is used without `sensealg`.
+    - `chunked`: whether it takes a large ensemble apart into chunks itself.
+    - `solves_columns`: whether it can solve the matrix of all states as one state.
+    - `shares_work`: whether it shares a batch out to threads of the CPU itself, as many as
+        `plan.threads`, and needs no devices for that.
+    - `on_gpu`: whether a trajectory is a thread of a GPU.
+    """
+
+    name: ClassVar[str]
+    default_sensealg: ClassVar[str]
+    chunked: ClassVar[bool] = False
+    solves_columns: ClassVar[bool] = True
+    shares_work: ClassVar[bool] = False
+    on_gpu: ClassVar[bool] = False
+
+    @abc.abstractmethod
+    def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
+        """Why this engine can't run the solver `alg` with these resolved options on a state of
+        this dtype for this ensemble algorithm (None: of a problem alone); None when it can."""
+
+    def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
+        """Why this engine can't run this field on such a state; None when it can.
+
+        **Arguments:** `batched`: what differs by trajectory, a `Lane` of booleans.
+        """
+        del field, state, batched
+        return None
+
+    def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
+        """Why another engine is faster with this field; None when this one is."""
+        del field, state, batched
+        return None
+
+    @abc.abstractmethod
+    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
+        """The solver with its static options, as something hashable.
+
+        **Raises:** `ValueError` and `TypeError` for options that don't go together.
+        """
+
+    def versions(self, method: Static) -> dict[str, str]:
+        """The versions of what results depend on, besides ensembleode and JAX."""
+        del method
+        return {}
+
+    @abc.abstractmethod
+    def integrate(self, plan: Plan, lane: Lane) -> Result:
+        """The solution of one trajectory: a pure function of its numbers."""
+
+    @abc.abstractmethod
+    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
+        """The solutions of `n` trajectories, whose axis comes first (in `t` only where they have
+        their own times). Those that the mask leaves out need not be solved."""
+
+    def width(self, state: Any, n: int) -> int:
+        """How many of `n` trajectories of such a state belong together on a device."""
+        del state, n
+        return 1
+
+    def factorises(self, plan: Plan) -> bool:
+        """Whether the steps factorise matrices."""
+        del plan
+        return False
+
+    def executor(self, ensemblealg: Any) -> Any:
+        """What runs ensembles, where this engine does so itself; None for the usual executor.
+
+        **Raises:** `ValueError` for ensemble algorithms that it has not got.
+        """
+        del ensemblealg
+        return None

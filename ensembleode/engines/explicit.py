@@ -1,0 +1,49 @@
+"""The explicit methods of our own engines, as plans hold them."""
+
+from typing import Any, NamedTuple
+
+from .. import sensitivity
+from ..solvers.control import PIController
+from ..solvers.tableau import Tableau
+from ..tracing.program import Static
+from .checks import check_steps
+
+
+REVERSE = (
+    sensitivity.ReplayAdjoint,
+    sensitivity.GaussAdjoint,
+    sensitivity.BacksolveAdjoint,
+)
+
+
+class Method(NamedTuple):
+    """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
+
+    tableau: Tableau
+    controller: PIController | None
+    direction: str
+    adjoint: str
+
+    @property
+    def stages(self) -> int:
+        return self.tableau.stages
+
+
+def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
+    """The solver with its options.
+
+    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
+    estimate, or an adjoint that can't be used with `save_everystep`.
+    """
+    adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
+    check_steps(type(alg).__name__, alg.adaptive, adaptive, has_dt)
+    sensealg = options["sensealg"]
+    if isinstance(sensealg, sensitivity.BacksolveAdjoint) and options["save_everystep"]:
+        raise ValueError(
+            "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
+        )
+    forward = isinstance(sensealg, sensitivity.ForwardDiffSensitivity)
+    adjoint = next((x for x in REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
+    controller = PIController(alg.order) if adaptive else None
+    direction = "forward" if forward else "reverse"
+    return Static(Method(alg.tableau, controller, direction, adjoint.__name__))
