@@ -159,7 +159,7 @@ class _OnCluster(EnsembleAlgorithm):
     workers: eqx.AbstractVar[int | None]
 
     @abc.abstractmethod
-    def sizes(self) -> tuple[int, int]:
+    def _sizes(self) -> tuple[int, int]:
         """How many workers its own cluster has, and how many threads each of them."""
 
     def __enter__(self):
@@ -222,7 +222,7 @@ class EnsembleDistributed(_OnCluster):
             check_count("workers", self.workers)
         _check_costs(self.costs)
 
-    def sizes(self) -> tuple[int, int]:
+    def _sizes(self) -> tuple[int, int]:
         return self.workers or cpu_devices.cores(), 1
 
 
@@ -257,6 +257,6 @@ class EnsembleSplitThreads(_OnCluster):
             )
         _check_costs(self.costs)
 
-    def sizes(self) -> tuple[int, int]:
+    def _sizes(self) -> tuple[int, int]:
         workers = self.workers or 2
         return workers, self.threads or max(1, cpu_devices.cores() // workers)

@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -164,52 +164,120 @@ def solve(
         "stepsize_controller": stepsize_controller,
         "sensealg": sensealg,
     }
-
     with sensitivity.explained(sensealg):
         job, choice = job_for(ens, options, key, None if alone else n, engine, alg, ensemblealg)
-    if alone:
-        ensemblealg = EnsembleSerial()
-    executor = executor_for(ensemblealg or EnsembleThreads(), job.plan.engine)
+    where = EnsembleSerial() if alone else ensemblealg or EnsembleThreads()
+    executor = executor_for(where, job.plan.engine)
     executor.check(job.plan)
     if how := executor.how:
         choice = choice._replace(reason=f"{choice.reason}; {how}")
-    sensealg = job.trajectories.options["sensealg"]
+    run = _Run(ens, alg, where, executor, choice, n, batch_size, max_repeats, started)
 
     if job.traced:
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
         _refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
-        job = _make_traceable(job, ens)
+        with sensitivity.explained(job.trajectories.options["sensealg"]):
+            job = _make_traceable(job, ens)
+            return _solve_alone(job, run) if alone else _solve_traced(job, run)
     if alone:
-        with sensitivity.explained(sensealg):
-            return _solve_alone(job, executor, throw, choice, alg)
-    given_batch_size = batch_size
-    if batch_size is None:
-        batch_size = batches.default_batch_size(job, executor, n)
-        if progress and executor.vectorised:
-            batch_size = min(batch_size, -(-n // 20))
-    how = {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": max_repeats}
+        sim, cause = _solve_alone(job, run), None
+    else:
+        sim, cause = _solve_eagerly(job, run, progress, store, store_key)
+    if cause is not None and not (
+        isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
+    ):
+        cause.solution = sim  # pyright: ignore
+        raise cause
+    notes = _say_if_stiff(job, alg, sim)
+    if throw:
+        _throw(sim, [*executor.notes, *notes])
+    return sim
+
+
+class _Run(NamedTuple):
+    """What is solved where, besides the job: an ensemble of `n` trajectories.
+
+    - `batch_size`: the one that was given, or None.
+    - `started`: seconds by `time.perf_counter`.
+    """
+
+    ens: EnsembleProblem
+    alg: Any
+    ensemblealg: EnsembleAlgorithm
+    executor: Executor
+    choice: EngineChoice
+    n: int
+    batch_size: int | None
+    max_repeats: int
+    started: float
+
+    def batch_size_for(self, job: Job, *, progress: bool = False) -> int:
+        """The batch size that was given, or one for the memory that there is; with a progress bar,
+        for twenty batches at least."""
+        if self.batch_size is not None:
+            return self.batch_size
+        size = batches.default_batch_size(job, self.executor, self.n)
+        return min(size, -(-self.n // 20)) if progress and self.executor.vectorised else size
+
+    @property
+    def reduced(self) -> dict[str, Any]:
+        """How the results of batches become one, as `batches` takes it."""
+        ens = self.ens
+        return {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": self.max_repeats}
+
+
+#
+# Running it
+#
+
+
+def _solve_alone(job: Job, run: _Run) -> ODESolution:
+    """The solution of one problem."""
+    if job.plan.saving.mode == "steps" and not job.traced:
+        job = batches.count_steps(job, run.executor, integers(np.arange(1)), 1)
+    outcome = run.executor.run_one(job, 0, 1)
+    t = _shared_times(job) if outcome.t is None else outcome.t
+    result = Result(outcome.out, t, *outcome[2:-1])
+    sol = solution_of(result, run.choice)
     if job.traced:
-        with sensitivity.explained(sensealg):
-            result = batches.run_traced(job, executor, n, batch_size, **how)
-        return _ensemble_solution(job, ens, result, jnp.nan, choice)
+        return sol
+    sol = jax.block_until_ready(sol)
+    length = int(sol.length)
+    reached = slice(0, max(1, length) if job.plan.own_times else None)
+    return ODESolution(
+        sol.u[reached],
+        sol.t[reached],
+        ReturnCode(int(sol.retcode)),
+        jax.tree.map(int, sol.stats),
+        length,
+        None if sol._du is None else sol._du[reached],
+        run.choice,
+    )
+
+
+def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
+    """An ensemble inside `jit`, `grad` or `vmap`."""
+    batch_size = run.batch_size_for(job)
+    result = batches.run_traced(job, run.executor, run.n, batch_size, **run.reduced)
+    return _ensemble_solution(job, run, result, jnp.nan)
+
+
+def _solve_eagerly(
+    job: Job, run: _Run, progress: bool, store: Any, store_key: str | None
+) -> tuple[EnsembleSolution, BaseException | None]:
+    """An ensemble, batch by batch, and what ended it early, if something did."""
+    batch_size = run.batch_size_for(job, progress=progress)
     writer = None
     if store is not None:
-        job = _make_storable(job, ens)
-        described: dict[str, Any] = {"shared steps": isinstance(ensemblealg, EnsembleColumns)}
-        if may_rerun(job.plan):
-            described["max_repeats"] = max_repeats
-        times = None if job.plan.own_times else _shared_times(job)
-        one = batches.outcome_of_one(job)
-        lost = executor.lost
-        writer = stores.Writer(
-            store, job, one, times, choice, n, given_batch_size, described, lost, store_key
-        )
-        batch_size = stores.batch_size_for(writer, executor, batch_size)
-    bar = Progress(n, 0 if writer is None else writer.done) if progress else None
+        job = _make_storable(job, run.ens)
+        writer = _writer(job, run, store, store_key)
+        batch_size = stores.batch_size_for(writer, run.executor, batch_size)
+    bar = Progress(run.n, 0 if writer is None else writer.done) if progress else None
     cause = result = None
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
-        result = batches.run_eagerly(job, executor, n, batch_size, **how, gather=writer)
+        how = {**run.reduced, "gather": writer}
+        result = batches.run_eagerly(job, run.executor, run.n, batch_size, **how)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause
@@ -222,21 +290,23 @@ def solve(
             bar.close()
         if writer is not None:
             writer.close()
-    elapsed = time.perf_counter() - started
+    elapsed = time.perf_counter() - run.started
     if writer is not None:
-        sim = writer.solution(elapsed)
-    else:
-        assert result is not None
-        sim = _ensemble_solution(job, ens, result, elapsed, choice)
-    if cause is not None and not (
-        isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
-    ):
-        cause.solution = sim  # pyright: ignore
-        raise cause
-    notes = _say_if_stiff(job, alg, sim)
-    if throw:
-        _throw(sim, [*executor.notes, *notes])
-    return sim
+        return writer.solution(elapsed), cause
+    assert result is not None
+    return _ensemble_solution(job, run, result, elapsed), cause
+
+
+def _writer(job: Job, run: _Run, store: Any, store_key: str | None) -> stores.Writer:
+    described: dict[str, Any] = {"shared steps": isinstance(run.ensemblealg, EnsembleColumns)}
+    if may_rerun(job.plan):
+        described["max_repeats"] = run.max_repeats
+    times = None if job.plan.own_times else _shared_times(job)
+    one = batches.outcome_of_one(job)
+    size, lost = run.batch_size, run.executor.lost
+    return stores.Writer(
+        store, job, one, times, run.choice, run.n, size, described, lost, store_key
+    )
 
 
 #
@@ -434,39 +504,10 @@ def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
 #
 
 
-def _solve_alone(
-    job: Job, executor: Executor, throw: bool, choice: EngineChoice, alg: Any
-) -> ODESolution:
-    if job.plan.saving.mode == "steps" and not job.traced:
-        job = batches.count_steps(job, executor, integers(np.arange(1)), 1)
-    outcome = executor.run_one(job, 0, 1)
-    t = _shared_times(job) if outcome.t is None else outcome.t
-    result = Result(outcome.out, t, *outcome[2:-1])
-    sol = solution_of(result, choice)
-    if job.traced:
-        return sol
-    sol = jax.block_until_ready(sol)
-    length = int(sol.length)
-    reached = slice(0, max(1, length) if job.plan.own_times else None)
-    sol = ODESolution(
-        sol.u[reached],
-        sol.t[reached],
-        ReturnCode(int(sol.retcode)),
-        jax.tree.map(int, sol.stats),
-        length,
-        None if sol._du is None else sol._du[reached],
-        choice,
-    )
-    notes = _say_if_stiff(job, alg, sol)
-    if throw:
-        _throw(sol, notes)
-    return sol
-
-
 def _ensemble_solution(
-    job: Job, ens: EnsembleProblem, result: batches.Ensemble, elapsed: Any, choice: EngineChoice
+    job: Job, run: _Run, result: batches.Ensemble, elapsed: Any
 ) -> EnsembleSolution:
-    outcome = result.outcome
+    ens, outcome = run.ens, result.outcome
     kind: Literal["trajectories", "outputs", "reduced"] = "trajectories"
     if ens.reduction is not None:
         kind = "reduced"
@@ -485,7 +526,7 @@ def _ensemble_solution(
         if kind != "reduced":
             u, t, du = batches.as_jax_arrays((u, t, du))
     return EnsembleSolution(
-        u, t, retcode, lengths, stats, result.converged, elapsed, choice, kind, du
+        u, t, retcode, lengths, stats, result.converged, elapsed, run.choice, kind, du
     )
 
 

@@ -14,7 +14,8 @@ import pytest
 import ensembleode as eo
 from ensembleode.core import batches
 from ensembleode.core.job import blank
-from ensembleode.solution import _hermite, count_codes, EngineChoice, EnsembleSolution
+from ensembleode.core.interpolation import hermite
+from ensembleode.solution import count_codes, EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled
 
@@ -364,7 +365,7 @@ def sampled(coefficients, ts):
     )
 
 
-interpolate = jax.jit(_hermite)
+interpolate = jax.jit(hermite)
 
 
 @settings
@@ -393,7 +394,7 @@ def test_others_are_of_fourth_order():
     for n in (5, 9, 17):
         ts = np.linspace(0, 1, n)
         us, dus = np.sin(3 * ts)[:, None], 3 * np.cos(3 * ts)[:, None]
-        got = _hermite(*map(jnp.asarray, (ts, us, dus)), n, jnp.asarray(at))
+        got = hermite(*map(jnp.asarray, (ts, us, dus)), n, jnp.asarray(at))
         errors.append(np.abs(got[:, 0] - np.sin(3 * at)).max())
     ratios = np.array(errors[:-1]) / errors[1:]
     assert (abs(ratios - 16) < 2).all()
@@ -429,7 +430,7 @@ def test_the_start_alone_was_reached(rows):
     """As by a trajectory that fails in its first step."""
     ts = jnp.array([0.5, np.nan, np.nan])[:rows]
     us = jnp.array([[2.0], [np.nan], [np.nan]])[:rows]
-    got = _hermite(ts, us, us, 1, jnp.array([0.4, 0.5, 0.6]))
+    got = hermite(ts, us, us, 1, jnp.array([0.4, 0.5, 0.6]))
     np.testing.assert_array_equal(got, [[np.nan], [2.0], [np.nan]])
 
 

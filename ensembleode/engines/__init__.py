@@ -37,11 +37,8 @@ def choose(
 
     def unfit(candidate):
         reason = candidate.refusal(alg, options, state.dtype, ensemblealg)
-        if (
-            reason is None
-            and not candidate.solves_columns
-            and isinstance(ensemblealg, EnsembleColumns)
-        ):
+        columns = isinstance(ensemblealg, EnsembleColumns)
+        if reason is None and columns and not candidate.solves_columns:
             reason = "it solves trajectories one by one, not as the columns of a matrix."
         return reason
 

@@ -1,7 +1,8 @@
 """Where trajectories run.
 
-A new ensemble algorithm is a class in `ensembleode.ensemble`, a subclass of `core.executor.Executor`
-in a module here, and a line in `EXECUTORS`, which makes the executor for an engine.
+A new ensemble algorithm is a class in `ensembleode.ensemble`, a subclass of
+`core.executor.Executor` in a module here, and a line in `EXECUTORS`, which makes the executor for
+an engine.
 """
 
 from collections.abc import Callable

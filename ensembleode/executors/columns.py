@@ -28,8 +28,8 @@ class Columns(Executor):
             if getattr(plan.batched, name):
                 what = "tspan" if name in ("t0", "t1") else name
                 raise ValueError(
-                    f"EnsembleColumns solves all trajectories with the same steps, so {what} must be "
-                    "the same for all; prob_func makes it depend on the index. Use "
+                    f"EnsembleColumns solves all trajectories with the same steps, so {what} must "
+                    "be the same for all; prob_func makes it depend on the index. Use "
                     "EnsembleGPUArray() or EnsembleSerial()."
                 )
 

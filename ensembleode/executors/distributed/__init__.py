@@ -152,7 +152,7 @@ def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: An
     """
     pool = local.pool_of(ensemblealg)
     pool.open()
-    return Distributed(pool, ensemblealg.sizes()[1], ensemblealg.costs)
+    return Distributed(pool, ensemblealg._sizes()[1], ensemblealg.costs)
 
 
 @dataclasses.dataclass(frozen=True)

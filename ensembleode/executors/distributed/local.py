@@ -61,7 +61,7 @@ class OnCluster(Protocol):
     @property
     def workers(self) -> int | None: ...
 
-    def sizes(self) -> tuple[int, int]: ...
+    def _sizes(self) -> tuple[int, int]: ...
 
 
 def pool_of(ensemblealg: OnCluster) -> Pool:
@@ -92,14 +92,14 @@ def close(ensemblealg: OnCluster) -> None:
 def _own_pool(ensemblealg: OnCluster) -> DaskPool:
     if ensemblealg.cluster is not None:
         return DaskPool(functools.partial(_connected, ensemblealg.cluster))
-    return DaskPool(functools.partial(_started, *ensemblealg.sizes()))
+    return DaskPool(functools.partial(_started, *ensemblealg._sizes()))
 
 
 def _key(ensemblealg: OnCluster) -> Hashable:
     if ensemblealg.cluster is not None:
         return ensemblealg.cluster
     # The numbers of a process are of one precision.
-    return *ensemblealg.sizes(), jax.config.jax_enable_x64  # pyright: ignore
+    return *ensemblealg._sizes(), jax.config.jax_enable_x64  # pyright: ignore
 
 
 def _started(workers: int, threads: int) -> Connection:
