@@ -3,13 +3,11 @@
 A comment on a line of its own stands for it, so that neither can fall out of step:
 
 - `<!-- gallery -->`: every example, with the start of its docstring, its picture and its source;
-- `<!-- readme: Measured -->`: a section of the README, without its heading;
 - `<!-- julia methods -->`: the methods that `JuliaAlg` knows.
 """
 
 import ast
 import pathlib
-import re
 import textwrap
 
 
@@ -18,8 +16,7 @@ ROOT = pathlib.Path(__file__).parents[1]
 
 def on_page_markdown(markdown: str, **_) -> str:
     markdown = markdown.replace("<!-- gallery -->", gallery())
-    markdown = markdown.replace("<!-- julia methods -->", julia_methods())
-    return re.sub(r"<!-- readme: (.+?) -->", lambda found: readme(found[1]), markdown)
+    return markdown.replace("<!-- julia methods -->", julia_methods())
 
 
 def examples() -> list[pathlib.Path]:
@@ -68,11 +65,3 @@ def _constant(path: str, name: str):
         if any(isinstance(target, ast.Name) and target.id == name for target in targets):
             return ast.literal_eval(node.value)
     raise ValueError(f"{path} has no {name}.")
-
-
-def readme(section: str) -> str:
-    text = (ROOT / "README.md").read_text()
-    found = re.search(rf"^## {re.escape(section)}\n(.*?)(?=^## |\Z)", text, re.S | re.M)
-    if not found:
-        raise ValueError(f"README.md has no section {section!r}.")
-    return found[1].strip().replace("](docs/", "](")
