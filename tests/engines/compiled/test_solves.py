@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 import ensembleode as eo
+from ensembleode import solvers
 from ensembleode.engines.compiled import machine, solves
 
 
@@ -107,21 +108,11 @@ def test_alone_as_among_others():
         same_bits(found, solved(ensemble(one), n=1), [i])
 
 
-def slow(alg):
-    return pytest.param(alg, marks=pytest.mark.slow)
-
-
+QUICK = {eo.RK4, eo.Bosh3, eo.Tsit5, eo.Vern7}
 METHODS = [
-    slow(eo.Euler()),
-    slow(eo.Heun()),
-    slow(eo.Midpoint()),
-    eo.RK4(),
-    eo.Bosh3(),
-    eo.Tsit5(),
-    slow(eo.Dopri5()),
-    slow(eo.Dopri8()),
-    eo.Vern7(),
-    slow(eo.Vern9()),
+    pytest.param(cls(), marks=() if cls in QUICK else pytest.mark.slow)
+    for cls in vars(solvers).values()
+    if hasattr(cls, "tableau")
 ]
 
 

@@ -6,27 +6,13 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode import solvers
 
 from ....marks import slow_unless
 from ...lanes.test_problems import ensemble, PROBLEMS
 
 
-METHODS = {
-    name: getattr(eo, name)()
-    for name in (
-        "Bosh3",
-        "Dopri5",
-        "Dopri8",
-        "Euler",
-        "Heun",
-        "Midpoint",
-        "RK4",
-        "Ralston",
-        "Tsit5",
-        "Vern7",
-        "Vern9",
-    )
-}
+METHODS = {name: cls() for name, cls in sorted(vars(solvers).items()) if hasattr(cls, "tableau")}
 # Rounding grows along these; only the first part is compared.
 SENSITIVE = {"arenstorf": 0.03, "lorenz96": 0.3, "pleiades": 0.2}
 CASES = [
