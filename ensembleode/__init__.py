@@ -55,6 +55,7 @@ from .solution import (
 from .solve import solve as solve
 from .solvers import (
     Bosh3 as Bosh3,
+    BS5 as BS5,
     Dopri5 as Dopri5,
     Dopri8 as Dopri8,
     Euler as Euler,
@@ -70,8 +71,11 @@ from .solvers import (
     Midpoint as Midpoint,
     Ralston as Ralston,
     RK4 as RK4,
+    SSPRK33 as SSPRK33,
     Tsit5 as Tsit5,
+    Vern6 as Vern6,
     Vern7 as Vern7,
+    Vern8 as Vern8,
     Vern9 as Vern9,
 )
 from .store import open_ensemble as open_ensemble, StoreError as StoreError

@@ -436,7 +436,7 @@ OTHER_NAMES = [
             "Radau": r"for stiff problems there is eo\.Kvaerno5\(\)",
             "RK45": r"here it is eo\.Dopri5\(\), or better eo\.Tsit5\(\)",
             "BS3": r"here it is eo\.Bosh3\(\)",
-            "Vern6": r"eo\.Vern7\(\).*eo\.JuliaAlg\('Vern6\(\)'\)",
+            "OwrenZen5": r"eo\.Vern7\(\).*eo\.JuliaAlg\('OwrenZen5\(\)'\)",
             "EM": "no stochastic ones",
             "VelocityVerlet": "symplectic",
             "DiscreteCallback": DOSES,

@@ -2,6 +2,7 @@
 
 from .base import ExplicitRungeKutta as ExplicitRungeKutta, ODESolver as ODESolver
 from .bosh3 import Bosh3 as Bosh3
+from .bs5 import BS5 as BS5
 from .dopri5 import Dopri5 as Dopri5
 from .dopri8 import Dopri8 as Dopri8
 from .euler import Euler as Euler
@@ -19,6 +20,9 @@ from .julia_alg import JuliaAlg as JuliaAlg
 from .midpoint import Midpoint as Midpoint
 from .ralston import Ralston as Ralston
 from .rk4 import RK4 as RK4
+from .ssprk33 import SSPRK33 as SSPRK33
 from .tsit5 import Tsit5 as Tsit5
+from .vern6 import Vern6 as Vern6
 from .vern7 import Vern7 as Vern7
+from .vern8 import Vern8 as Vern8
 from .vern9 import Vern9 as Vern9

@@ -16,6 +16,7 @@ class ODESolver(eqx.Module):
     - `stages`: evaluations of `f` in a step, `fsal` (first same as last) one less after the
       first; None where the count depends on the solution.
     - `engines`: the engines that can run it.
+    - `references`: what to cite for it, keys of `tools/references.bib`.
     """
 
     order: ClassVar[int]
@@ -24,6 +25,7 @@ class ODESolver(eqx.Module):
     stages: ClassVar[int | None] = None
     fsal: ClassVar[bool] = False
     engines: ClassVar[tuple[str, ...]] = ("diffrax", "julia")
+    references: ClassVar[tuple[str, ...]] = ()
 
 
 class ExplicitRungeKutta(ODESolver):

@@ -32,3 +32,4 @@ class Bosh3(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("bogacki1989",)

@@ -47,3 +47,4 @@ class Dopri5(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("dormand1980", "shampine1986")

@@ -13,3 +13,4 @@ class Euler(ExplicitRungeKutta):
     """Euler's method, order 1, fixed step (give `dt`). Linear between the steps."""
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("hairer1993",)

@@ -25,3 +25,4 @@ class Heun(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("hairer1993",)

@@ -10,6 +10,7 @@ class ImplicitEuler(ODESolver):
 
     order: ClassVar[int] = 1
     implicit: ClassVar[bool] = True
+    references: ClassVar[tuple[str, ...]] = ("hairer1996",)
 
 
 class Kvaerno3(ODESolver):
@@ -21,6 +22,7 @@ class Kvaerno3(ODESolver):
 
     order: ClassVar[int] = 3
     implicit: ClassVar[bool] = True
+    references: ClassVar[tuple[str, ...]] = ("kvaerno2004",)
 
 
 class Kvaerno4(ODESolver):
@@ -28,6 +30,7 @@ class Kvaerno4(ODESolver):
 
     order: ClassVar[int] = 4
     implicit: ClassVar[bool] = True
+    references: ClassVar[tuple[str, ...]] = ("kvaerno2004",)
 
 
 class Kvaerno5(ODESolver):
@@ -35,6 +38,7 @@ class Kvaerno5(ODESolver):
 
     order: ClassVar[int] = 5
     implicit: ClassVar[bool] = True
+    references: ClassVar[tuple[str, ...]] = ("kvaerno2004",)
 
 
 class KenCarp3(ODESolver):
@@ -47,6 +51,7 @@ class KenCarp3(ODESolver):
 
     order: ClassVar[int] = 3
     implicit: ClassVar[bool] = True
+    references: ClassVar[tuple[str, ...]] = ("kennedy2003",)
 
 
 class KenCarp4(ODESolver):
@@ -54,6 +59,7 @@ class KenCarp4(ODESolver):
 
     order: ClassVar[int] = 4
     implicit: ClassVar[bool] = True
+    references: ClassVar[tuple[str, ...]] = ("kennedy2003",)
 
 
 class KenCarp5(ODESolver):
@@ -61,3 +67,4 @@ class KenCarp5(ODESolver):
 
     order: ClassVar[int] = 5
     implicit: ClassVar[bool] = True
+    references: ClassVar[tuple[str, ...]] = ("kennedy2003",)

@@ -88,6 +88,8 @@ class JuliaAlg(ODESolver):
 
     adaptive: ClassVar[bool] = True
     engines: ClassVar[tuple[str, ...]] = ("julia",)
+    # And what its documentation in Julia names.
+    references: ClassVar[tuple[str, ...]] = ("rackauckas2017",)
 
     text: str = eqx.field(static=True)
 

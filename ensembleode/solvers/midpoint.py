@@ -26,3 +26,4 @@ class Midpoint(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("runge1895",)

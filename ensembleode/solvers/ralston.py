@@ -25,3 +25,4 @@ class Ralston(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("ralston1962",)

@@ -86,3 +86,4 @@ class Tsit5(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("tsitouras2011",)

@@ -156,4 +156,5 @@ class Vern7(ExplicitRungeKutta):
     """
 
     tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("verner2010",)
     engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")

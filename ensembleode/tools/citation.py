@@ -5,6 +5,7 @@ import re
 from importlib import resources
 from typing import Any
 
+from .. import solvers
 from ..solution import EnsembleSolution, ODESolution
 
 
@@ -34,7 +35,7 @@ def citation(sim: Any) -> str:
         ("This software", ["ensembleode"]),
         ("The interface of ensembles, and SciML's names", ["rackauckas2017"]),
         ("Automatic differentiation and compilation", ["jax"]),
-        (f"The solver {solver}", _SOLVERS.get(solver, [])),
+        (f"The solver {solver}", getattr(vars(solvers).get(solver), "references", ())),
         (f"The engine {engine.name}", _ENGINES.get(engine.name, [])),
         (f"Gradients by {engine.sensealg}", _ADJOINTS.get(engine.sensealg, [])),
     ]
@@ -55,28 +56,6 @@ def _entries() -> dict[str, str]:
     return {key: entry + "\n" for entry, key in entries}
 
 
-_RUNGE_KUTTA = ["hairer1993"]
-_SOLVERS = {
-    "Euler": _RUNGE_KUTTA,
-    "ImplicitEuler": ["hairer1996"],
-    "Heun": _RUNGE_KUTTA,
-    "Midpoint": ["runge1895"],
-    "Ralston": ["ralston1962"],
-    "RK4": ["kutta1901"],
-    "Bosh3": ["bogacki1989"],
-    "Tsit5": ["tsitouras2011"],
-    "Dopri5": ["dormand1980", "shampine1986"],
-    "Dopri8": ["prince1981", "enright1986"],
-    "Vern7": ["verner2010"],
-    "Vern9": ["verner2010"],
-    "Kvaerno3": ["kvaerno2004"],
-    "Kvaerno4": ["kvaerno2004"],
-    "Kvaerno5": ["kvaerno2004"],
-    "KenCarp3": ["kennedy2003"],
-    "KenCarp4": ["kennedy2003"],
-    "KenCarp5": ["kennedy2003"],
-    "JuliaAlg": ["rackauckas2017"],  # and what its documentation in Julia names
-}
 # Our engines bring their own first step (hairer1993) and step-size controller.
 _ENGINES = {
     "compiled": ["hairer1993", "gustafsson1991"],

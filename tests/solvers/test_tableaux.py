@@ -31,11 +31,13 @@ METHODS = sorted(
     key=lambda cls: (cls.order, cls.__name__),
 )
 ADAPTIVE = [cls for cls in METHODS if cls.adaptive]
-SMOOTH = [cls for cls in METHODS if cls is not eo.Euler]
+SMOOTH = [cls for cls in METHODS if cls not in {eo.Euler, eo.SSPRK33}]
+# Their interpolants all but meet the conditions of one order more.
+ALL_BUT = [eo.Vern6, eo.Vern7, eo.Vern8]
 methods = functools.partial(pytest.mark.parametrize, "cls", ids=lambda cls: cls.__name__)
+FSAL = {eo.Bosh3, eo.BS5, eo.Tsit5, eo.Dopri5, eo.Dopri8, eo.Vern6}
 THETA = np.linspace(0.05, 1.0, 12)
 EPS = np.finfo(float).eps
-ROUNDING = 5e-14  # of coefficients of up to fifty
 
 
 #
@@ -107,6 +109,11 @@ def residual(a, b, nodes, theta=1.0):
     return np.max(np.abs(stage_weights(a, nodes) @ b - exact))
 
 
+def rounding(a, b):
+    """What the conditions may be missed by, as coefficients are rounded: they multiply."""
+    return 8 * EPS * max(32, np.max(np.abs(a)) * np.max(np.abs(b)))
+
+
 def interpolant_residual(x, nodes):
     powers = THETA ** np.arange(1, x.weights.shape[1] + 1)[:, None]
     exact = np.array([THETA**nodes / density(tree) for tree in trees(nodes)])
@@ -127,16 +134,18 @@ def test_there_are_so_many_trees():
 @methods(METHODS)
 def test_order(cls):
     x = arrays(cls.tableau)
+    steps = x.a[: cls.stages]
     for nodes in range(1, cls.order + 1):
-        assert residual(x.a, x.b, nodes) < ROUNDING
-    assert residual(x.a, x.b, cls.order + 1) > 1e-6
+        assert residual(x.a, x.b, nodes) < rounding(steps, x.b)
+    assert residual(x.a, x.b, cls.order + 1) > 1e-7
 
 
 @methods(ADAPTIVE)
 def test_order_of_the_embedded_method(cls):
     x, order = arrays(cls.tableau), cls.tableau.embedded_order
+    steps = x.a[: cls.stages]
     for nodes in range(1, order + 1):
-        assert residual(x.a, x.embedded, nodes) < ROUNDING
+        assert residual(x.a, x.embedded, nodes) < rounding(steps, x.embedded)
     assert residual(x.a, x.embedded, order + 1) > 1e-6
 
 
@@ -144,10 +153,10 @@ def test_order_of_the_embedded_method(cls):
 def test_order_of_the_interpolant(cls):
     x, order = arrays(cls.tableau), cls.tableau.interpolant.order
     # Large weights of either sign cancel, and leave what they were rounded by.
-    rounding = 16 * EPS * np.max(np.abs(x.weights))
-    assert rounding < 1e-10
+    large = np.max(np.abs(x.weights))
+    assert 16 * EPS * large < 1e-10
     for nodes in range(1, order + 1):
-        assert interpolant_residual(x, nodes) < rounding
+        assert interpolant_residual(x, nodes) < EPS * large * max(16, np.max(np.abs(x.a)))
     assert interpolant_residual(x, order + 1) > 1e-8
 
 
@@ -188,7 +197,7 @@ def test_a_misprint_shows():
     for i, j in zip(*np.nonzero(x.a[:last]), strict=True):
         a = x.a.copy()
         a[i, j] *= 1 + 1e-9
-        assert max(residual(a, x.b, nodes) for nodes in range(1, 6)) > ROUNDING
+        assert max(residual(a, x.b, nodes) for nodes in range(1, 6)) > rounding(a, x.b)
     for i, j in zip(*np.nonzero(x.weights), strict=True):
         weights = x.weights.copy()
         weights[i, j] *= 1 + 1e-9
@@ -251,8 +260,8 @@ def errors_of_many_steps(x, steps):
 
 
 # Fine enough to be asymptotic, coarse enough for rounding not to show.
-STEP = {1: 0.02, 2: 0.02, 3: 0.05, 4: 0.05, 5: 0.07, 7: 0.14, 8: 0.28, 9: 0.35}
-STEPS = {1: 128, 2: 128, 3: 64, 4: 32, 5: 32, 7: 12, 8: 12, 9: 8}
+STEP = {1: 0.02, 2: 0.02, 3: 0.05, 4: 0.05, 5: 0.07, 6: 0.2, 7: 0.14, 8: 0.28, 9: 0.35}
+STEPS = {1: 128, 2: 128, 3: 64, 4: 32, 5: 32, 6: 16, 7: 12, 8: 12, 9: 8}
 
 
 @methods(METHODS)
@@ -263,8 +272,9 @@ def test_error_of_a_step(cls):
     assert np.all(fine > 2e-14)
     step, within = np.log(coarse / fine) / np.log(1.4) - 1
     order = cls.tableau.interpolant.order
-    assert abs(step - cls.order) < 0.5
-    assert abs(within - order) < 0.5 or cls is eo.Vern7
+    # Of Vern6 and Vern8, the error of the next order is larger than their own.
+    assert -0.5 < step - cls.order < (1.5 if cls in {eo.Vern6, eo.Vern8} else 0.5)
+    assert abs(within - order) < 0.5 or cls in ALL_BUT
     assert within > order - 0.5
 
 
@@ -278,12 +288,15 @@ def test_convergence(cls):
     assert np.all(np.log2(coarse / fine) > cls.order - 0.2)
 
 
-def test_the_interpolant_of_vern7_is_all_but_of_order_7():
-    """As published, to all its 40 digits, but with an error that does not show."""
-    x = arrays(eo.Vern7.tableau)
-    assert 1e-7 < interpolant_residual(x, 7) < 1e-6 < interpolant_residual(x, 8)
-    coarse, fine = errors_of_one_step(x, 0.14)[1], errors_of_one_step(x, 0.1)[1]
-    assert 7.5 < np.log(coarse / fine) / np.log(1.4) < 8.5
+@methods(ALL_BUT)
+def test_interpolants_that_are_all_but_of_the_order_of_the_steps(cls):
+    """Vern7's as published, to all its 40 digits; those of Vern6 and Vern8 by choice."""
+    x, order = arrays(cls.tableau), cls.order
+    assert cls.tableau.interpolant.order == order - 1
+    assert 5e-8 < interpolant_residual(x, order) < 1e-6 < interpolant_residual(x, order + 1)
+    h = STEP[order]
+    coarse, fine = errors_of_one_step(x, h)[1], errors_of_one_step(x, h / 1.4)[1]
+    assert order + 0.5 < np.log(coarse / fine) / np.log(1.4) < order + 1.5
 
 
 #
@@ -300,7 +313,7 @@ def test_adding_a_method_takes_one_file(name):
     )
     assert cls.__name__.lower() == name
     assert issubclass(cls, ExplicitRungeKutta)
-    assert set(cls.__annotations__) <= {"tableau", "engines"}
+    assert set(cls.__annotations__) <= {"tableau", "engines", "references"}
     assert getattr(solvers, cls.__name__) is getattr(eo, cls.__name__) is cls
     assert cls in METHODS
 
@@ -324,7 +337,7 @@ def test_fsal(cls):
     """The last stage is the next step's first if and only if it is f at the end of the step."""
     x, last = arrays(cls.tableau), cls.stages - 1
     same = x.c[last] == 1 and np.array_equal(x.a[last], x.b)
-    assert cls.fsal == same == (cls in {eo.Bosh3, eo.Tsit5, eo.Dopri5, eo.Dopri8})
+    assert cls.fsal == same == (cls in FSAL)
 
 
 @methods([cls for cls in METHODS if "diffrax" in cls.engines and cls is not eo.Euler])

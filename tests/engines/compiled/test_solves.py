@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 
 import ensembleode as eo
+from ensembleode import solvers
 from ensembleode.engines.compiled import machine, solves
 
 
@@ -107,21 +108,11 @@ def test_alone_as_among_others():
         same_bits(found, solved(ensemble(one), n=1), [i])
 
 
-def slow(alg):
-    return pytest.param(alg, marks=pytest.mark.slow)
-
-
+QUICK = {eo.RK4, eo.Bosh3, eo.Tsit5, eo.Vern7}
 METHODS = [
-    slow(eo.Euler()),
-    slow(eo.Heun()),
-    slow(eo.Midpoint()),
-    eo.RK4(),
-    eo.Bosh3(),
-    eo.Tsit5(),
-    slow(eo.Dopri5()),
-    slow(eo.Dopri8()),
-    eo.Vern7(),
-    slow(eo.Vern9()),
+    pytest.param(cls(), marks=() if cls in QUICK else pytest.mark.slow)
+    for cls in vars(solvers).values()
+    if hasattr(cls, "tableau")
 ]
 
 
@@ -139,8 +130,10 @@ def test_as_the_lanes_engine(alg, saving):
     np.testing.assert_array_equal(found.stats.naccept, expected.stats.naccept)
     np.testing.assert_array_equal(found.stats.nreject, expected.stats.nreject)
     np.testing.assert_array_equal(found.stats.nf, expected.stats.nf)
-    # (Step sizes have single precision, and the states that are saved at every step theirs.)
-    close = {"rtol": 1e-4, "atol": 2e-3} if "save_everystep" in saving else {"rtol": 1e-6}
+    # (Step sizes have single precision, and the states that are saved at every step theirs. The
+    # first error estimate of Vern8 is rounding, which decides the size of the second step.)
+    atol = 0.2 if isinstance(alg, eo.Vern8) else 2e-3
+    close = {"rtol": 1e-4, "atol": atol} if "save_everystep" in saving else {"rtol": 1e-6}
     np.testing.assert_allclose(found.t, expected.t, **close)
     np.testing.assert_allclose(found.u, expected.u, **close)
 

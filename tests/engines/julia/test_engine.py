@@ -103,7 +103,7 @@ def test_implicit_methods_have_their_jacobian(asked):
 
 
 def test_names_in_julia(asked):
-    for alg, name in ((eo.Bosh3(), "BS3"), (eo.Dopri5(), "DP5"), (eo.Vern9(), "Vern9")):
+    for alg, name in ((eo.Bosh3(), "BS3"), (eo.Dopri5(), "DP5"), (eo.BS5(), "BS5")):
         assert asked(eo.EnsembleProblem(PROB), alg, eo.EnsembleSerial())["method"]["name"] == name
 
 

@@ -65,7 +65,7 @@ def test_the_steps_of_the_lanes_engine(place):
     np.testing.assert_allclose(sim.u, lanes.u, rtol=1e-9, atol=1e-9)
 
 
-@pytest.mark.parametrize("solver", [eo.Tsit5(), eo.Vern7(), eo.Vern9()], ids=str)
+@pytest.mark.parametrize("solver", [eo.Tsit5(), eo.Vern6(), eo.Vern7(), eo.Vern9()], ids=str)
 def test_accepted_times(solver):
     options = {"abstol": 1e-6, "reltol": 1e-6, "save_everystep": True}
     sim, lanes = both(sweep(LORENZ), solver, 3, **options)
@@ -84,12 +84,15 @@ def test_the_same_bits_wherever(place):
 
 METHODS = {
     "Bosh3": (eo.Bosh3(), 1e-6),
+    "BS5": (eo.BS5(), 1e-7),
     "Dopri5": (eo.Dopri5(), 1e-8),
     "Euler": (eo.Euler(), 1e-2),
     "Heun": (eo.Heun(), 1e-4),
     "Midpoint": (eo.Midpoint(), 1e-4),
     "Ralston": (eo.Ralston(), 1e-4),
     "RK4": (eo.RK4(), 1e-8),
+    "SSPRK33": (eo.SSPRK33(), 1e-6),
+    "Vern6": (eo.Vern6(), 1e-7),
     "ImplicitEuler": (eo.ImplicitEuler(), 1e-2),
     "KenCarp4": (eo.KenCarp4(), 1e-6),
     "Kvaerno5": (eo.Kvaerno5(), 1e-6),

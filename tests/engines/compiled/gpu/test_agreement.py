@@ -6,29 +6,17 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode import solvers
 
 from ....marks import slow_unless
 from ...lanes.test_problems import ensemble, PROBLEMS
 
 
-METHODS = {
-    name: getattr(eo, name)()
-    for name in (
-        "Bosh3",
-        "Dopri5",
-        "Dopri8",
-        "Euler",
-        "Heun",
-        "Midpoint",
-        "RK4",
-        "Ralston",
-        "Tsit5",
-        "Vern7",
-        "Vern9",
-    )
-}
+METHODS = {name: cls() for name, cls in sorted(vars(solvers).items()) if hasattr(cls, "tableau")}
 # Rounding grows along these; only the first part is compared.
 SENSITIVE = {"arenstorf": 0.03, "lorenz96": 0.3, "pleiades": 0.2}
+# Of a short first step, their error estimates are rounding: the size of the next is chance.
+LARGE_WEIGHTS = {"Vern6", "Vern8"}
 CASES = [
     slow_unless(method == "Tsit5" or problem == "lorenz", method, problem)
     for method in METHODS
@@ -65,7 +53,8 @@ def test_every_method_and_problem(method, name):
     # Tight: what rounding does to the size of a step, it does to the error of that step.
     tolerance = 1e-10 if alg.order > 5 else 1e-9 if alg.order == 5 else 1e-7
     options = {"abstol": tolerance, "reltol": tolerance}
-    if not alg.adaptive or name == "forced":
+    is_rounded = method in LARGE_WEIGHTS and name != "lorenz"
+    if not alg.adaptive or is_rounded or name == "forced":
         # (Steps that are chosen where a field has kinks may turn with the last bit.)
         options = {"adaptive": False, "dt": end / 200}
     elif name == "mlp":

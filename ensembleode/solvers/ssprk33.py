@@ -1,0 +1,46 @@
+"""Shu and Osher's strong stability preserving method of order 3."""
+
+from typing import ClassVar
+
+from .base import ExplicitRungeKutta
+from .tableau import Interpolant, Tableau
+
+
+# fmt: off
+_tableau = Tableau(
+    c=(0, 1, 1/2),
+    a=(
+        (1,),
+        (1/4, 1/4),
+    ),
+    b=(1/6, 1/6, 2/3),
+    order=3,
+    interpolant=Interpolant(
+        (
+            (1, -5/6),
+            (0,  1/6),
+            (0,  2/3),
+        ),
+        order=2,
+    ),
+)
+# fmt: on
+
+
+class SSPRK33(ExplicitRungeKutta):
+    """Shu-Osher, order 3, fixed step (give `dt`): for hyperbolic equations.
+
+    It is strong stability preserving: what a step of `Euler` of size `dt` does not let grow (a
+    maximum, or the total variation), nor does a step of this. Nor does its interpolant, order 2,
+    which takes no more stages: the parabola of both states and the slope at the start. So the
+    slopes of two steps do not meet.
+
+    Source: Shu and Osher, "Efficient implementation of essentially non-oscillatory shock-capturing
+    schemes", J. Comput. Phys. 77 (1988); the interpolant is from Ketcheson, Loczi, Jangabylova and
+    Kusmanov, "Dense output for strong stability preserving Runge-Kutta methods", J. Sci. Comput. 71
+    (2017), as in OrdinaryDiffEq.
+    """
+
+    tableau: ClassVar[Tableau] = _tableau
+    references: ClassVar[tuple[str, ...]] = ("shu1988", "ketcheson2017")
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "julia")
