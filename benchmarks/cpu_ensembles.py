@@ -41,7 +41,7 @@ import diffrax
 import jax
 import numpy as np
 import work_precision
-from common.contenders import by_diffrax, by_solve, exact, gradient_error, Skip
+from common.contenders import by_diffrax, by_solve, exact_states, gradient_error, Skip
 from common.processes import apart, last_core
 from common.report import header, line, machine, named, PEERS, show_verdicts, write_json
 from common.tasks import lorenz_task, network_task, Task
@@ -185,7 +185,7 @@ def table(spec, repeats, budget):
     warm_up(task.dtype)
     entered, skipped = enter(task, makers(spec.case))
     bests = best_times([contender for contender, *_ in entered], repeats, budget)
-    expected = gradient_reference(task) if is_gradient else exact(task, task.sample)
+    expected = gradient_reference(task) if is_gradient else exact_states(task, task.sample)
     rows = []
     for (contender, first, result), best in zip(entered, bests, strict=True):
         extrapolated = 1.0 if contender.rows is None else task.n / len(contender.rows)

@@ -7,7 +7,7 @@ import sys
 import diffrax
 import jax
 import numpy as np
-from common.contenders import by_diffrax, by_solve, exact, imported, Skip
+from common.contenders import by_diffrax, by_solve, exact_states, imported, Skip
 from common.tasks import lorenz_task
 from common.timing import best_of
 from cpu_contenders import heyoka_adaptive, WIDER
@@ -19,7 +19,7 @@ def work_precision(n, repeats):
     """`{label: [(error, seconds), ...]}`, over tolerances, all compiled once (512-bit)."""
     jax.config.update("jax_enable_x64", True)
     task = lorenz_task(n, np.float64, 10.0)
-    ends = exact(task, task.sample)[:, -1]
+    ends = exact_states(task, task.sample)[:, -1]
     curves = {}
     for label, loosest, solve in (*solvers(task), *heyoka_curve(task)):
         points = []

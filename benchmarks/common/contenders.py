@@ -80,7 +80,7 @@ def by_diffrax(task, solver=None, max_steps=100_000, *, terms=None, gives=None):
     return jax.vmap(one, in_axes=tuple(0 if name in task.own else None for name in ("u0", "p")))
 
 
-def exact(task, rows, tol=1e-13, **options):
+def exact_states(task, rows, tol=1e-13, **options):
     """The states of these trajectories by Vern9 in float64, on the CPU."""
     task = dataclasses.replace(task.only(rows), dt=None, rtol=tol, atol=tol)
     with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
