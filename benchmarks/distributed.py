@@ -34,8 +34,6 @@ import concurrent.futures  # noqa: E402
 import functools  # noqa: E402
 import multiprocessing  # noqa: E402
 import os  # noqa: E402
-import platform  # noqa: E402
-import time  # noqa: E402
 
 import jax  # noqa: E402
 
@@ -46,6 +44,8 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import ensembleode as eo  # noqa: E402
+from benchmarks.common.report import kind_of_machine  # noqa: E402
+from benchmarks.common.timing import best_of, timed  # noqa: E402
 from benchmarks.lorenz_chunk import chunk, ensemble, solve, WIDTH  # noqa: E402
 from ensembleode.executors.distributed.local import LOCAL  # noqa: E402
 
@@ -54,21 +54,12 @@ def rhos_of(chunks):
     return np.linspace(0.0, 21.0, chunks * WIDTH)
 
 
-def timed(fn, repeats=1):
-    best, value = np.inf, None
-    for _ in range(repeats):
-        started = time.perf_counter()
-        value = fn()
-        best = min(best, time.perf_counter() - started)
-    return best, value
-
-
 def calibrated(seconds):
     """The span that a chunk takes so long for."""
     rhos, t1 = rhos_of(1), 0.5
     chunk(rhos, t1)
     while True:
-        took, _ = timed(functools.partial(chunk, rhos, t1), 3)
+        took, _ = best_of(functools.partial(chunk, rhos, t1), 3)
         if took > 0.8 * seconds:
             return t1 * seconds / took
         t1 *= min(8.0, max(1.3, seconds / took))
@@ -154,7 +145,7 @@ def scaling(workers, seconds, chunks, repeats):
     def took(alg, chunks):
         rhos = rhos_of(chunks)
         solve(rhos, t1, alg)
-        return timed(lambda: solve(rhos, t1, alg), repeats)[0]
+        return best_of(lambda: solve(rhos, t1, alg), repeats)[0]
 
     serial = took(eo.EnsembleSerial(), chunks)
     print(
@@ -195,7 +186,7 @@ def training(workers, repeats):
                 step = jax.jit(jax.value_and_grad(loss), static_argnums=1)
                 jax.block_until_ready(step(1.0, on))
                 before = alg.traffic()
-                took, value = timed(lambda s=step, a=on: jax.block_until_ready(s(1.0, a)), repeats)
+                took, value = best_of(functools.partial(step, 1.0, on), repeats)
                 sent = alg.traffic() - before
                 expected = value if expected is None else expected
                 error = abs(value[1] / expected[1] - 1)
@@ -212,10 +203,7 @@ def main():
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"jax {jax.__version__}"
-    )
+    print(kind_of_machine())
     most = max(args.workers)
     for seconds in args.seconds:
         chunks = args.chunks if seconds >= 0.2 else 10 * args.chunks

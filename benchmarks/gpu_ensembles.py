@@ -35,7 +35,7 @@ medians are in the JSON):
 - `error`: the largest of 64 trajectories', at all times that are saved, against Vern9 at 1e-13 in
   float64 from the same numbers, absolute; of a gradient, relative to its largest entry.
 - `FLOP/s`, `memory`: the kernel's fractions of the GPU's peaks (see `flops_of_step` and
-  `bytes_moved`). Threads that wait for others of their warp count as idle.
+  `bytes_moved` in gpu_peaks.py). Threads that wait for others of their warp count as idle.
 
 The most important cases come first; one that would not end in time, from what smaller ones took, is
 skipped, which is said at the end. Results are written after each case. At the end of its time it

@@ -16,12 +16,15 @@ own default for the method, in the same process, with at most `--raw-maxiters` s
 
 import argparse
 import json
-import time
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common.contenders import by_diffrax, solution
+from common.report import line
+from common.tasks import Task
+from common.timing import timed
 
 
 jax.config.update("jax_enable_x64", True)
@@ -220,23 +223,17 @@ def constants_of(problem, copies):
     return np.concatenate([constants[None], constants * np.exp(0.1 * noise)])
 
 
-def ensemble(problem, constants):
-    prob = eo.ODEProblem(problem.f, np.asarray(problem.u0), (0.0, problem.end), constants[0])
-    values = jnp.asarray(constants)
-    return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=values[ctx.index]))
+def task_of(problem, constants, reltol, abstol):
+    u0 = np.asarray(problem.u0, float)
+    options = {"rtol": reltol, "atol": abstol}
+    return Task(problem.f, u0, constants, ("p",), len(constants), problem.end, **options)
 
 
 def ours(problem, method, constants, reltol, abstol, **options):
     """The ends, a mask of success, and steps accepted and rejected."""
-    sim = eo.solve(
-        ensemble(problem, constants),
-        getattr(eo, method)(),
-        eo.EnsembleSerial(),  # one device, as raw diffrax has
-        trajectories=len(constants),
-        reltol=reltol,
-        abstol=abstol,
-        **options,
-    )
+    task = task_of(problem, constants, reltol, abstol)
+    where, alg = eo.EnsembleSerial(), getattr(eo, method)()  # one device, as raw diffrax has
+    sim = solution(task, task.u0, jnp.asarray(constants), where, alg, **options)
     stats = sim.stats
     return [np.array(x) for x in (sim.u[:, -1], sim.successful, stats.naccept, stats.nreject)]
 
@@ -248,26 +245,17 @@ def raw(problem, method, maxiters):
         none = diffrax.ODETerm(lambda t, u, p: jnp.zeros_like(u))
         terms = diffrax.MultiTerm(none, terms)
 
-    def one(p, reltol, abstol):
-        sol = diffrax.diffeqsolve(
-            terms,
-            solver,
-            0.0,
-            problem.end,
-            None,
-            jnp.asarray(problem.u0, float),
-            p,
-            stepsize_controller=diffrax.PIDController(rtol=reltol, atol=abstol),
-            max_steps=maxiters,
-            throw=False,
-        )
+    def gives(sol):
         steps = sol.stats["num_accepted_steps"], sol.stats["num_rejected_steps"]
         return sol.ys[-1], sol.result == diffrax.RESULTS.successful, *steps
 
-    solve = jax.jit(jax.vmap(one, in_axes=(0, None, None)))
-    return lambda constants, reltol, abstol: [
-        np.array(x) for x in solve(jnp.asarray(constants), reltol, abstol)
-    ]
+    @jax.jit
+    def solve(constants, reltol, abstol):
+        task = task_of(problem, constants, reltol, abstol)
+        every = by_diffrax(task, solver, maxiters, terms=terms, gives=gives)
+        return every(jnp.asarray(task.u0), constants)
+
+    return lambda *args: [np.array(x) for x in solve(*args)]
 
 
 def digits(ends, exact):
@@ -288,9 +276,7 @@ def references(problem, constants, abstol):
 
 def row(exact, solve, *args):
     solve(*args)
-    start = time.perf_counter()
-    ends, succeeded, accepted, rejected = solve(*args)
-    seconds = time.perf_counter() - start
+    seconds, (ends, succeeded, accepted, rejected) = timed(solve, *args)
     correct = np.where(succeeded, digits(ends, exact), np.nan)
     steps = accepted + rejected
     return {
@@ -339,7 +325,7 @@ def table(path):
         texts = [problem if loose else f"{problem}, tight", method]
         for (reltol, _, text), (_, _, other) in zip(cells[::2], cells[1::2], strict=True):
             texts += [f"{reltol:.0e}", text, other]
-        print(f"| {' | '.join(texts + [''] * (8 - len(texts)))} |")
+        print(line(texts + [""] * (8 - len(texts))))
 
 
 def main():

@@ -35,7 +35,7 @@ def write_json(path, found):
 def cpu():
     info = pathlib.Path("/proc/cpuinfo")
     names = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
+    names = [x.partition(":")[2].strip() for x in names if x.startswith("model name")]
     return names[0] if names else platform.processor() or platform.machine()
 
 
