@@ -1,14 +1,13 @@
 """The contenders of cpu_ensembles.py, and which of them take part in a table."""
 
 import functools
-from collections.abc import Callable
-from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from common import numba_loops, peers
 from common.contenders import by_diffrax, by_solve, imported, Skip
+from common.peers import Contender
 from common.tasks import lorenz_components
 
 import ensembleode as eo
@@ -17,15 +16,6 @@ import ensembleode as eo
 DIFFRAX, JITTED, EAGER = "diffrax (by hand)", "ensembleode, in jit", "ensembleode, eager"
 # An option of XLA's that `solve` sets when called eagerly. Inside `jit` it is the caller's to set.
 WIDE, WIDER = "512-bit", {"xla_cpu_prefer_vector_width": 512}
-
-
-class Contender(NamedTuple):
-    """`call()` gives `(states, steps)`, or `(loss, gradient)`."""
-
-    name: str
-    call: Callable
-    # The trajectories it solves, all by default; its time is extrapolated from theirs.
-    rows: Any = None
 
 
 def loss_of(solve):
@@ -76,20 +66,6 @@ def ours_gradient(task, name=JITTED, maxiters=None, **jit_options):
     return gradient(name, by_solve(task, **bound), task, **jit_options)
 
 
-def gradsolve_fixed(task):
-    return Contender("gradsolve (lax.scan)", peers.gradsolve_fixed(task))
-
-
-def gradsolve_adaptive(task):
-    kind, call = peers.gradsolve_adaptive(task)
-    return Contender(f"gradsolve ({kind})", call)
-
-
-def gradsolve_gradient(task):
-    kind, call = peers.gradsolve_gradient(task)
-    return Contender(f"gradsolve ({kind})", call)
-
-
 def components(xp, u, p, t):
     return lorenz_components(u, p[0])
 
@@ -135,9 +111,9 @@ def makers(case):
     main = [diffrax_by_hand, ours_in_jit, ours_eager, partial(ours_in_jit, **wide)]
     main.append(partial(diffrax_by_hand, name=f"{DIFFRAX}, {WIDE}", compiler_options=WIDER))
     if case == "a":
-        return [*main, gradsolve_fixed, heyoka_adaptive, scipy_adaptive, numba_fixed]
+        return [*main, peers.gradsolve_fixed, heyoka_adaptive, scipy_adaptive, numba_fixed]
     if case == "b":
-        return [*main, gradsolve_adaptive, heyoka_adaptive, scipy_adaptive]
+        return [*main, peers.gradsolve_adaptive, heyoka_adaptive, scipy_adaptive]
     if case == "c":
         return main
     if case in "de":
@@ -145,7 +121,7 @@ def makers(case):
         ways = [partial(diffrax_gradient, max_steps=m) for m in (tight, 4096)]
         ways += [ours_gradient, partial(ours_gradient, maxiters=tight)]
         ways.append(partial(ours_gradient, **wide))
-        return ways if case == "d" else [*ways, gradsolve_gradient, heyoka_gradient]
+        return ways if case == "d" else [*ways, peers.gradsolve_gradient, heyoka_gradient]
     return [
         partial(ours_in_jit, where=one, name=f"{JITTED}, one core"),
         partial(ours_in_jit, where=threads, name=f"{JITTED}, all cores"),

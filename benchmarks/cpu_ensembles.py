@@ -33,7 +33,6 @@ promises.
 
 import argparse
 import dataclasses
-import json
 import sys
 from typing import NamedTuple
 
@@ -42,7 +41,7 @@ import jax
 import numpy as np
 import work_precision
 from common.contenders import by_diffrax, by_solve, exact_states, gradient_error, Skip
-from common.processes import apart, last_core
+from common.processes import apart, is_worker, last_core
 from common.report import header, line, machine, named, PEERS, show_verdicts, write_json
 from common.tasks import lorenz_task, network_task, Task
 from common.timing import in_turns, timed
@@ -180,6 +179,7 @@ def gradient_errors(result, exact):
 
 def table(spec, repeats, budget):
     """Everything measured, as rows."""
+    spec = Spec(*spec)
     jax.config.update("jax_enable_x64", spec.dtype == "float64")
     task, is_gradient = task_of(spec), spec.case in "de"
     warm_up(task.dtype)
@@ -293,14 +293,8 @@ def worker(request, cores, x64=True):
     return apart(__file__, request, cores=cores, environment=environment)
 
 
-def work(request):
-    kind, *rest = request
-    if kind == "table":
-        spec, repeats, budget = rest
-        found = table(Spec(*spec), repeats, budget)
-    else:
-        found = work_precision.work_precision(*rest)
-    print(json.dumps(found))
+def work(kind, *rest):
+    return {"table": table, "work-precision": work_precision.work_precision}[kind](*rest)
 
 
 def parse():
@@ -313,15 +307,13 @@ def parse():
     parser.add_argument("--core", type=int, help="which one; by default the last")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
     parser.add_argument("--work-precision", metavar="PNG", help="plot error against time")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     return parser.parse_args()
 
 
 def main():
-    options = parse()
-    if options.worker:
-        work(json.loads(options.worker))
+    if is_worker(work):
         return
+    options = parse()
     repeats = options.repeats or (3 if options.quick else 20)
     budget = options.seconds or (3.0 if options.quick else 60.0)
     core = last_core() if options.core is None else options.core

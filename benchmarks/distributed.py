@@ -65,40 +65,17 @@ def calibrated(seconds):
         t1 *= min(8.0, max(1.3, seconds / took))
 
 
-def joblib_of(workers):
-    import joblib
-
-    parallel = joblib.Parallel(n_jobs=workers)
-
-    def run(chunks, t1):
-        return parallel(joblib.delayed(chunk)(x, t1) for x in chunks)
-
-    return run
-
-
-def processes_of(workers, pool):
-    def run(chunks, t1):
-        return [f.result() for f in [pool.submit(chunk, x, t1) for x in chunks]]
-
-    return run
-
-
-def dask_of(client):
-    def run(chunks, t1):
-        return client.gather([client.submit(chunk, x, t1, pure=False) for x in chunks])
-
-    return run
-
-
 def contenders(workers, seconds, chunks, repeats):
     """Times over the same chunks."""
     import distributed
+    import joblib
 
     t1 = calibrated(seconds)
     rhos = rhos_of(chunks)
     parts = list(rhos.reshape(chunks, WIDTH))
     serial_time, serial = timed(lambda: solve(rhos, t1, eo.EnsembleSerial()))
     os.environ.update(eo.worker_environment())
+    parallel = joblib.Parallel(n_jobs=workers)
     spawn = multiprocessing.get_context("spawn")
     with (
         eo.EnsembleDistributed(workers=workers) as alg,
@@ -108,9 +85,13 @@ def contenders(workers, seconds, chunks, repeats):
     ):
         ways = {
             "EnsembleDistributed": lambda: [(solve(rhos, t1, alg).u,)],
-            "joblib": functools.partial(joblib_of(workers), parts, t1),
-            "ProcessPoolExecutor": functools.partial(processes_of(workers, pool), parts, t1),
-            "Dask futures": functools.partial(dask_of(client), parts, t1),
+            "joblib": lambda: parallel(joblib.delayed(chunk)(x, t1) for x in parts),
+            "ProcessPoolExecutor": lambda: [
+                future.result() for future in [pool.submit(chunk, x, t1) for x in parts]
+            ],
+            "Dask futures": lambda: client.gather(
+                [client.submit(chunk, x, t1, pure=False) for x in parts]
+            ),
         }
         for way in ways.values():  # compiles
             way()

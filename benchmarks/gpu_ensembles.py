@@ -80,9 +80,7 @@ from common.contenders import exact_states, Skip  # noqa: E402
 from common.report import machine, named, PEERS  # noqa: E402
 from common.tasks import lorenz, Task  # noqa: E402
 from gpu_cases import (  # noqa: E402
-    BOTH,
     Case,
-    CUDA,
     DIFFRAX,
     FLOAT32,
     FLOAT64,
@@ -95,12 +93,10 @@ from gpu_cases import (  # noqa: E402
     schedule,
     Sizes,
     TIMES,
-    TORCH,
-    WARP,
 )
 from gpu_contenders import Contender, first_line, on_gpu, refusal, Solved, WAYS  # noqa: E402
 from gpu_peaks import flops_of_step, fractions, peak_of  # noqa: E402
-from gpu_report import COLUMNS, header, is_of, Report, show  # noqa: E402
+from gpu_report import COLUMNS, header, predicted, Report, show  # noqa: E402
 
 
 #
@@ -233,23 +229,6 @@ def references(cases: Iterable[Case]) -> dict[tuple[str, int], Exact]:
 #
 # Running
 #
-
-
-# Seconds that a contender's first case of a mode is expected to take.
-UNKNOWN = {KERNEL: 8.0, LANES: 10.0, DIFFRAX: 15.0, WARP: 30.0, CUDA: 30.0, TORCH: 20.0}
-
-
-def predicted(rows: Sequence[dict], name: str, case: Case) -> float:
-    """Seconds that the case will take: from the largest one yet of the same mode that is not
-    larger, the other precision's where there is none."""
-    known = [row for row in rows if is_of(row, name, case.mode) and row["n"] <= case.n]
-    if not known:
-        return UNKNOWN[name]
-    row = max(known, key=lambda row: (row["dtype"] == case.dtype, row["n"]))
-    once = sum(row[column] for column in COLUMNS)
-    doubled = (row["dtype"], case.dtype) == BOTH
-    growth = case.n / row["n"] * (2.0 if doubled else 1.0)
-    return row["seconds"] + max(0.0, growth - 1.0) * 5 * once
 
 
 def run_all(report: Report, todo: Sequence[tuple[str, Case]], deadline: float, limits: Limits):

@@ -8,7 +8,20 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from common import report
-from gpu_cases import Case, DIFFRAX, FLOAT32, KERNEL, MODES, Sizes, TARGET
+from gpu_cases import (
+    BOTH,
+    Case,
+    CUDA,
+    DIFFRAX,
+    FLOAT32,
+    KERNEL,
+    LANES,
+    MODES,
+    Sizes,
+    TARGET,
+    TORCH,
+    WARP,
+)
 from gpu_contenders import on_gpu
 
 
@@ -64,6 +77,23 @@ class Report:
 
 def is_of(row: dict, name: str, mode: str) -> bool:
     return "kernel" in row and (row["contender"], row["mode"]) == (name, mode)
+
+
+# Seconds that a contender's first case of a mode is expected to take.
+UNKNOWN = {KERNEL: 8.0, LANES: 10.0, DIFFRAX: 15.0, WARP: 30.0, CUDA: 30.0, TORCH: 20.0}
+
+
+def predicted(rows: Sequence[dict], name: str, case: Case) -> float:
+    """Seconds that the case will take: from the largest one yet of the same mode that is not
+    larger, the other precision's where there is none."""
+    known = [row for row in rows if is_of(row, name, case.mode) and row["n"] <= case.n]
+    if not known:
+        return UNKNOWN[name]
+    row = max(known, key=lambda row: (row["dtype"] == case.dtype, row["n"]))
+    once = sum(row[column] for column in COLUMNS)
+    doubled = (row["dtype"], case.dtype) == BOTH
+    growth = case.n / row["n"] * (2.0 if doubled else 1.0)
+    return row["seconds"] + max(0.0, growth - 1.0) * 5 * once
 
 
 def header() -> str:

@@ -30,7 +30,6 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
-import json
 import os
 import pathlib
 import shutil
@@ -48,7 +47,7 @@ import numpy as np
 from common.contenders import by_diffrax, by_solve, gradient_error, imported, Skip
 from common.numba_loops import loop
 from common.peers import heyoka_adaptive
-from common.processes import apart, last_core
+from common.processes import apart, is_worker, last_core
 from common.report import line, machine, PEERS, write_json
 from common.tasks import sample
 from common.timing import in_turns, timed
@@ -354,17 +353,15 @@ def small_tables(options, core):
 
 
 def main():
+    if is_worker(work):
+        return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--quick", action="store_true", help="a sixteenth of them, few turns")
     parser.add_argument("--only", default="", help="parts of names, such as lorenz-rk4,network")
     parser.add_argument("--small", action="store_true", help="the table of small ensembles")
     parser.add_argument("--no-cold", action="store_true", help="without first calls")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        print(json.dumps(work(*json.loads(options.worker))))
-        return
     core, about = last_core(), machine(*PEERS)
     print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}")
     everything = {"machine": about, "tables": []}

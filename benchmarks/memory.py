@@ -9,12 +9,11 @@ rows. The last two columns say how often Python called `reduction` and `prob_fun
 """
 
 import argparse
-import json
 import resource
 import sys
 
 import jax.numpy as jnp
-from common.processes import apart
+from common.processes import apart, is_worker
 from common.tasks import lorenz
 
 import ensembleode as eo
@@ -54,13 +53,11 @@ def work(trajectories, batch_size):
 
 
 def main():
+    if is_worker(work):
+        return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--large", action="store_true", help="10 million trajectories, too")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.worker:
-        print(json.dumps(work(*json.loads(options.worker))))
-        return
     sizes = [10**5, 10**6] + [10**7] * options.large
     head = f"{'trajectories':>12}{'batch_size':>12}{'imports':>9}{'one batch':>11}{'all':>7}"
     print(f"peak memory in MiB\n{head}{'trajectories/s':>16}{'reduction':>11}{'prob_func':>11}")

@@ -14,7 +14,6 @@
 """
 
 import argparse
-import json
 import os
 import pathlib
 import sys
@@ -29,7 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from common.contenders import by_solve
-from common.processes import apart
+from common.processes import apart, is_worker
 from common.report import kind_of_machine
 from common.tasks import lorenz_components, Task
 
@@ -170,16 +169,14 @@ def overhead(milliseconds, steps):
 
 
 def main():
+    if is_worker(measured):
+        return
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--devices", type=int, nargs="+", default=sorted({1, cores}))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--milliseconds", type=float, default=10.0)
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.worker:
-        print(json.dumps(measured(*json.loads(args.worker))))
-        return
     print(f"{kind_of_machine()}, {jnp.zeros(1).dtype}")
     overhead(args.milliseconds, 50 * args.steps)
     for name in LOSSES:

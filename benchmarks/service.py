@@ -169,10 +169,10 @@ def free_port():
         return found.getsockname()[1]
 
 
-def driven(running, **task):
+def driven(running, kind, **task):
     """What a driver found, and what the service says of the same time."""
     before, used = running.metrics(), running.cpu()
-    found = apart(service_driver.__file__, {"port": running.port, **task})
+    found = apart(service_driver.__file__, [kind, running.port, task])
     found["cpu"] = (running.cpu() - used) / max(1, found["sent"])
     change = running.metrics()
     change.subtract(before)
@@ -202,19 +202,19 @@ def throughput(options):
     ):
         services = {True: batching, False: alone}
         for running in services.values():
-            driven(running, kind="closed", clients=16, seconds=1.0, most=10_000)
+            driven(running, "closed", clients=16, seconds=1.0, most=10_000)
         task = {"seconds": options.seconds / options.rounds, "most": options.requests}
         for clients in options.clients:
             rounds = {True: [], False: []}
             for _ in range(options.rounds):
                 for on, running in services.items():
-                    rounds[on].append(driven(running, kind="closed", clients=clients, **task))
+                    rounds[on].append(driven(running, "closed", clients=clients, **task))
             for on, found in rounds.items():
                 rows.append({"batching": on, "clients": clients, **medians(found)})
                 show_row(rows[-1], first=len(rows) == 1)
         rate = max(row["per_second"] for row in rows) / 2
         task = {"clients": max(options.clients), "seconds": options.seconds / options.rounds}
-        rounds = [driven(batching, kind="open", rate=rate, **task) for _ in range(options.rounds)]
+        rounds = [driven(batching, "open", rate=rate, **task) for _ in range(options.rounds)]
         half = {"batching": True, "clients": "open", **medians(rounds)}
         show_row(half)
         memory, starting = batching.memory(), batching.seconds_to_start
@@ -253,7 +253,7 @@ def throughput_verdicts(options, rows, half):
 def soak(options):
     """The memory of the service, as requests are counted."""
     with service(options.tolerances, *options.serving) as running:
-        driven(running, kind="closed", clients=SOAKING, seconds=5.0, most=20_000)
+        driven(running, "closed", clients=SOAKING, seconds=5.0, most=20_000)
         samples, ended = [], threading.Event()
         started = time.perf_counter()
 
@@ -267,7 +267,7 @@ def soak(options):
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        found = driven(running, kind="closed", clients=SOAKING, seconds=1e6, most=options.soak)
+        found = driven(running, "closed", clients=SOAKING, seconds=1e6, most=options.soak)
         ended.set()
         watcher.join()
         samples.append((time.perf_counter() - started, found["requests"], running.memory()))
@@ -289,7 +289,7 @@ def checked(options):
     with service(options.tolerances, *options.serving) as running:
         found = driven(
             running,
-            kind="checked",
+            "checked",
             share=options.bad,
             clients=SOAKING,
             seconds=1e6,

@@ -2,7 +2,6 @@
 them, and what comes back.
 """
 
-import argparse
 import asyncio
 import collections
 import contextlib
@@ -13,6 +12,7 @@ import time
 
 import msgpack
 import numpy as np
+from common.processes import is_worker
 
 
 PATH = "/v1/problems/neural/solve"
@@ -325,9 +325,8 @@ def numbers_of(body):
     return answer
 
 
-def work(task):
+def work(kind, port, task):
     """What a driver of this kind found."""
-    kind, port = task.pop("kind"), task.pop("port")
     if kind == "checked":
         driver = Checked(port, mixed_requests(), bad_requests(), task.pop("share"))
     else:
@@ -345,6 +344,4 @@ def work(task):
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--worker", help="a task, as JSON")
-    print(json.dumps(work(json.loads(parser.parse_args().worker))))
+    is_worker(work)

@@ -1,12 +1,24 @@
 """Other libraries. What is given is written for their own functions; those that are not installed
 are skipped."""
 
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from .contenders import imported, Skip
 from .tasks import lorenz, lorenz_components
+
+
+class Contender(NamedTuple):
+    """`call()` gives `(states, steps)`, or `(loss, gradient)`."""
+
+    name: str
+    call: Callable
+    # The trajectories it solves, all by default; its time is extrapolated from theirs.
+    rows: Any = None
 
 
 def lorenz_only(task):
@@ -48,7 +60,7 @@ def gradsolve_fixed(task):
     steps = round(task.t1 / task.dt)
     solve = jax.jit(lambda u0, p: engine.solve_jax(problem, u0, p, n_steps=steps))
     u0, p = jnp.array(u0), jnp.array(p)
-    return lambda: (solve(u0, p), np.full(task.n, steps))
+    return Contender("gradsolve (lax.scan)", lambda: (solve(u0, p), np.full(task.n, steps)))
 
 
 def gradsolve_record(task):
@@ -83,14 +95,14 @@ def gradsolve_public(task, engine, device):
 def gradsolve_adaptive(task):
     kind, record = gradsolve_record(task)
     if kind != "Warp":
-        return kind, lambda: record()[:2]
+        return Contender(f"gradsolve ({kind})", lambda: record()[:2])
     solve = gradsolve_public(task, "warp_ode", "cpu")
 
     def call():
         sol = solve(task.p)
         return sol.y_final, sol.accepted_steps + sol.rejected_steps
 
-    return kind, call
+    return Contender("gradsolve (Warp)", call)
 
 
 def gradsolve_gradient(task):
@@ -104,7 +116,7 @@ def gradsolve_gradient(task):
         return jnp.mean((states - 1.0) ** 2)
 
     grad, u0, p = jax.jit(jax.value_and_grad(loss)), jnp.array(u0), jnp.array(task.p)
-    return kind, lambda: grad(p, u0, jnp.array(record()[2]))
+    return Contender(f"gradsolve ({kind})", lambda: grad(p, u0, jnp.array(record()[2])))
 
 
 #
