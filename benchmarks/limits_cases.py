@@ -33,10 +33,6 @@ class Case:
     def n(self) -> int:
         return len(self.u0)
 
-    def only(self, rows: Any) -> "Case":
-        p = self.p if self.shares_p else self.p[rows]
-        return dataclasses.replace(self, u0=self.u0[rows], p=p)
-
     def field(self, u, p, t):
         return jnp.stack(self.f(jnp, u, p, t))
 

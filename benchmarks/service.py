@@ -296,8 +296,8 @@ def checked(options):
             most=options.requests,
         )
     show_row({"batching": True, "clients": SOAKING, **found}, first=True)
-    for drawn, status, body in found["examples"]:
-        print(f"  request {drawn} was answered {status}: {body}")
+    for request, status, body in found["examples"]:
+        print(f"  {request} was answered {status}: {body}")
     asked = found["sent"]
     lines = [
         ["answers that are not those alone, or not refused as they should be", found["wrong"]],

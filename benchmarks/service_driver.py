@@ -64,7 +64,7 @@ def mixed_requests():
 
 
 def bad_requests():
-    """`(request, status)`."""
+    """How each is to be refused, by the request."""
     good = array([0.1, 0.2])
     nan = array([0.1, np.nan])
     bodies = [
@@ -82,11 +82,10 @@ def bad_requests():
         ({"u0": good, "deadline_ms": -1}, 422),
         ({"u0": array(np.zeros((2000, 2)))}, 413),
     ]
-    every = [(http(msgpack.packb(body)), status) for body, status in bodies]
+    every = {http(msgpack.packb(body)): status for body, status in bodies}
     texts = [b"{", b"[]", b'{"u0": [NaN, 1]}', b'{"u0": [1, 1e999]}', b'{"u0": [1, true]}']
-    every += [(http(text, kind=JSON), 422) for text in texts]
-    every.append((http(b"\x80", "/v1/problems/nobody/solve"), 404))
-    return every
+    every |= {http(text, kind=JSON): 422 for text in texts}
+    return every | {http(b"\x80", "/v1/problems/nobody/solve"): 404}
 
 
 #
@@ -111,7 +110,7 @@ class Connection(asyncio.Protocol):
         socket_of.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
 
     def send(self, request, due):
-        self.due = due
+        self.request, self.due = request, due
         self.transport.write(request)
 
     def data_received(self, data):
@@ -274,16 +273,15 @@ class Checked(Closed):
             status, body = await answers.get()
             if status != 200:
                 sys.exit(f"request {i}, alone, was answered {status}: {body[:300]!r}")
-            self.alone[i] = numbers_of(body)
+            self.alone[request] = numbers_of(body)
         connection.transport.close()
 
     def next_request(self):
         self.sent += 1
-        self.drawn = int(self.rng.integers(len(self.requests)))
+        drawn = self.rng.integers(len(self.requests))
         if self.rng.random() < self.share:
-            self.drawn = -1 - int(self.rng.integers(len(self.bad)))
-            return self.bad[-1 - self.drawn][0]
-        return self.requests[self.drawn]
+            return list(self.bad)[self.rng.integers(len(self.bad))]
+        return self.requests[drawn]
 
     async def drive(self, clients, seconds, most):
         await self.ask_alone()
@@ -292,30 +290,17 @@ class Checked(Closed):
         return {**found, **counts, "unanswered": self.sent - len(self.latencies)}
 
     def answered(self, connection, status, body):
-        drawn = connection.asked
-        if drawn >= 0:
-            right = status == 200 and numbers_of(body) == self.alone[drawn]
-        else:
-            right = status == self.bad[-1 - drawn][1]
+        request = connection.request
+        if request in self.bad:
+            right = status == self.bad[request]
             self.refused += right
+        else:
+            right = status == 200 and numbers_of(body) == self.alone[request]
         if not right:
             self.wrong += 1
             if len(self.examples) < 5:
-                self.examples.append([drawn, status, repr(body[:200])])
+                self.examples.append([repr(request[:300]), status, repr(body[:200])])
         super().answered(connection, status, body)
-
-    async def connect(self, count):
-        found = await super().connect(count)
-        for connection in found:
-            connection.send = self._remembering(connection, connection.send)
-        return found
-
-    def _remembering(self, connection, send):
-        def remembering(request, due):
-            connection.asked = self.drawn
-            send(request, due)
-
-        return remembering
 
 
 def numbers_of(body):
