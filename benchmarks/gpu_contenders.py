@@ -85,7 +85,8 @@ def ours(alg: eo.EnsembleGPUArray | eo.EnsembleGPUKernel) -> Callable[[Case], Co
         task = case.task
 
         def solved(rhos: Any) -> eo.EnsembleSolution:
-            return solution(task, jnp.asarray(task.u0), rhos, alg, maxiters=MOST_STEPS)
+            options = {"first": {"p": task.p[0]}, "maxiters": MOST_STEPS}
+            return solution(task, jnp.asarray(task.u0), rhos, alg, **options)
 
         def solve(rhos: Any) -> Solved:
             sim = solved(rhos)

@@ -58,7 +58,8 @@ def by_engine(engine, ensemblealg, alg=None, tol=TOL):
     def solve(rhos):
         task = lorenz_task(len(rhos), np.float64, T1, tol=tol)
         task = dataclasses.replace(task, f=lambda u, p, t: lorenz(u, p, t))
-        sim = solution(task, jnp.array(U0), rhos, ensemblealg, alg, engine=engine)
+        where = {"where": ensemblealg, "alg": alg, "first": {"p": 28.0}}
+        sim = solution(task, jnp.array(U0), rhos, engine=engine, **where)
         return np.asarray(sim.u)[:, -1]
 
     return solve

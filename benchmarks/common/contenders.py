@@ -24,8 +24,11 @@ def imported(name):
         raise Skip("not installed") from error
 
 
-def solution(task, u0, p, where=None, alg=None, **options):
-    """Of `solve`, with a new `prob_func` at each call, as a user's own function would make."""
+def solution(task, u0, p, where=None, alg=None, first=None, **options):
+    """Of `solve`, with a new `prob_func` at each call, as a user's own function would make.
+
+    `first` has what the problem has of `own`, by default that of the first trajectory.
+    """
     every = {"u0": u0, "p": p}
     if task.adaptive:
         options |= {"abstol": task.atol, "reltol": task.rtol}
@@ -37,7 +40,7 @@ def solution(task, u0, p, where=None, alg=None, **options):
     def change(prob, ctx):
         return eo.remake(prob, **{name: every[name][ctx.index] for name in task.own})
 
-    first = every | {name: x for name, x in task.first().items() if name in task.own}
+    first = every | (first or {name: every[name][0] for name in task.own})
     prob = eo.ODEProblem(task.f, first["u0"], (0.0, task.t1), first["p"])
     ens = eo.EnsembleProblem(prob, change)
     where = where or eo.EnsembleThreads(1)

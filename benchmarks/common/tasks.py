@@ -45,11 +45,6 @@ class Task:
         """`u0` and `p` as JAX has them."""
         return jax.tree.map(jnp.asarray, (self.u0, self.p))
 
-    def first(self):
-        """The initial state and parameters of one trajectory."""
-        every = {"u0": self.u0, "p": self.p}
-        return {name: x[0] if name in self.own else x for name, x in every.items()}
-
     def only(self, rows):
         """The same with only these trajectories, and in float64."""
         every = {"u0": self.u0, "p": self.p}
