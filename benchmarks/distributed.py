@@ -34,8 +34,6 @@ import concurrent.futures  # noqa: E402
 import functools  # noqa: E402
 import multiprocessing  # noqa: E402
 import os  # noqa: E402
-import platform  # noqa: E402
-import time  # noqa: E402
 
 import jax  # noqa: E402
 
@@ -46,6 +44,8 @@ import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
 
 import ensembleode as eo  # noqa: E402
+from benchmarks.common.report import kind_of_machine  # noqa: E402
+from benchmarks.common.timing import best_of, timed  # noqa: E402
 from benchmarks.lorenz_chunk import chunk, ensemble, solve, WIDTH  # noqa: E402
 from ensembleode.executors.distributed.local import LOCAL  # noqa: E402
 
@@ -54,60 +54,28 @@ def rhos_of(chunks):
     return np.linspace(0.0, 21.0, chunks * WIDTH)
 
 
-def timed(fn, repeats=1):
-    best, value = np.inf, None
-    for _ in range(repeats):
-        started = time.perf_counter()
-        value = fn()
-        best = min(best, time.perf_counter() - started)
-    return best, value
-
-
 def calibrated(seconds):
     """The span that a chunk takes so long for."""
     rhos, t1 = rhos_of(1), 0.5
     chunk(rhos, t1)
     while True:
-        took, _ = timed(functools.partial(chunk, rhos, t1), 3)
+        took, _ = best_of(functools.partial(chunk, rhos, t1), 3)
         if took > 0.8 * seconds:
             return t1 * seconds / took
         t1 *= min(8.0, max(1.3, seconds / took))
 
 
-def joblib_of(workers):
-    import joblib
-
-    parallel = joblib.Parallel(n_jobs=workers)
-
-    def run(chunks, t1):
-        return parallel(joblib.delayed(chunk)(x, t1) for x in chunks)
-
-    return run
-
-
-def processes_of(workers, pool):
-    def run(chunks, t1):
-        return [f.result() for f in [pool.submit(chunk, x, t1) for x in chunks]]
-
-    return run
-
-
-def dask_of(client):
-    def run(chunks, t1):
-        return client.gather([client.submit(chunk, x, t1, pure=False) for x in chunks])
-
-    return run
-
-
 def contenders(workers, seconds, chunks, repeats):
     """Times over the same chunks."""
     import distributed
+    import joblib
 
     t1 = calibrated(seconds)
     rhos = rhos_of(chunks)
     parts = list(rhos.reshape(chunks, WIDTH))
     serial_time, serial = timed(lambda: solve(rhos, t1, eo.EnsembleSerial()))
     os.environ.update(eo.worker_environment())
+    parallel = joblib.Parallel(n_jobs=workers)
     spawn = multiprocessing.get_context("spawn")
     with (
         eo.EnsembleDistributed(workers=workers) as alg,
@@ -117,9 +85,13 @@ def contenders(workers, seconds, chunks, repeats):
     ):
         ways = {
             "EnsembleDistributed": lambda: [(solve(rhos, t1, alg).u,)],
-            "joblib": functools.partial(joblib_of(workers), parts, t1),
-            "ProcessPoolExecutor": functools.partial(processes_of(workers, pool), parts, t1),
-            "Dask futures": functools.partial(dask_of(client), parts, t1),
+            "joblib": lambda: parallel(joblib.delayed(chunk)(x, t1) for x in parts),
+            "ProcessPoolExecutor": lambda: [
+                future.result() for future in [pool.submit(chunk, x, t1) for x in parts]
+            ],
+            "Dask futures": lambda: client.gather(
+                [client.submit(chunk, x, t1, pure=False) for x in parts]
+            ),
         }
         for way in ways.values():  # compiles
             way()
@@ -154,7 +126,7 @@ def scaling(workers, seconds, chunks, repeats):
     def took(alg, chunks):
         rhos = rhos_of(chunks)
         solve(rhos, t1, alg)
-        return timed(lambda: solve(rhos, t1, alg), repeats)[0]
+        return best_of(lambda: solve(rhos, t1, alg), repeats)[0]
 
     serial = took(eo.EnsembleSerial(), chunks)
     print(
@@ -195,7 +167,7 @@ def training(workers, repeats):
                 step = jax.jit(jax.value_and_grad(loss), static_argnums=1)
                 jax.block_until_ready(step(1.0, on))
                 before = alg.traffic()
-                took, value = timed(lambda s=step, a=on: jax.block_until_ready(s(1.0, a)), repeats)
+                took, value = best_of(functools.partial(step, 1.0, on), repeats)
                 sent = alg.traffic() - before
                 expected = value if expected is None else expected
                 error = abs(value[1] / expected[1] - 1)
@@ -212,10 +184,7 @@ def main():
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2])
     parser.add_argument("--repeats", type=int, default=3)
     args = parser.parse_args()
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"jax {jax.__version__}"
-    )
+    print(kind_of_machine())
     most = max(args.workers)
     for seconds in args.seconds:
         chunks = args.chunks if seconds >= 0.2 else 10 * args.chunks

@@ -7,11 +7,11 @@ For every function and precision: the greatest error on the same points, in unit
 """
 
 import argparse
+import functools
 import math
 import os
 import pathlib
 import sys
-import time
 
 
 os.environ.setdefault(
@@ -22,6 +22,8 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common.report import line
+from common.timing import best_of
 from jax import lax
 
 from ensembleode.engines.compiled.functions import FUNCTIONS
@@ -64,12 +66,7 @@ def best_time(run, args: list) -> float:
         tiled = [np.tile(x, repeats) for x in args]
         tiled = [jnp.asarray(x) for x in tiled] if isinstance(args[0], jax.Array) else tiled
         run(*tiled)
-        best = math.inf
-        for _ in range(REPEATS):
-            begin = time.perf_counter()
-            run(*tiled)
-            best = min(best, time.perf_counter() - begin)
-        times.append(best)
+        times.append(best_of(functools.partial(run, *tiled), REPEATS)[0])
     return (times[1] - times[0]) / (15 * VALUES) * 1e9
 
 
@@ -94,7 +91,7 @@ def row(name: str, dtype, n_points: int, width: int) -> list[float]:
     xla = of_xla(name)
     found.append(errors(name, args, np.asarray(xla(*args))).max())
     many = [jnp.asarray(x) for x in timed]
-    times.append(best_time(lambda *x: xla(*x).block_until_ready(), many))
+    times.append(best_time(xla, many))
 
     library = of_library(name, dtype)
     if library is None:
@@ -122,7 +119,7 @@ def main():
         for name in options.names:
             n = 2_000 if name in ("digamma", "erf", "erfc", "erf_inv", "lgamma") else options.points
             cells = map(written, row(name, dtype, n, options.width))
-            print(f"| {name} {dtype} | {' | '.join(cells)} |", flush=True)
+            print(line([f"{name} {dtype}", *cells]), flush=True)
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ medians are in the JSON):
 - `error`: the largest of 64 trajectories', at all times that are saved, against Vern9 at 1e-13 in
   float64 from the same numbers, absolute; of a gradient, relative to its largest entry.
 - `FLOP/s`, `memory`: the kernel's fractions of the GPU's peaks (see `flops_of_step` and
-  `bytes_moved`). Threads that wait for others of their warp count as idle.
+  `bytes_moved` in gpu_peaks.py). Threads that wait for others of their warp count as idle.
 
 The most important cases come first; one that would not end in time, from what smaller ones took, is
 skipped, which is said at the end. Results are written after each case. At the end of its time it
@@ -43,11 +43,7 @@ stops, whatever runs.
 """
 
 import argparse
-import contextlib
 import datetime
-import importlib.metadata as importlib_metadata
-import itertools
-import json
 import math
 import os
 import pathlib
@@ -58,7 +54,7 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 
@@ -77,440 +73,30 @@ if "--cpu" in sys.argv:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
 
-import diffrax  # noqa: E402
 import jax  # noqa: E402
 import jax.numpy as jnp  # noqa: E402
 import numpy as np  # noqa: E402
-from cpu_ensembles import (  # noqa: E402
-    gradsolve_problem,
-    has_warp,
-    imported,
-    lorenz,
-    lorenz_task,
-    machine,
-    SAMPLE,
-    Skip,
+from common.contenders import exact_states, Skip  # noqa: E402
+from common.report import machine, named, PEERS  # noqa: E402
+from common.tasks import lorenz, Task  # noqa: E402
+from gpu_cases import (  # noqa: E402
+    Case,
+    DIFFRAX,
+    FLOAT32,
+    FLOAT64,
+    KERNEL,
+    LANES,
+    Mode,
+    MODES,
+    ON_CPU,
+    ON_GPU,
+    schedule,
+    Sizes,
+    TIMES,
 )
-
-import ensembleode as eo  # noqa: E402
-
-
-MOST_STEPS = 4096
-TIMES = np.linspace(0.0, 1.0, 11)
-FLOAT32, FLOAT64 = "float32", "float64"
-BOTH = (FLOAT32, FLOAT64)
-COLUMNS = ("to_gpu", "kernel", "from_gpu", "end_to_end")  # of times that are repeated
-
-KERNEL, LANES, DIFFRAX = "kernel", "lanes", "diffrax"
-WARP, CUDA, TORCH = "gradsolve Warp", "gradsolve CUDA", "torchdiffeq"
-
-
-class Mode(NamedTuple):
-    """How the steps are chosen, and what comes of them. `dt` is the first step, or all."""
-
-    dt: float
-    rtol: float | None = None
-    atol: float | None = None
-    saves: bool = False
-    gradient: bool = False
-
-    @property
-    def adaptive(self) -> bool:
-        return self.rtol is not None
-
-
-TARGET = "1e-6"  # the mode that the project's promises are about
-GRADIENT = "gradient"
-MODES = {
-    "fixed": Mode(1e-3),
-    "fixed saveat": Mode(1e-3, saves=True),
-    "1e-5": Mode(0.01, 1e-5, 1e-8),
-    TARGET: Mode(0.01, 1e-6, 1e-9),
-    "1e-8": Mode(1e-3, 1e-8, 1e-8),
-    "saveat": Mode(0.01, 1e-6, 1e-9, saves=True),
-    GRADIENT: Mode(0.01, 1e-6, 1e-9, gradient=True),
-}
-
-
-class Case(NamedTuple):
-    """An ensemble of `n` trajectories, to be solved in one of the modes."""
-
-    mode: str
-    dtype: str
-    n: int
-
-    @property
-    def method(self) -> Mode:
-        return MODES[self.mode]
-
-    @property
-    def rhos(self) -> np.ndarray:
-        return np.linspace(0.0, 21.0, self.n, dtype=self.dtype)
-
-    @property
-    def sample(self) -> np.ndarray:
-        """Trajectories whose errors are measured."""
-        return np.unique(np.linspace(0, self.n - 1, SAMPLE).astype(int))
-
-    @property
-    def u0(self) -> np.ndarray:
-        return np.array([1.0, 0.0, 0.0], self.dtype)
-
-
-class Solved(NamedTuple):
-    """What a contender computes: states `[trajectory, (time,) 3]`, or gradients `[trajectory]`; the
-    steps of each trajectory, and which succeeded, where it says so."""
-
-    states: Any
-    steps: Any = None
-    good: Any = None
-
-
-class Contender(NamedTuple):
-    """A case, as one of the contenders runs it.
-
-    - `put`: the parameters to the device, done on return. `run`: the solve of what `put` gave; may
-        return before it is done. `wait`: until it is. `fetch`: the states as NumPy.
-    - `public`: from NumPy to NumPy; where None, these one after the other.
-    - `note`: what a reader of the row should know.
-    """
-
-    run: Callable[[Any], Solved]
-    put: Callable[[np.ndarray], Any]
-    wait: Callable[[Any], Any]
-    fetch: Callable[[Solved], np.ndarray]
-    public: Callable[[np.ndarray], np.ndarray] | None = None
-    note: str | None = None
-
-    def end_to_end(self, rhos: np.ndarray) -> np.ndarray:
-        if self.public is not None:
-            return self.public(rhos)
-        return self.fetch(self.wait(self.run(self.put(rhos))))
-
-
-def on_gpu() -> bool:
-    return jax.default_backend() == "gpu"
-
-
-#
-# The contenders of JAX
-#
-
-
-def in_jax(run: Callable, public: Callable | None = None, also: Any = ()) -> Contender:
-    """Of a jitted function of the parameters, and of what else (`also`) it is given."""
-
-    def put(rhos: np.ndarray) -> Any:
-        return jax.block_until_ready(jax.device_put((rhos, *also)))
-
-    return Contender(
-        run=lambda inputs: run(*inputs),
-        put=put,
-        wait=jax.block_until_ready,
-        fetch=lambda solved: np.asarray(solved.states),
-        public=public,
-    )
-
-
-def gradient_of(solve: Callable[[Any], Solved]) -> Callable[[Any], Solved]:
-    gradient = jax.grad(lambda rhos: jnp.sum(solve(rhos).states ** 2))
-    return lambda rhos: Solved(gradient(rhos))
-
-
-def ours(alg: eo.EnsembleGPUArray | eo.EnsembleGPUKernel) -> Callable[[Case], Contender]:
-    def way(case: Case) -> Contender:
-        def solution(rhos: Any) -> eo.EnsembleSolution:
-            return solution_of(case, rhos, alg)
-
-        def solve(rhos: Any) -> Solved:
-            sim = solution(rhos)
-            good = sim.retcode == eo.ReturnCode.Success.value
-            return Solved(sim.u, sim.stats.naccept + sim.stats.nreject, good)
-
-        if case.method.gradient:
-            return in_jax(jax.jit(gradient_of(solve)))
-        return in_jax(jax.jit(solve), lambda rhos: np.asarray(solution(jnp.asarray(rhos)).u))
-
-    return way
-
-
-def solution_of(
-    case: Case, rhos: Any, alg: eo.EnsembleGPUArray | eo.EnsembleGPUKernel
-) -> eo.EnsembleSolution:
-    method, real = case.method, np.dtype(case.dtype).type
-    prob = eo.ODEProblem(lorenz, jnp.asarray(case.u0), (0.0, 1.0), real(0.0))
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
-    options: dict[str, Any] = {"adaptive": False}
-    if method.adaptive:
-        options = {"abstol": method.atol, "reltol": method.rtol}
-    options |= {"saveat": TIMES} if method.saves else {"save_start": False}
-    return eo.solve(
-        ens, eo.Tsit5(), alg, trajectories=case.n, dt=method.dt, maxiters=MOST_STEPS, **options
-    )
-
-
-def by_diffrax(case: Case) -> Contender:
-    method = case.method
-    controller: Any = diffrax.ConstantStepSize()
-    if method.adaptive:
-        controller = diffrax.PIDController(rtol=method.rtol, atol=method.atol)
-    saveat = diffrax.SaveAt(t1=True)
-    if method.saves:
-        saveat = diffrax.SaveAt(ts=jnp.asarray(TIMES, case.dtype))
-
-    def one(rho: Any) -> Solved:
-        sol = diffrax.diffeqsolve(
-            diffrax.ODETerm(lambda t, u, p: lorenz(u, p, t)),
-            diffrax.Tsit5(),
-            0.0,
-            1.0,
-            method.dt,
-            jnp.asarray(case.u0),
-            rho,
-            saveat=saveat,
-            stepsize_controller=controller,
-            adjoint=diffrax.RecursiveCheckpointAdjoint(),
-            max_steps=MOST_STEPS,
-            throw=False,
-        )
-        good = sol.result == diffrax.RESULTS.successful
-        return Solved(sol.ys, sol.stats["num_steps"], good)
-
-    solve = jax.vmap(one)
-    return in_jax(jax.jit(gradient_of(solve) if method.gradient else solve))
-
-
-#
-# gradsolve
-#
-
-
-def _gradsolve(case: Case) -> tuple[Any, np.ndarray]:
-    """Its problem, and the initial states, of which it wants one each."""
-    method = case.method
-    if not method.adaptive or method.saves or method.gradient:
-        raise Skip("its fused kernels are adaptive, and give endpoints only")
-    problem, u0, _ = gradsolve_problem(lorenz_task(case.n, case.dtype, 1.0))
-    return problem, u0
-
-
-def _gradsolve_publicly(case: Case, engine: str) -> Callable[[np.ndarray], np.ndarray]:
-    problem, u0 = _gradsolve(case)
-    options = {"rtol": case.method.rtol, "atol": case.method.atol, "engine": engine}
-    options["device"] = "cuda" if on_gpu() else "cpu"
-    solve = imported("gradsolve").solve
-    return lambda rhos: solve(problem, u0, rhos[:, None], **options).y_final
-
-
-def gradsolve_warp(case: Case) -> Contender:
-    """Below its public call, which goes by way of the host."""
-    _, u0 = _gradsolve(case)
-    if not has_warp():
-        raise Skip("warp-lang is not installed")
-    engine, method = imported("gradsolve.warp.warp_ode"), case.method
-    conf = np.array([0.0, 1.0, method.rtol, method.atol, method.dt], case.dtype)
-    public = _gradsolve_publicly(case, "warp_ode")
-    if not on_gpu():
-        names = ("t0", "t1", "rtol", "atol", "dt0")
-        options = dict(zip(names, map(float, conf), strict=True))
-        options |= {"max_steps": MOST_STEPS, "record": 0, "precision": case.dtype}
-
-        def on_host(rhos: np.ndarray) -> Solved:
-            states, accepted, rejected, status, _ = engine._launch(u0, rhos, **options)
-            return Solved(states, accepted + rejected, status == 0)
-
-        same = jax.block_until_ready
-        return Contender(on_host, lambda rhos: rhos, same, lambda x: x.states, public)
-    runner = engine._ffi_runner(case.n, MOST_STEPS, 0, case.dtype)
-
-    def solve(rhos: Any, u0: Any, conf: Any) -> Solved:
-        states, accepted, rejected, status, _ = runner(u0, rhos, conf)
-        return Solved(states, accepted + rejected, status == 0)
-
-    return in_jax(jax.jit(solve), public, (u0, conf))
-
-
-def gradsolve_cuda(case: Case) -> Contender:
-    _, u0 = _gradsolve(case)
-    if not imported("gradsolve.cuda.cuda_tsit5")._CUDA_AVAILABLE:
-        raise Skip("nvcc is not on the PATH")
-    bridge = imported("gradsolve.cuda._ffi_bridge")
-
-    def solve(rhos: Any, u0: Any) -> Solved:
-        with contextlib.redirect_stdout(sys.stderr):  # nvcc's report of registers
-            runner = bridge.make_runner("lorenz", 3, case.dtype, "cuda" if on_gpu() else "cpu")
-        states, _ = runner(u0, rhos, 1.0, case.method.rtol, case.method.atol, MOST_STEPS)
-        return Solved(states.T)  # (it counts only the steps that it accepts)
-
-    public = _gradsolve_publicly(case, "cuda_tsit5")
-    return in_jax(jax.jit(solve), public, (np.ascontiguousarray(u0.T),))
-
-
-#
-# torchdiffeq
-#
-
-
-def by_torch(case: Case) -> Contender:
-    torch, method = imported("torch"), case.method
-    odeint = imported("torchdiffeq").odeint
-    if method.gradient:
-        raise Skip("forwards only")
-    if on_gpu() and not torch.cuda.is_available():
-        raise Skip("its torch finds no GPU")
-    device = torch.device("cuda" if on_gpu() else "cpu")
-    real = getattr(torch, case.dtype)
-    u0 = torch.tensor(case.u0, dtype=real, device=device)
-    times = torch.tensor(TIMES if method.saves else [0.0, 1.0], dtype=real, device=device)
-    options: dict[str, Any] = {"method": "rk4", "options": {"step_size": method.dt}}
-    if method.adaptive:
-        options = {"rtol": method.rtol, "atol": method.atol, "method": "dopri5"}
-        options["options"] = {"first_step": method.dt, "max_num_steps": MOST_STEPS}
-
-    def solve(rhos: Any, u0: Any) -> Any:
-        def field(t: Any, u: Any) -> Any:
-            x, y, z = u.unbind(-1)
-            return torch.stack([10.0 * (y - x), x * (rhos - z) - y, x * y - 8.0 / 3.0 * z], -1)
-
-        states = odeint(field, u0, times, **options)
-        return states if method.saves else states[-1]
-
-    def together(rhos: Any) -> Solved:
-        states = solve(rhos, u0.expand(len(rhos), 3))
-        return Solved(states.movedim(1, 0) if method.saves else states)
-
-    def mapped(rhos: Any) -> Solved:
-        return Solved(torch.func.vmap(solve, in_dims=(0, None))(rhos, u0))
-
-    def wait(x: Any) -> Any:
-        if on_gpu():
-            torch.cuda.synchronize()
-        return x
-
-    def put(rhos: np.ndarray) -> Any:
-        return wait(torch.from_numpy(rhos).to(device))
-
-    note, run = "Dopri5; one step size for all", together
-    if not method.adaptive:
-        note, run = "RK4; vmap", mapped
-        if refusal := _refusal(lambda: mapped(put(case.rhos[:2]))):
-            note, run = f"RK4; states [N, 3], as vmap refuses it: {refusal}", together
-    # (Nothing records a graph: no input asks for a gradient.)
-    return Contender(run, put, wait, lambda solved: solved.states.cpu().numpy(), note=note)
-
-
-def _refusal(call: Callable[[], Any]) -> str | None:
-    try:
-        call()
-    except Exception as error:
-        return _first_line(error)
-    return None
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return f"{type(error).__name__}: {lines[0][:120] if lines else ''}"
-
-
-WAYS: dict[str, Callable[[Case], Contender]] = {
-    KERNEL: ours(eo.EnsembleGPUKernel()),
-    LANES: ours(eo.EnsembleGPUArray()),
-    DIFFRAX: by_diffrax,
-    WARP: gradsolve_warp,
-    CUDA: gradsolve_cuda,
-    TORCH: by_torch,
-}
-
-
-#
-# How much a solve computes, and how much a GPU could
-#
-
-
-class Peak(NamedTuple):
-    """Operations a second outside of tensor cores, by precision, and bytes of memory a second."""
-
-    float32: float
-    float64: float
-    memory: float
-
-
-# By what the name of a GPU contains; the first that fits. From NVIDIA's data sheets: "H200 Tensor
-# Core GPU" (2024), "H100 Tensor Core GPU" (2024), "A100 Tensor Core GPU" (2022), "V100" (2020).
-PEAKS = {
-    "H200 NVL": Peak(60e12, 30e12, 4.8e12),
-    "H200": Peak(67e12, 34e12, 4.8e12),
-    "H100 PCIe": Peak(51e12, 26e12, 2.0e12),
-    "H100 NVL": Peak(60e12, 30e12, 3.9e12),
-    "H100 80GB HBM3": Peak(67e12, 34e12, 3.35e12),
-    "A100-SXM4-80GB": Peak(19.5e12, 9.7e12, 2.039e12),
-    "A100 80GB PCIe": Peak(19.5e12, 9.7e12, 1.935e12),
-    "A100": Peak(19.5e12, 9.7e12, 1.555e12),
-    "V100-PCIE": Peak(14e12, 7e12, 0.9e12),
-    "V100": Peak(15.7e12, 7.8e12, 0.9e12),
-}
-# Those of step-size control: a logarithm (7) and two powers of two (17 each), what is
-# between them (6), and a step's time and size (6).
-CONTROL = 7 + 2 * 17 + 6 + 6
-COUNTED = {"add": 1, "sub": 1, "mul": 1, "div": 1, "neg": 1}
-
-
-def peak_of(name: str) -> Peak | None:
-    return next((peak for part, peak in PEAKS.items() if part in name), None)
-
-
-def flops_of_field() -> int:
-    """Additions, multiplications and divisions in the field's jaxpr; one that moves or compares
-    numbers counts for nothing."""
-    jaxpr = jax.make_jaxpr(lorenz)(jnp.ones(3), jnp.ones(()), 0.0)
-    return sum(
-        COUNTED.get(eqn.primitive.name, 0) * math.prod(eqn.outvars[0].aval.shape)
-        for eqn in jaxpr.jaxpr.eqns
-    )
-
-
-def flops_of_step(mode: Mode) -> int:
-    """Operations of a step that is tried, where an FMA is two, as in the peak.
-
-    Of each stage after the first (which is the last of the step before): the sum of its `m` terms
-    and the state, `y + h (a1 k1 + ... + am km)`: `2 m + 1` for each component; and the field. If
-    adaptive: the error estimate, `2 m` for each; its norm, 5 for each (scale, divide, square, add)
-    and 2; and the controller. Those in single precision count like others in a float64 solve.
-    """
-    tableau = eo.Tsit5().tableau
-    flops = sum(3 * (2 * _terms(row) + 1) + flops_of_field() for row in tableau.a)
-    if not mode.adaptive:
-        return flops + 3  # time
-    return flops + 3 * 2 * _terms(tableau.error or ()) + 3 * 5 + 2 + CONTROL
-
-
-def flops_of_saved() -> int:
-    """Of a saved time: a polynomial for the weight of each stage, and their sum."""
-    interpolant = eo.Tsit5().tableau.interpolant
-    weights = [row for row in interpolant.weights if any(row)]
-    return len(weights) * (2 * interpolant.degree - 1) + 3 * (2 * len(weights) + 1)
-
-
-def _terms(row: Iterable[float]) -> int:
-    return sum(bool(w) for w in row)
-
-
-def bytes_moved(case: Case) -> int:
-    """What the kernel has to read and write: the parameter, whether it is wanted, the states that
-    are saved, and the return code and counts (32 bits each)."""
-    size, rows = np.dtype(case.dtype).itemsize, len(TIMES) if case.method.saves else 1
-    counts = 4 if case.method.saves else 3
-    return case.n * (size + 1 + 3 * size * rows + 4 * counts)
-
-
-def fractions(case: Case, steps: float, seconds: float, peak: Peak) -> dict[str, float]:
-    """Of the peaks."""
-    flops = case.n * steps * flops_of_step(case.method)
-    flops += case.n * len(TIMES) * flops_of_saved() if case.method.saves else 0
-    return {
-        "flops_fraction": flops / seconds / getattr(peak, case.dtype),
-        "memory_fraction": bytes_moved(case) / seconds / peak.memory,
-    }
+from gpu_contenders import Contender, first_line, on_gpu, refusal, Solved, WAYS  # noqa: E402
+from gpu_peaks import flops_of_step, fractions, peak_of  # noqa: E402
+from gpu_report import COLUMNS, header, predicted, Report, show  # noqa: E402
 
 
 #
@@ -529,7 +115,7 @@ class Limits(NamedTuple):
 def measured(name: str, case: Case, exact: "Exact | None", limits: Limits, peak: Any) -> dict:
     """A row: what the contender took for the case."""
     with jax.enable_x64(case.dtype == FLOAT64):
-        contender, rhos = WAYS[name](case), case.rhos
+        contender, rhos = WAYS[name](case), case.task.p
         began = time.perf_counter()
         inputs = contender.put(rhos)
         solved = contender.wait(contender.run(inputs))
@@ -595,7 +181,7 @@ def _checked(case: Case, contender: Contender, solved: Solved, exact: "Exact | N
         steps = np.asarray(solved.steps)
         row = {"steps": float(np.mean(steps)), "most_steps": int(np.max(steps))}
     if exact is not None:
-        off = np.abs(states[case.sample].astype(float) - exact.of(case.method))
+        off = np.abs(states[case.task.sample].astype(float) - exact.of(case.method))
         if case.method.gradient:
             off /= np.abs(exact.gradient).max()
         row["error"] = float(off.max())
@@ -629,141 +215,20 @@ def with_sensitivity(u: Any, p: Any, t: Any) -> Any:
 
 def references(cases: Iterable[Case]) -> dict[tuple[str, int], Exact]:
     """By dtype and number of trajectories: all in one solve by Vern9 at 1e-13, on the CPU."""
-    every = {(case.dtype, case.n): case for case in cases}
-    samples = [case.rhos[case.sample].astype(float) for case in every.values()]
-    with jax.enable_x64(True), jax.default_device(jax.devices("cpu")[0]):
-        rhos = jnp.asarray(np.concatenate(samples))
-        u0 = jnp.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
-        prob = eo.ODEProblem(with_sensitivity, u0, (0.0, 1.0), 0.0)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
-        options = {"saveat": TIMES, "abstol": 1e-13, "reltol": 1e-13, "throw": True}
-        where = eo.EnsembleThreads(1)
-        sim = eo.solve(ens, eo.Vern9(), where, trajectories=len(rhos), **options)
-        found = np.asarray(sim.u)
+    every = {(case.dtype, case.n): case.task for case in cases}
+    samples = [task.p[task.sample].astype(float) for task in every.values()]
+    rhos, u0 = np.concatenate(samples), np.array([1.0, 0.0, 0.0, 0.0, 0.0, 0.0])
+    task = Task(with_sensitivity, u0, rhos, ("p",), len(rhos), 1.0, times=TIMES)
+    found = exact_states(task, np.arange(task.n), throw=True)
     parts = np.split(found, np.cumsum([len(x) for x in samples])[:-1])
     ends = [2.0 * np.sum(x[:, -1, :3] * x[:, -1, 3:], axis=1) for x in parts]
-    exact = (Exact(x[:, :, :3], end) for x, end in zip(parts, ends, strict=True))
-    return dict(zip(every, exact, strict=True))
-
-
-#
-# Which cases, in which order
-#
-
-
-class Sizes(NamedTuple):
-    """Exponents of two: of the promises, of the gradients, and of all."""
-
-    main: int
-    small: int
-    large: int
-    gradients: Sequence[int]
-    every: Sequence[int]
-
-    @property
-    def promised(self) -> tuple[int, int, int]:
-        return self.main, self.small, self.large
-
-
-ON_GPU = Sizes(20, 13, 21, (16, 20), (10, 13, 15, 17, 20, 21, 23))
-ON_CPU = Sizes(9, 6, 10, (5, 7), (4, 6, 9, 10))
-
-
-def schedule(sizes: Sizes) -> list[tuple[str, Case]]:
-    """Contenders and cases, the most important first."""
-    solves = tuple(name for name in MODES if name != GRADIENT)
-    main, small, large = sizes.promised
-    blocks = [
-        ((KERNEL, LANES, DIFFRAX), (TARGET,), (FLOAT32,), sizes.promised),
-        ((WARP, CUDA), (TARGET,), (FLOAT32,), sizes.promised),
-        ((KERNEL,), solves, BOTH, (main,)),
-        ((KERNEL, LANES, DIFFRAX), (GRADIENT,), (FLOAT32,), sizes.gradients),
-        ((TORCH,), ("fixed", TARGET), (FLOAT32,), (small, main)),
-        ((LANES, DIFFRAX), ("fixed",), (FLOAT32,), (small, main)),
-        ((KERNEL, LANES, DIFFRAX, WARP, CUDA), (TARGET,), (FLOAT64,), (small, main, large)),
-        ((KERNEL,), ("fixed", TARGET), BOTH, sizes.every),
-        ((LANES, DIFFRAX), solves, (FLOAT32,), (main,)),
-        ((KERNEL, LANES, DIFFRAX), (GRADIENT,), (FLOAT64,), sizes.gradients),
-        ((KERNEL,), solves, BOTH, sizes.every),
-        ((DIFFRAX, WARP, CUDA), solves, (FLOAT32,), sizes.every),
-        (tuple(WAYS), solves, BOTH, sizes.every),
-    ]
-    order: dict[tuple[str, Case], None] = {}
-    for names, modes, dtypes, exponents in blocks:
-        # (All contenders of a case one after the other: as alike as can be.)
-        for mode, dtype, exponent, name in itertools.product(modes, dtypes, exponents, names):
-            order[name, Case(mode, dtype, 2**exponent)] = None
-    return list(order)
-
-
-# Seconds that a contender's first case of a mode is expected to take.
-UNKNOWN = {KERNEL: 8.0, LANES: 10.0, DIFFRAX: 15.0, WARP: 30.0, CUDA: 30.0, TORCH: 20.0}
-
-
-def predicted(rows: Sequence[dict], name: str, case: Case) -> float:
-    """Seconds that the case will take: from the largest one yet of the same mode that is not
-    larger, the other precision's where there is none."""
-    known = [row for row in rows if _is_of(row, name, case.mode) and row["n"] <= case.n]
-    if not known:
-        return UNKNOWN[name]
-    row = max(known, key=lambda row: (row["dtype"] == case.dtype, row["n"]))
-    once = sum(row[column] for column in COLUMNS)
-    doubled = (row["dtype"], case.dtype) == BOTH
-    growth = case.n / row["n"] * (2.0 if doubled else 1.0)
-    return row["seconds"] + max(0.0, growth - 1.0) * 5 * once
-
-
-def _is_of(row: dict, name: str, mode: str) -> bool:
-    return "kernel" in row and (row["contender"], row["mode"]) == (name, mode)
+    all_exact = (Exact(x[:, :, :3], end) for x, end in zip(parts, ends, strict=True))
+    return dict(zip(every, all_exact, strict=True))
 
 
 #
 # Running
 #
-
-
-class Report:
-    """The rows so far, as printed and as written; two threads may add to it."""
-
-    def __init__(self, path: pathlib.Path, about: dict, sizes: Sizes):
-        self.path, self.about, self.sizes = path, about, sizes
-        self.rows: list[dict] = []
-        self.lock = threading.RLock()
-        self.ended: str | None = None
-
-    def add(self, name: str, case: Case, found: dict) -> None:
-        method = {key: getattr(case.method, key) for key in ("rtol", "atol", "dt")}
-        with self.lock:
-            if self.ended:
-                return
-            self.rows.append({"contender": name, **case._asdict(), **method, **found})
-            if "skipped" not in found:  # of those there are many, for the end
-                print(line(self.rows[-1]), flush=True)
-                self.write()
-
-    def end(self, how: str) -> None:
-        """Say what was left out, and what of the promises was kept."""
-        with self.lock:
-            if self.ended:
-                return
-            self.ended = how
-            self.write()
-            print(*summary(self.rows, self.sizes), sep="\n", flush=True)
-            print(f"\n{how} after {time.monotonic() - STARTED:.0f} s; {self.path}", flush=True)
-
-    def write(self) -> None:
-        """Whole or not at all: a run that is cut off leaves the file of the row before."""
-        everything = {
-            **self.about,
-            "ended": self.ended,
-            "seconds": round(time.monotonic() - STARTED, 1),
-            "sizes": self.sizes._asdict(),
-            "promises": [promise._asdict() for promise in promises(self.rows, self.sizes)],
-            "rows": self.rows,
-        }
-        part = self.path.with_suffix(".part")
-        part.write_text(json.dumps(everything, indent=1, default=str))
-        part.replace(self.path)
 
 
 def run_all(report: Report, todo: Sequence[tuple[str, Case]], deadline: float, limits: Limits):
@@ -798,7 +263,7 @@ def attempted(name: str, case: Case, exact: Exact | None, limits: Limits, peak: 
         return {"skipped": str(reason), "missing": "installed" in str(reason)}
     except Exception as error:  # a peer's, or no memory: the others go on
         traceback.print_exc(limit=-3)
-        return {"error_message": _first_line(error), "seconds": time.monotonic() - began}
+        return {"error_message": first_line(error), "seconds": time.monotonic() - began}
     finally:
         _free_torch()
     return found | {"seconds": time.monotonic() - began}
@@ -809,7 +274,7 @@ def _references(report: Report, todo: Sequence[tuple[str, Case]]) -> dict:
         return references(case for _, case in todo)
     except Exception as error:
         traceback.print_exc(limit=-3)
-        report.about["notes"].append(f"no errors are known: {_first_line(error)}")
+        report.about["notes"].append(f"no errors are known: {first_line(error)}")
         return {}
 
 
@@ -821,131 +286,8 @@ def _free_torch() -> None:
 
 def _lost() -> str | None:
     """Why nothing can run any more: a kernel that went wrong takes the process's GPU with it."""
-    reason = _refusal(lambda: jax.block_until_ready(jnp.arange(8) + 1))
+    reason = refusal(lambda: jax.block_until_ready(jnp.arange(8) + 1))
     return reason and f"the GPU was lost ({reason})"
-
-
-#
-# Printing
-#
-
-
-HEAD = ["contender", "mode", "", "n", "compile s", "to GPU", "kernel", "from GPU", "end to end"]
-FRACTIONS = ("flops_fraction", "memory_fraction")
-HEAD += ["steps", "failed", "error", "FLOP/s", "memory"]
-
-
-def header() -> str:
-    return f"| {' | '.join(HEAD)} |\n|{':---|' * 3}{'---:|' * (len(HEAD) - 3)}"
-
-
-def line(row: dict) -> str:
-    cells = [row["contender"], row["mode"], row["dtype"].replace("float", "f"), size(row["n"])]
-    if "error_message" in row:
-        return f"| {' | '.join(cells)} | FAILED: {row['error_message']} |"
-
-    def number(key: str, form: str, scale: float = 1.0) -> str:
-        return format(scale * row[key], form) if row.get(key) is not None else ""
-
-    cells.append(number("compile", ".2f"))
-    cells += [number(key, ".4g", 1e3) for key in COLUMNS]
-    cells += [number("steps", ".1f"), number("failed", "d", 1), number("error", ".1e")]
-    cells += [number(key, ".3g", 100) + " %" * (key in row) for key in FRACTIONS]
-    return f"| {' | '.join(cells)} |"
-
-
-def size(n: int) -> str:
-    return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 else str(n)
-
-
-class Promise(NamedTuple):
-    """`measured` is None where something it needs is missing."""
-
-    what: str
-    target: str
-    measured: str | None
-    kept: bool | None
-
-
-def promises(rows: Sequence[dict], sizes: Sizes) -> list[Promise]:
-    main, small, large = (2**exponent for exponent in sizes.promised)
-    case = f"{TARGET} {FLOAT32}"
-
-    def of(name: str, n: int) -> dict | None:
-        every = (row for row in rows if _is_of(row, name, TARGET))
-        return next((r for r in every if (r["dtype"], r["n"]) == (FLOAT32, n)), None)
-
-    found = []
-    row = of(KERNEL, main)
-    text, kept = (f"{1e3 * row['kernel']:.3g} ms", row["kernel"] <= 1.5e-3) if row else (None, None)
-    found.append(Promise(f"kernel, {case}, {size(main)}", "at most 1.5 ms", text, kept))
-    for n, target in ((small, 50), (large, 10)):
-        pair = of(DIFFRAX, n), of(KERNEL, n)
-        text = kept = None
-        if pair[0] and pair[1]:
-            ratio = pair[0]["kernel"] / pair[1]["kernel"]
-            text, kept = f"{ratio:.3g}x", ratio >= target
-        what = f"diffrax's time by the kernel's, {case}, {size(n)}"
-        found.append(Promise(what, f"at least {target}x", text, kept))
-    for n in (main, large):
-        row, text, kept = of(KERNEL, n), None, None
-        if row:
-            parts = ("to_gpu", "kernel", "from_gpu")
-            ratio = row["end_to_end"] / sum(row[part] for part in parts)
-            text, kept = f"{ratio:.3g}x", ratio <= 1.3
-        what = f"solve end to end by kernel and transfers, {case}, {size(n)}"
-        found.append(Promise(what, "at most 1.3x", text, kept))
-    return found
-
-
-def summary(rows: Sequence[dict], sizes: Sizes) -> Iterator[str]:
-    yield from ("", "Times of others by the kernel's (kernel column):", "")
-    yield from ratios(rows)
-    yield from left_out(rows)
-    for row in _noted(rows):
-        yield f"- {row['contender']}, {row['mode']}: {row['note']}"
-    yield from ("", "target / measured:", "")
-    for what, target, text, kept in promises(rows, sizes):
-        verdict = {None: "not measured", True: "met", False: "MISSED"}[kept]
-        yield f"- {what}: {target} / {text or '-'}: {verdict}"
-    if not on_gpu():
-        yield "- (without a GPU, where no kernel runs: what is met or missed here means nothing)"
-
-
-def _noted(rows: Sequence[dict]) -> Iterable[dict]:
-    """One row of each contender and mode with a note."""
-    return {(r["contender"], r["mode"]): r for r in rows if "note" in r}.values()
-
-
-def ratios(rows: Sequence[dict]) -> Iterator[str]:
-    """A line for each mode and precision."""
-    times: dict[tuple[str, str, str], dict[int, float]] = {}
-    for row in rows:
-        if "kernel" in row:
-            key = row["contender"], row["mode"], row["dtype"]
-            times.setdefault(key, {})[row["n"]] = row["kernel"]
-    for (name, mode, dtype), seconds in sorted(times.items()):
-        own = times.get((KERNEL, mode, dtype), {})
-        both = [n for n in sorted(seconds) if n in own]
-        if name != KERNEL and both:
-            every = ", ".join(f"{size(n)} {seconds[n] / own[n]:.3g}x" for n in both)
-            yield f"- {name}, {mode}, {dtype}: {every}"
-
-
-def left_out(rows: Sequence[dict]) -> Iterator[str]:
-    """A line for each contender and reason; which sizes, where that is not all of a mode."""
-    groups: dict[tuple[str, str], dict[str, list[str]]] = {}
-    for row in rows:
-        if "skipped" in row:
-            modes = groups.setdefault((row["contender"], row["skipped"]), {})
-            exponents = modes.setdefault(f"{row['mode']} {row['dtype'].replace('float', 'f')}", [])
-            exponents.append(size(row["n"]))
-    if groups:
-        yield "\nSkipped:\n"
-    for (name, reason), modes in groups.items():
-        every = "; ".join(f"{what} {', '.join(exponents)}" for what, exponents in modes.items())
-        count = sum(map(len, modes.values()))
-        yield f"- {name}, {count} cases, {reason}" + (f": {every}" if "time" in reason else "")
 
 
 #
@@ -963,16 +305,14 @@ def gpu() -> dict[str, str]:
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=20, check=True)
     except (OSError, subprocess.SubprocessError) as error:
-        return about | {"nvidia-smi": _first_line(error)}
+        return about | {"nvidia-smi": first_line(error)}
     first = done.stdout.splitlines()[0].split(", ")
     return about | dict(zip(fields.split(","), first, strict=False))
 
 
 def described(options: argparse.Namespace) -> dict[str, Any]:
-    about = machine()
-    for name in ("torch", "torchdiffeq", "jaxlib", "jax-cuda13-plugin", "llvmlite"):
-        with contextlib.suppress(importlib_metadata.PackageNotFoundError):
-            about["versions"][name] = importlib_metadata.version(name)
+    libraries = ("torch", "torchdiffeq", "jaxlib", "jax-cuda13-plugin", "llvmlite")
+    about = machine(*PEERS, *libraries)
     notes = ["transfers are of pageable arrays", "times in seconds: the best, and the median"]
     device = gpu()
     if peak_of(device["name"]) is None:
@@ -1001,22 +341,12 @@ def _commit() -> str | None:
         return None
 
 
-def show(path: pathlib.Path) -> None:
-    """The table of a file, in order."""
-    found = json.loads(path.read_text())
-    print(found["gpu"]["name"], found["date"], found["ended"], sep=", ")
-    modes = list(MODES)
-    rows = [row for row in found["rows"] if "skipped" not in row]
-    rows.sort(key=lambda r: (modes.index(r["mode"]), r["dtype"], r["n"], r["contender"]))
-    print(header(), *map(line, rows), *summary(found["rows"], Sizes(**found["sizes"])), sep="\n")
-
-
 def warm_up() -> None:
     """A small solve of ours and of diffrax: none is to pay for what comes once a process."""
     case = Case("1e-5", FLOAT32, 4)
     for name in (KERNEL, LANES, DIFFRAX):
         # (What fails here does so again in a row, which says so.)
-        _refusal(lambda name=name: WAYS[name](case).end_to_end(case.rhos))
+        refusal(lambda name=name: WAYS[name](case).end_to_end(case.task.p))
 
 
 def parse() -> argparse.Namespace:
@@ -1062,7 +392,7 @@ def main() -> None:
     todo, about = chosen(options, sizes), described(options)
     options.out.mkdir(parents=True, exist_ok=True)
     stamp = datetime.datetime.now().strftime("%Y%m%d-%H%M%S")
-    report = Report(options.out / f"gpu_ensembles-{stamp}.json", about, sizes)
+    report = Report(options.out / f"gpu_ensembles-{stamp}.json", about, sizes, STARTED)
     end = STARTED + 60.0 * options.minutes
 
     def cut_off() -> None:
@@ -1076,8 +406,8 @@ def main() -> None:
     timer = threading.Timer(max(0.0, end - time.monotonic() - 3.0), cut_off)
     timer.daemon = True
     timer.start()
-    named = ", ".join(f"{name} {version}" for name, version in about["machine"]["versions"].items())
-    print(f"{about['gpu']}; {about['machine']['cpu']}; {named}\n\n{header()}", flush=True)
+    computer = f"{about['machine']['cpu']}; {named(about['machine']['versions'])}"
+    print(f"{about['gpu']}; {computer}\n\n{header()}", flush=True)
     warm_up()
     run_all(report, todo, end - 8.0, limits)
     timer.cancel()

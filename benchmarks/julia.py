@@ -26,17 +26,18 @@ and `PYTHON_JULIACALL_PROJECT`.
 """
 
 import argparse
-import importlib.metadata
+import dataclasses
+import functools
 import os
-import pathlib
-import platform
 import sys
-import time
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common.contenders import solution
+from common.report import cpu, named, versions
+from common.tasks import lorenz, lorenz_components, lorenz_task
+from common.timing import in_turns, timed
 
 import ensembleode as eo
 import ensembleode.julia
@@ -53,25 +54,19 @@ BASE = "julia, EnsembleSerial"  # what the ratios are to
 #
 
 
-def by_solve(engine, ensemblealg, alg=None, tol=TOL):
+def by_engine(engine, ensemblealg, alg=None, tol=TOL):
     def solve(rhos):
-        def lorenz(u, p, t):
-            x, y, z = u
-            return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])
-
-        prob = eo.ODEProblem(lorenz, jnp.array(U0), (0.0, T1), 28.0)
-        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
-        how: dict[str, Any] = {"abstol": tol, "reltol": tol, "save_start": False}
-        how |= {"trajectories": len(rhos), "engine": engine}
-        sim = eo.solve(ens, alg or eo.Tsit5(), ensemblealg, **how)
+        task = lorenz_task(len(rhos), np.float64, T1, tol=tol)
+        task = dataclasses.replace(task, f=lambda u, p, t: lorenz(u, p, t))
+        where = {"where": ensemblealg, "alg": alg, "first": {"p": 28.0}}
+        sim = solution(task, jnp.array(U0), rhos, engine=engine, **where)
         return np.asarray(sim.u)[:, -1]
 
     return solve
 
 
-def lorenz(u, p, t):
-    x, y, z = u
-    return [10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z]
+def in_python(u, p, t):
+    return lorenz_components(u, p)
 
 
 LORENZ = """
@@ -118,7 +113,7 @@ def by_diffeqpy():
     in_julia, ends = in_julias_thread(lambda: [jl.seval(x) for x in (LORENZ, ENDS)]).result()
     return {
         "diffeqpy, f in Julia": contender(in_julia),
-        "diffeqpy, f in Python": contender(lorenz),
+        "diffeqpy, f in Python": contender(in_python),
     }
 
 
@@ -139,22 +134,12 @@ def modules_of_diffeqpy():
 #
 
 
-def timed(call, *args):
-    started = time.perf_counter()
-    result = call(*args)
-    return time.perf_counter() - started, result
-
-
 def measure(contenders, rhos, repeats, limit):
     """The seconds of the first call, and of the others, and what each gives at the end."""
-    first, seconds, ends = {}, {name: [] for name in contenders}, {}
-    for name, solve in contenders.items():
-        first[name], ends[name] = timed(solve, rhos)
-    for _ in range(repeats):
-        for name, solve in contenders.items():
-            if sum(seconds[name]) < limit:
-                seconds[name].append(timed(solve, rhos)[0])
-    return first, seconds, ends
+    calls = {name: functools.partial(solve, rhos) for name, solve in contenders.items()}
+    firsts = {name: timed(call) for name, call in calls.items()}
+    first, ends = ({name: pair[i] for name, pair in firsts.items()} for i in (0, 1))
+    return first, in_turns(calls, repeats, share=limit), ends
 
 
 def report(n, contenders, expected_seconds, repeats, limit):
@@ -163,7 +148,7 @@ def report(n, contenders, expected_seconds, repeats, limit):
     slow = {name for name in contenders if expected_seconds.get(name, 0.0) > limit}
     taking_part = {name: solve for name, solve in contenders.items() if name not in slow}
     first, seconds, ends = measure(taking_part, rhos, repeats, limit)
-    exact = by_solve("lanes", eo.EnsembleThreads(), eo.Vern9(), 1e-12)(rhos)
+    exact = by_engine("lanes", eo.EnsembleThreads(), eo.Vern9(), 1e-12)(rhos)
     best = {name: min(times) for name, times in seconds.items()}
     print(f"\n{n} trajectories")
     header = ("", "seconds", "calls", "ratio", "first call", "median off", "most off")
@@ -181,21 +166,12 @@ def report(n, contenders, expected_seconds, repeats, limit):
 
 
 def machine(julia):
-    cpu = platform.processor() or platform.machine()
-    info = pathlib.Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
-    versions = [f"Python {platform.python_version()}", f"Julia {julia['julia']}"]
-    versions.append(f"OrdinaryDiffEqTsit5 {julia['packages']['OrdinaryDiffEqTsit5']}")
-    for package in ("jax", "juliacall", "diffeqpy", "ensembleode"):
-        try:
-            versions.append(f"{package} {importlib.metadata.version(package)}")
-        except importlib.metadata.PackageNotFoundError:
-            continue
+    found = versions("jax", "juliacall", "diffeqpy", "ensembleode")
+    about = {"Python": found.pop("Python"), "Julia": julia["julia"]}
+    about["OrdinaryDiffEqTsit5"] = julia["packages"]["OrdinaryDiffEqTsit5"]
     threads = f"{julia['threads']} Julia threads, {len(jax.devices('cpu'))} JAX devices"
     busy = f"; load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
-    return f"{cpu}, {os.cpu_count()} cores, {threads}; {', '.join(versions)}{busy}"
+    return f"{cpu()}, {os.cpu_count()} cores, {threads}; {named(about | found)}{busy}"
 
 
 def main():
@@ -212,7 +188,7 @@ def main():
     print(machine(ensembleode.julia.status()))
     print(f"Julia started in {took:.1f} s", flush=True)
     contenders = {
-        f"{engine}, {type(where).__name__}": by_solve(engine, where)
+        f"{engine}, {type(where).__name__}": by_engine(engine, where)
         for engine in ("lanes", "julia")
         for where in (eo.EnsembleSerial(), eo.EnsembleThreads())
     }

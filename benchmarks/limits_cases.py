@@ -7,6 +7,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+from common.tasks import lorenz_components, Task
 
 
 @dataclasses.dataclass(frozen=True)
@@ -32,20 +33,26 @@ class Case:
     def n(self) -> int:
         return len(self.u0)
 
-    def only(self, rows: Any) -> "Case":
-        p = self.p if self.shares_p else self.p[rows]
-        return dataclasses.replace(self, u0=self.u0[rows], p=p)
-
     def field(self, u, p, t):
         return jnp.stack(self.f(jnp, u, p, t))
 
+    def task(self, dtype: str) -> Task:
+        return Task(
+            self.field,
+            np.ascontiguousarray(self.u0, dtype),
+            np.ascontiguousarray(self.p, dtype),
+            ("u0",) if self.shares_p else ("u0", "p"),
+            self.n,
+            self.t1,
+            dt=self.dt,
+            rtol=self.tol,
+            atol=self.tol,
+            times=self.times,
+        )
+
 
 def lorenz(xp, u, p, t):
-    return [
-        10.0 * (u[1] - u[0]),
-        u[0] * (p[0] - u[2]) - u[1],
-        u[0] * u[1] - 8.0 / 3.0 * u[2],
-    ]
+    return lorenz_components(u, p[0])
 
 
 def pendulum(xp, u, p, t):

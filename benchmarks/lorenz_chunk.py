@@ -8,14 +8,11 @@ import numpy as np
 
 import ensembleode as eo
 
+from .common.tasks import lorenz
+
 
 WIDTH, DT = 128, 1e-3
 OPTIONS = {"adaptive": False, "save_start": False, "maxiters": 10**8}
-
-
-def lorenz(u, p, t):
-    x, y, z = u
-    return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])
 
 
 def ensemble(rhos, t1, scale=1.0):

@@ -9,19 +9,14 @@ rows. The last two columns say how often Python called `reduction` and `prob_fun
 """
 
 import argparse
-import json
 import resource
-import subprocess
 import sys
 
 import jax.numpy as jnp
+from common.processes import apart, is_worker
+from common.tasks import lorenz
 
 import ensembleode as eo
-
-
-def lorenz(u, p, t):
-    x, y, z = u
-    return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])
 
 
 def peak():
@@ -30,7 +25,7 @@ def peak():
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / unit
 
 
-def child(trajectories, batch_size):
+def work(trajectories, batch_size):
     calls = {"reduction": 0, "prob_func": 0}
     rows = {"imports": peak()}
 
@@ -54,29 +49,25 @@ def child(trajectories, batch_size):
     calls.update(reduction=0, prob_func=0)
     sim = solve()
     rows |= {"all": peak(), "rate": trajectories / sim.elapsed}
-    print(json.dumps(rows | calls | {"failed": len(sim.failed)}))
+    return rows | calls | {"failed": len(sim.failed)}
 
 
 def main():
+    if is_worker(work):
+        return
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("--large", action="store_true", help="10 million trajectories, too")
-    parser.add_argument("--child", type=int, nargs=2, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.child:
-        return child(options.child[0], options.child[1] or None)
     sizes = [10**5, 10**6] + [10**7] * options.large
     head = f"{'trajectories':>12}{'batch_size':>12}{'imports':>9}{'one batch':>11}{'all':>7}"
     print(f"peak memory in MiB\n{head}{'trajectories/s':>16}{'reduction':>11}{'prob_func':>11}")
-    for n, batch_size in [*((n, 0) for n in sizes), (sizes[-1], 10_000)]:
-        command = [sys.executable, __file__, "--child", str(n), str(batch_size)]
-        done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-        row = json.loads(done.stdout.splitlines()[-1])
+    for n, batch_size in [*((n, None) for n in sizes), (sizes[-1], 10_000)]:
+        row = apart(__file__, [n, batch_size])
         numbers = f"{row['imports']:>9.0f}{row['one batch']:>11.0f}{row['all']:>7.0f}"
         numbers += f"{row['rate']:>16.0f}{row['reduction']:>11}{row['prob_func']:>11}"
         print(f"{n:>12}{batch_size or 'default':>12}{numbers}", flush=True)
         if row["failed"]:
             sys.exit(f"{row['failed']} trajectories failed")
-    return None
 
 
 if __name__ == "__main__":

@@ -14,15 +14,15 @@ hand, `in jit`: 5%).
 """
 
 import argparse
+import dataclasses
 import os
-import pathlib
-import platform
-import time
 
-import diffrax
 import jax
-import jax.numpy as jnp
 import numpy as np
+from common.contenders import by_diffrax, solution
+from common.report import cpu, named, versions
+from common.tasks import lorenz, lorenz_task
+from common.timing import in_turns
 
 import ensembleode as eo
 
@@ -30,89 +30,52 @@ import ensembleode as eo
 T1 = 10.0
 
 
-def lorenz(u, p, t):
-    x, y, z = u
-    return jnp.stack([10.0 * (y - x), x * (p - z) - y, x * y - 8.0 / 3.0 * z])
-
-
-def by_hand(rhos, u0, times):
-    saveat = diffrax.SaveAt(t1=True) if times is None else diffrax.SaveAt(ts=times)
-    terms = diffrax.ODETerm(lambda t, u, p: lorenz(u, p, t))
-    controller = diffrax.PIDController(rtol=1e-3, atol=1e-6)
-
-    def one(rho):
-        sol = diffrax.diffeqsolve(
-            terms,
-            diffrax.Tsit5(),
-            0.0,
-            T1,
-            None,
-            u0,
-            rho,
-            saveat=saveat,
-            stepsize_controller=controller,
-            max_steps=100_000,
-            throw=False,
-        )
+def by_hand(task):
+    def gives(sol):
         counts = sol.stats["num_accepted_steps"], sol.stats["num_rejected_steps"]
         return sol.ys, sol.result, *counts
 
-    solve = jax.jit(jax.vmap(one))
-    return lambda: solve(rhos)
+    solve, inputs = jax.jit(by_diffrax(task, gives=gives)), task.inputs()
+    return lambda: solve(*inputs)
 
 
-def with_solve(rhos, u0, times):
+def with_solve(task, u0, p):
     """Makes new functions whenever it is called, as a user's own function would."""
-    prob = eo.ODEProblem(lambda u, p, t: lorenz(u, p, t), u0, (0.0, T1), rhos[0])
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=rhos[ctx.index]))
-    options = {"save_start": False} if times is None else {"saveat": times}
-    options |= {"trajectories": len(rhos), "engine": "diffrax"}
-    sim = eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUArray(), **options)
+    task = dataclasses.replace(task, f=lambda u, p, t: lorenz(u, p, t))
+    sim = solution(task, u0, p, eo.EnsembleGPUArray(), engine="diffrax")
     return sim.u, sim.retcode, sim.stats.naccept, sim.stats.nreject
 
 
-def eager(rhos, u0, times):
-    return lambda: with_solve(rhos, u0, times)
+def eager(task):
+    inputs = task.inputs()
+    return lambda: with_solve(task, *inputs)
 
 
-def in_jit(rhos, u0, times):
-    solve = jax.jit(lambda rhos: with_solve(rhos, u0, times))
-    return lambda: solve(rhos)
+def in_jit(task):
+    solve, inputs = jax.jit(lambda u0, p: with_solve(task, u0, p)), task.inputs()
+    return lambda: solve(*inputs)
 
 
-def measure(ways, repeats, budget):
-    """Seconds `[way, repeat]`, and what each returned."""
-    results, seconds = [], []
-    for _ in range(2):  # compile, and warm up
-        results = [jax.block_until_ready(way()) for way in ways]
-    began = time.perf_counter()
-    while len(seconds) < repeats and (len(seconds) < 3 or time.perf_counter() - began < budget):
-        row = []
-        for way in ways:
-            started = time.perf_counter()
-            jax.block_until_ready(way())
-            row.append(time.perf_counter() - started)
-        seconds.append(row)
-    return np.array(seconds).T, results
+WAYS = {"by hand": by_hand, "eager": eager, "in jit": in_jit}
 
 
 def report(n, rows, dtype, repeats, budget):
-    rhos = jnp.linspace(0.0, 21.0, n, dtype=dtype)
-    u0 = jnp.array([1.0, 0.0, 0.0], dtype)
     times = None if rows == 1 else np.linspace(0.0, T1, rows, dtype=dtype)
-    ways = [make(rhos, u0, times) for make in (by_hand, eager, in_jit)]
-    seconds, results = measure(ways, repeats, budget)
+    task = lorenz_task(n, dtype, T1, rtol=1e-3, atol=1e-6, times=times)
+    ways = {name: make(task) for name, make in WAYS.items()}
+    in_turns(ways, 1)  # compiles
+    results = [jax.block_until_ready(way()) for way in ways.values()]
+    seconds = np.array([*in_turns(ways, repeats, least=3, budget=budget).values()])
     best, median = 1e3 * seconds.min(axis=1), 1e3 * np.median(seconds, axis=1)
     expected = np.asarray(results[0][0])
     steps = np.asarray(results[0][2] + results[0][3])
     saved = "endpoint" if times is None else f"{rows} times"
-    print(f"\n{n} trajectories, {saved} in {u0.dtype}, {len(seconds[0])} repeats; ", end="")
+    print(f"\n{n} trajectories, {saved} in {task.dtype}, {len(seconds[0])} repeats; ", end="")
     print(f"{steps.mean():.0f} steps on average, {steps.max()} at most")
     header = ("", "min ms", "median ms", "ratio", "median", "more ms", "difference", "bound")
     print("{:<9}{:>11}{:>11}{:>8}{:>8}{:>10}{:>12}  {}".format(*header))
     bounds = (np.inf, 1.10 * best[0] + 5.0, 1.05 * best[0])
-    names = ("by hand", "eager", "in jit")
-    for i, name in enumerate(names):
+    for i, name in enumerate(ways):
         ratio, ratio_median = best[i] / best[0], np.median(seconds[i] / seconds[0])
         difference = np.abs(np.asarray(results[i][0])[:, -1] - expected[:, -1]).max()
         numbers = f"{best[i]:>11.2f}{median[i]:>11.2f}{ratio:>8.3f}{ratio_median:>8.3f}"
@@ -121,16 +84,11 @@ def report(n, rows, dtype, repeats, budget):
 
 
 def machine():
-    cpu = platform.processor() or platform.machine()
-    info = pathlib.Path("/proc/cpuinfo")
-    if info.exists():
-        names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
-        cpu = names[0].partition(":")[2].strip() if names else cpu
     device = jax.devices()[0]
+    about = versions("jax", "diffrax") | {"ensembleode": eo.__version__}
     return (
-        f"{cpu}, {os.cpu_count()} cores; JAX device {device.platform} ({device.device_kind}); "
-        f"Python {platform.python_version()}, jax {jax.__version__}, "
-        f"diffrax {diffrax.__version__}, ensembleode {eo.__version__}"
+        f"{cpu()}, {os.cpu_count()} cores; JAX device {device.platform} ({device.device_kind}); "
+        f"{named(about)}"
     )
 
 

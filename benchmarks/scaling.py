@@ -14,41 +14,37 @@
 """
 
 import argparse
-import json
 import os
 import pathlib
-import platform
-import subprocess
 import sys
 import time
 
 
-ROOT = pathlib.Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-if "SCALING" in os.environ:  # before JAX starts its threads
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: int(os.environ["SCALING"])])
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1]))
 
-import equinox as eqx  # noqa: E402
-import jax  # noqa: E402
-import jax.numpy as jnp  # noqa: E402
-import numpy as np  # noqa: E402
-import optax  # noqa: E402
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from common.contenders import by_solve
+from common.processes import apart, is_worker
+from common.report import kind_of_machine
+from common.tasks import lorenz_components, Task
 
-import ensembleode as eo  # noqa: E402
-from examples import allen_cahn  # noqa: E402
+import ensembleode as eo
+from examples import allen_cahn
 
 
 def lorenz(u, p, t):
-    x, y, z = u
-    return jnp.stack([p[0] * (y - x), x * (p[1] - z) - y, x * y - p[2] * z])
+    return jnp.stack(lorenz_components(u, p[1], p[0], p[2]))
 
 
 def ensemble_loss(params, batch):
-    prob = eo.ODEProblem(lorenz, batch["u0"][0], (0.0, 1.0), params)
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=batch["u0"][ctx.index]))
-    options = {"abstol": 1e-6, "reltol": 1e-6, "save_start": False}
-    sim = eo.solve(ens, eo.Tsit5(), eo.EnsembleThreads(1), trajectories=len(batch["u0"]), **options)
-    return jnp.sum((sim.u[:, 0] - batch["target"]) ** 2, axis=1)
+    u0 = batch["u0"]
+    task = Task(lorenz, u0, params, ("u0",), len(u0), 1.0, rtol=1e-6, atol=1e-6)
+    ends, _ = by_solve(task)(u0, params)
+    return jnp.sum((ends[:, 0] - batch["target"]) ** 2, axis=1)
 
 
 def trajectories(n):
@@ -106,15 +102,9 @@ def scaling(name, devices, steps):
     print(f"\n{name}: {n:,} items, or {n:,} for each device")
     print(f"{'devices':>8}{'strong, ms':>12}{'efficiency':>12}{'error':>10}", end="")
     print(f"{'weak, ms':>12}{'efficiency':>12}")
-    one = None
+    one, cores = None, sorted(os.sched_getaffinity(0))
     for count in devices:
-        done = subprocess.run(
-            [sys.executable, __file__, "--measure", name, "--steps", str(steps)],
-            env={**os.environ, "SCALING": str(count)},
-            stdout=subprocess.PIPE,
-            check=True,
-        )
-        found = json.loads(done.stdout)
+        found = apart(__file__, [name, steps], cores=cores[:count])
         one = found if one is None else one
         pairs = zip(found["numbers"], one["numbers"], strict=True)
         error = max(np.abs(np.subtract(a, b)).max() / np.abs(b).max() for a, b in pairs)
@@ -179,20 +169,15 @@ def overhead(milliseconds, steps):
 
 
 def main():
+    if is_worker(measured):
+        return
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     cores = len(os.sched_getaffinity(0))
     parser.add_argument("--devices", type=int, nargs="+", default=sorted({1, cores}))
     parser.add_argument("--steps", type=int, default=30)
     parser.add_argument("--milliseconds", type=float, default=10.0)
-    parser.add_argument("--measure", choices=LOSSES, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.measure:
-        print(json.dumps(measured(args.measure, args.steps)))
-        return
-    print(
-        f"{platform.machine()}, {os.cpu_count()} cores, Python {platform.python_version()}, "
-        f"jax {jax.__version__}, {jnp.zeros(1).dtype}"
-    )
+    print(f"{kind_of_machine()}, {jnp.zeros(1).dtype}")
     overhead(args.milliseconds, 50 * args.steps)
     for name in LOSSES:
         scaling(name, args.devices, args.steps)

@@ -27,14 +27,9 @@ right status, and every answer has to have the same bits as the answer to the sa
 """
 
 import argparse
-import asyncio
 import collections
 import contextlib
-import importlib.metadata
-import json
-import os
 import pathlib
-import platform
 import signal
 import socket
 import statistics
@@ -46,29 +41,30 @@ import time
 import urllib.error
 import urllib.request
 
-import msgpack
 import numpy as np
+import service_driver
+from common.processes import apart
+from common.report import header, line, machine, named, show_verdicts, write_json
+from service_driver import DISTINCT
 
 
+ROOT = pathlib.Path(__file__).resolve().parents[1]
 APP = """
-import equinox as eqx, jax, jax.numpy as jnp
-import ensembleode as eo
+import sys
 
-key = jax.random.key(0)
-network = eqx.nn.MLP(2, 2, 50, 1, activation=jnp.tanh, key=key, dtype=jnp.float32)
-weights, rest = eqx.partition(network, eqx.is_array)
-weights = jax.tree.map(lambda x: 4.0 * x, weights)
-prob = eo.ODEProblem(
-    lambda u, p, t: eqx.combine(p, rest)(u), jnp.zeros(2, jnp.float32), (0.0, 3.0), weights
-)
+sys.path.append(ROOT)
+import jax, jax.numpy as jnp
+import ensembleode as eo
+from benchmarks.common.tasks import network_task
+
+task = network_task(1, "float32", 3.0, scale=4.0)
+weights = jax.tree.map(jnp.asarray, task.p)
+prob = eo.ODEProblem(task.f, jnp.zeros(2, jnp.float32), (0.0, 3.0), weights)
 registry = eo.serve.Registry()
 registry.add("neural", prob, saveat=0.1, reltol=RELTOL, abstol=ABSTOL)
 """
-PATH = "/v1/problems/neural/solve"
-BINARY = "application/x-msgpack"
-ROWS = 31
-DISTINCT = 1000  # requests that are sent again and again
 SOAKING = 64  # clients, of --soak and --bad
+PACKAGES = ("ensembleode", "jax", "fastapi", "uvicorn", "uvloop", "httptools", "msgpack")
 
 
 #
@@ -82,7 +78,8 @@ class Service:
     def __init__(self, folder, tolerances, *options):
         app = pathlib.Path(folder) / "app.py"
         reltol, abstol = tolerances
-        app.write_text(APP.replace("RELTOL", repr(reltol)).replace("ABSTOL", repr(abstol)))
+        text = APP.replace("ROOT", repr(str(ROOT)))
+        app.write_text(text.replace("RELTOL", repr(reltol)).replace("ABSTOL", repr(abstol)))
         self.port = free_port()
         self.log = pathlib.Path(folder) / "log.txt"
         command = [sys.executable, "-c", "from ensembleode.cli import main; main()", "serve"]
@@ -115,9 +112,9 @@ class Service:
     def metrics(self):
         """Sums over the labels, by name; requests by status, too."""
         found = collections.Counter()
-        for line in self.get("/metrics").splitlines():
-            if line and not line.startswith("#"):
-                name, _, value = line.rpartition(" ")
+        for text in self.get("/metrics").splitlines():
+            if text and not text.startswith("#"):
+                name, _, value = text.rpartition(" ")
                 found[name.partition("{")[0]] += float(value)
                 if name.startswith("ensembleode_requests_total{"):
                     status = name.partition('status="')[2].partition('"')[0]
@@ -172,339 +169,10 @@ def free_port():
         return found.getsockname()[1]
 
 
-#
-# Requests
-#
-
-
-def array(x, dtype=np.float32):
-    x = np.asarray(x, dtype)
-    return {"dtype": x.dtype.str, "shape": list(x.shape), "data": x.tobytes()}
-
-
-def http(body, path=PATH, kind=BINARY):
-    head = f"POST {path} HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: {kind}\r\n"
-    head += f"Accept: {BINARY}\r\nContent-Length: {len(body)}\r\n\r\n"
-    return head.encode() + body
-
-
-def plain_requests():
-    states = np.random.default_rng(0).standard_normal((DISTINCT, 2))
-    return [http(msgpack.packb({"u0": array(u0)})) for u0 in states]
-
-
-def mixed_requests():
-    """One or several trajectories, with parameters, time spans and saved times of their own, or
-    without; in MessagePack, or in JSON."""
-    rng = np.random.default_rng(1)
-    every = []
-    for i in range(DISTINCT):
-        n = int(rng.integers(2, 9)) if i % 5 == 0 else None
-        body = {"u0": rng.standard_normal((2,) if n is None else (n, 2)).astype(np.float32)}
-        if i % 3 == 0:
-            body["tspan"] = np.array([0.0, rng.uniform(0.5, 3.0)], np.float32)
-            rows = int(rng.integers(2, ROWS + 1))
-            body["saveat"] = np.linspace(0.0, body["tspan"][1], rows, dtype=np.float32)
-        if i % 10 == 7:
-            body["saveat"] = 0.25
-        if i % 4 == 0:
-            every.append(http(json.dumps(body, default=np.ndarray.tolist).encode(), kind=JSON))
-        else:
-            every.append(http(msgpack.packb(body, default=array)))
-    return every
-
-
-JSON = "application/json"
-
-
-def bad_requests():
-    """`(request, status)`."""
-    good = array([0.1, 0.2])
-    nan = array([0.1, np.nan])
-    bodies = [
-        ({"u0": array([1.0, 2.0, 3.0])}, 422),
-        ({"u0": nan}, 422),
-        ({"u0": array([0.1, np.inf])}, 422),
-        ({"u0": "numbers"}, 422),
-        ({"u0": {**good, "dtype": "|O8"}}, 422),
-        ({"u0": {**good, "data": b"short"}}, 422),
-        ({"u0": good, "colour": 1}, 422),
-        ({"u0": good, "tspan": [0.0]}, 422),
-        ({"u0": good, "saveat": -0.1}, 422),
-        ({"u0": good, "saveat": array([0.5, 99.0])}, 422),
-        ({"u0": good, "p": array([1.0, 2.0])}, 422),
-        ({"u0": good, "deadline_ms": -1}, 422),
-        ({"u0": array(np.zeros((2000, 2)))}, 413),
-    ]
-    every = [(http(msgpack.packb(body)), status) for body, status in bodies]
-    texts = [b"{", b"[]", b'{"u0": [NaN, 1]}', b'{"u0": [1, 1e999]}', b'{"u0": [1, true]}']
-    every += [(http(text, kind=JSON), 422) for text in texts]
-    every.append((http(b"\x80", "/v1/problems/nobody/solve"), 404))
-    return every
-
-
-#
-# Driving it: in a process of its own
-#
-
-
-class Connection(asyncio.Protocol):
-    """One request at a time over one connection, which is kept.
-
-    `answered(connection, status, body)` is called with each answer, `lost(connection)` when it is
-    closed with a request underway.
-    """
-
-    def __init__(self, answered, lost):
-        self.answered, self.lost, self.due = answered, lost, None
-        self._buffer, self._whole, self._head = bytearray(), 0, 0
-
-    def connection_made(self, transport):
-        self.transport = transport
-        socket_of = transport.get_extra_info("socket")
-        socket_of.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-
-    def send(self, request, due):
-        self.due = due
-        self.transport.write(request)
-
-    def data_received(self, data):
-        self._buffer += data
-        if not self._whole:
-            end = self._buffer.find(b"\r\n\r\n")
-            if end < 0:
-                return
-            head = bytes(self._buffer[:end]).lower()
-            length = head.partition(b"\r\ncontent-length:")[2].partition(b"\r\n")[0]
-            self._head, self._whole = end + 4, end + 4 + int(length)
-        if len(self._buffer) < self._whole:
-            return
-        status, body = int(self._buffer[9:12]), bytes(self._buffer[self._head : self._whole])
-        del self._buffer[: self._whole]
-        self._whole, self.due_of_answer, self.due = 0, self.due, None
-        self.answered(self, status, body)
-
-    def connection_lost(self, error):
-        if self.due is not None:
-            self.lost(self)
-
-
-class Driver:
-    """Sends requests and counts what comes back."""
-
-    def __init__(self, port, requests):
-        self.port, self.requests, self.sent = port, requests, 0
-        self.latencies, self.statuses, self.lost = [], collections.Counter(), 0
-
-    async def connect(self, count):
-        loop, found = asyncio.get_running_loop(), []
-        for _ in range(count):
-            made = loop.create_connection(
-                lambda: Connection(self.answered, self.was_lost), "127.0.0.1", self.port
-            )
-            found.append((await made)[1])
-        return found
-
-    def next_request(self):
-        self.sent += 1
-        return self.requests[self.sent % len(self.requests)]
-
-    def answered(self, connection, status, body):
-        self.latencies.append(time.perf_counter() - connection.due_of_answer)
-        self.statuses[status] += 1
-        self.go_on(connection)
-
-    def was_lost(self, connection):
-        self.lost += 1
-        self.go_on(None)
-
-    def go_on(self, connection):
-        raise NotImplementedError
-
-    def found(self, seconds):
-        latencies = np.sort(np.array(self.latencies)) if self.latencies else np.array([np.nan])
-        return {
-            "requests": len(self.latencies),
-            "per_second": len(self.latencies) / seconds,
-            "p50": float(np.quantile(latencies, 0.5)),
-            "p99": float(np.quantile(latencies, 0.99)),
-            "slowest": float(latencies[-1]),
-            "statuses": dict(self.statuses),
-            "sent": self.sent,
-            "lost": self.lost,
-        }
-
-
-class Closed(Driver):
-    """Each client sends again once it has an answer."""
-
-    async def drive(self, clients, seconds, most):
-        connections = await self.connect(clients)
-        self.most, self.left = most, clients
-        self.ended = asyncio.get_running_loop().create_future()
-        started = time.perf_counter()
-        self.until = started + seconds
-        for connection in connections:
-            connection.send(self.next_request(), time.perf_counter())
-        with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self.ended, seconds + 60)
-        took = time.perf_counter() - started
-        for connection in connections:
-            connection.transport.close()
-        return self.found(took)
-
-    def go_on(self, connection):
-        now = time.perf_counter()
-        if connection is not None and now < self.until and self.sent < self.most:
-            connection.send(self.next_request(), now)
-            return
-        self.left -= 1
-        if not self.left and not self.ended.done():
-            self.ended.set_result(None)
-
-
-class Open(Driver):
-    """Requests at random times, by whatever connection is free."""
-
-    async def drive(self, clients, seconds, rate):
-        self.free = await self.connect(clients)
-        every, self.waiting = list(self.free), collections.deque()
-        await asyncio.sleep(0.3)  # until the service has accepted them, too
-        gaps = np.random.default_rng(2).exponential(1 / rate, int(2 * rate * seconds) + 10)
-        started = time.perf_counter()
-        for at in started + np.cumsum(gaps):
-            if at > started + seconds:
-                break
-            early = at - time.perf_counter()
-            if early > 0:
-                await asyncio.sleep(early)
-            # (It is late by how coarse the timers of this process are, not by the service.)
-            now = time.perf_counter()
-            if self.free:
-                self.free.pop().send(self.next_request(), now)
-            else:
-                self.waiting.append(now)
-        drained = time.perf_counter() + 60
-        while len(self.free) < len(every) - self.lost and time.perf_counter() < drained:
-            await asyncio.sleep(0.001)
-        took = time.perf_counter() - started
-        for connection in every:
-            connection.transport.close()
-        return {**self.found(took), "rate": rate}
-
-    def go_on(self, connection):
-        if connection is None:
-            return
-        if self.waiting:
-            connection.send(self.next_request(), self.waiting.popleft())
-        else:
-            self.free.append(connection)
-
-
-class Checked(Closed):
-    """Compares every answer with that of the same request alone; some requests are bad."""
-
-    def __init__(self, port, requests, bad, share):
-        super().__init__(port, requests)
-        self.bad, self.share, self.alone = bad, share, {}
-        self.rng = np.random.default_rng(3)
-        self.wrong, self.refused, self.examples = 0, 0, []
-
-    async def ask_alone(self):
-        """The answers to each request when there is no other."""
-        loop = asyncio.get_running_loop()
-        answers = asyncio.Queue()
-
-        def answered(_, status, body):
-            answers.put_nowait((status, body))
-
-        _, connection = await loop.create_connection(
-            lambda: Connection(answered, lambda _: answers.put_nowait((0, b"lost"))),
-            "127.0.0.1",
-            self.port,
-        )
-        for i, request in enumerate(self.requests):
-            connection.send(request, 0.0)
-            status, body = await answers.get()
-            if status != 200:
-                sys.exit(f"request {i}, alone, was answered {status}: {body[:300]!r}")
-            self.alone[i] = numbers_of(body)
-        connection.transport.close()
-
-    def next_request(self):
-        self.sent += 1
-        self.drawn = int(self.rng.integers(len(self.requests)))
-        if self.rng.random() < self.share:
-            self.drawn = -1 - int(self.rng.integers(len(self.bad)))
-            return self.bad[-1 - self.drawn][0]
-        return self.requests[self.drawn]
-
-    async def drive(self, clients, seconds, most):
-        await self.ask_alone()
-        found = await super().drive(clients, seconds, most)
-        counts = {"wrong": self.wrong, "refused": self.refused, "examples": self.examples}
-        return {**found, **counts, "unanswered": self.sent - len(self.latencies)}
-
-    def answered(self, connection, status, body):
-        drawn = connection.asked
-        if drawn >= 0:
-            right = status == 200 and numbers_of(body) == self.alone[drawn]
-        else:
-            right = status == self.bad[-1 - drawn][1]
-            self.refused += right
-        if not right:
-            self.wrong += 1
-            if len(self.examples) < 5:
-                self.examples.append([drawn, status, repr(body[:200])])
-        super().answered(connection, status, body)
-
-    async def connect(self, count):
-        found = await super().connect(count)
-        for connection in found:
-            connection.send = self._remembering(connection, connection.send)
-        return found
-
-    def _remembering(self, connection, send):
-        def remembering(request, due):
-            connection.asked = self.drawn
-            send(request, due)
-
-        return remembering
-
-
-def numbers_of(body):
-    """What must be the same, bit for bit: everything but the times it took."""
-    answer = msgpack.unpackb(body)
-    answer.pop("seconds", None)
-    return answer
-
-
-def work(task):
-    kind, port = task.pop("kind"), task.pop("port")
-    if kind == "checked":
-        driver = Checked(port, mixed_requests(), bad_requests(), task.pop("share"))
-    else:
-        driver = {"closed": Closed, "open": Open}[kind](port, plain_requests())
-    try:
-        import uvloop
-
-        run = uvloop.run
-    except ImportError:
-        run = asyncio.run
-    started, used = time.perf_counter(), time.process_time()
-    found = run(driver.drive(**task))
-    found["driver"] = (time.process_time() - used) / (time.perf_counter() - started)
-    print(json.dumps(found))
-
-
-def driven(running, **task):
+def driven(running, kind, **task):
     """What a driver found, and what the service says of the same time."""
     before, used = running.metrics(), running.cpu()
-    command = [sys.executable, __file__, "--worker", json.dumps({"port": running.port, **task})]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        sys.exit(done.stderr)
-    found = json.loads(done.stdout.splitlines()[-1])
+    found = apart(service_driver.__file__, [kind, running.port, task])
     found["cpu"] = (running.cpu() - used) / max(1, found["sent"])
     change = running.metrics()
     change.subtract(before)
@@ -534,19 +202,19 @@ def throughput(options):
     ):
         services = {True: batching, False: alone}
         for running in services.values():
-            driven(running, kind="closed", clients=16, seconds=1.0, most=10_000)
+            driven(running, "closed", clients=16, seconds=1.0, most=10_000)
         task = {"seconds": options.seconds / options.rounds, "most": options.requests}
         for clients in options.clients:
             rounds = {True: [], False: []}
             for _ in range(options.rounds):
                 for on, running in services.items():
-                    rounds[on].append(driven(running, kind="closed", clients=clients, **task))
+                    rounds[on].append(driven(running, "closed", clients=clients, **task))
             for on, found in rounds.items():
                 rows.append({"batching": on, "clients": clients, **medians(found)})
                 show_row(rows[-1], first=len(rows) == 1)
         rate = max(row["per_second"] for row in rows) / 2
         task = {"clients": max(options.clients), "seconds": options.seconds / options.rounds}
-        rounds = [driven(batching, kind="open", rate=rate, **task) for _ in range(options.rounds)]
+        rounds = [driven(batching, "open", rate=rate, **task) for _ in range(options.rounds)]
         half = {"batching": True, "clients": "open", **medians(rounds)}
         show_row(half)
         memory, starting = batching.memory(), batching.seconds_to_start
@@ -585,7 +253,7 @@ def throughput_verdicts(options, rows, half):
 def soak(options):
     """The memory of the service, as requests are counted."""
     with service(options.tolerances, *options.serving) as running:
-        driven(running, kind="closed", clients=SOAKING, seconds=5.0, most=20_000)
+        driven(running, "closed", clients=SOAKING, seconds=5.0, most=20_000)
         samples, ended = [], threading.Event()
         started = time.perf_counter()
 
@@ -599,7 +267,7 @@ def soak(options):
 
         watcher = threading.Thread(target=watch)
         watcher.start()
-        found = driven(running, kind="closed", clients=SOAKING, seconds=1e6, most=options.soak)
+        found = driven(running, "closed", clients=SOAKING, seconds=1e6, most=options.soak)
         ended.set()
         watcher.join()
         samples.append((time.perf_counter() - started, found["requests"], running.memory()))
@@ -621,15 +289,15 @@ def checked(options):
     with service(options.tolerances, *options.serving) as running:
         found = driven(
             running,
-            kind="checked",
+            "checked",
             share=options.bad,
             clients=SOAKING,
             seconds=1e6,
             most=options.requests,
         )
     show_row({"batching": True, "clients": SOAKING, **found}, first=True)
-    for drawn, status, body in found["examples"]:
-        print(f"  request {drawn} was answered {status}: {body}")
+    for request, status, body in found["examples"]:
+        print(f"  {request} was answered {status}: {body}")
     asked = found["sent"]
     lines = [
         ["answers that are not those alone, or not refused as they should be", found["wrong"]],
@@ -654,35 +322,13 @@ def show_row(row, first=False):
     if first:
         head = ["batching", "clients", "requests/s", "p50, ms", "p99, ms", "slowest, ms"]
         head += ["batch", "wait, ms", "solve, ms", "CPU, ms", "driver", "not 200"]
-        print(f"\n| {' | '.join(head)} |\n|:---|{'---:|' * (len(head) - 1)}")
+        print(f"\n{header(head)}")
     cells = ["on" if row["batching"] else "off", str(row["clients"]), f"{row['per_second']:,.0f}"]
     cells += [f"{1e3 * row[key]:.3g}" for key in ("p50", "p99", "slowest")]
     cells += [f"{row['batch']:.3g}", f"{1e3 * row['wait']:.3g}", f"{1e3 * row['solve']:.3g}"]
     cells += [f"{1e3 * row['cpu']:.3g}", f"{row['driver']:.0%}"]
     cells.append(str(row["sent"] - row["statuses"].get("200", 0)))
-    print(f"| {' | '.join(cells)} |", flush=True)
-
-
-def show_verdicts(lines):
-    print()
-    for what, measured, bound, held in lines:
-        print(f"- {what}: {measured:.4g}, wanted {bound}: {'met' if held else '**MISSED**'}")
-
-
-def machine():
-    info = pathlib.Path("/proc/cpuinfo")
-    names = info.read_text().splitlines() if info.exists() else []
-    names = [line.partition(":")[2].strip() for line in names if line.startswith("model name")]
-    found = {"Python": platform.python_version()}
-    for name in ("ensembleode", "jax", "fastapi", "uvicorn", "uvloop", "httptools", "msgpack"):
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            found[name] = importlib.metadata.version(name)
-    return {
-        "cpu": names[0] if names else platform.processor() or platform.machine(),
-        "cores": os.cpu_count(),
-        "load": os.getloadavg() if hasattr(os, "getloadavg") else None,
-        "versions": found,
-    }
+    print(line(cells), flush=True)
 
 
 def parse():
@@ -701,7 +347,6 @@ def parse():
     parser.add_argument("--every", type=float, default=5.0, help="seconds between looks (--soak)")
     parser.add_argument("--bad", type=float, metavar="SHARE", help="of requests that are wrong")
     parser.add_argument("--json", metavar="FILE", help="write everything measured")
-    parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     options.seconds = options.seconds or (5.0 if options.quick else 10.0)
     options.clients = [int(n) for n in options.clients.split(",")]
@@ -715,21 +360,17 @@ def parse():
 
 def main():
     options = parse()
-    if options.worker:
-        work(json.loads(options.worker))
-        return
-    about = machine()
-    named = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
-    print(f"{about['cpu']}, {about['cores']} cores; {named}", flush=True)
+    about = machine(*PACKAGES)
+    print(f"{about['cpu']}, {about['cores']} cores; {named(about['versions'])}", flush=True)
     measure = throughput
     if options.soak:
         measure = soak
     elif options.bad is not None:
         measure = checked
     found = {"options": vars(options), **measure(options)}
-    show_verdicts(found["verdicts"])
+    show_verdicts(found["verdicts"], ": {:.4g}")
     if options.json:
-        pathlib.Path(options.json).write_text(json.dumps({"machine": about, **found}, indent=1))
+        write_json(options.json, {"machine": about, **found})
 
 
 if __name__ == "__main__":

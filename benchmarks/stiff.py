@@ -16,12 +16,15 @@ own default for the method, in the same process, with at most `--raw-maxiters` s
 
 import argparse
 import json
-import time
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from common.contenders import by_diffrax, solution
+from common.report import line
+from common.tasks import Task
+from common.timing import timed
 
 
 jax.config.update("jax_enable_x64", True)
@@ -142,14 +145,9 @@ PROBLEMS = {
         321.8122,
         [280.0, 1.71, 0.43, 8.32, 0.0007, 8.75, 10.03, 0.035, 1.12, 1.745, 0.69, 1.81],
         [
-            0.7371312573325668e-3,
-            0.1442485726316185e-3,
-            0.5888729740967575e-4,
-            0.1175651343283149e-2,
-            0.2386356198831331e-2,
-            0.6238968252742796e-2,
-            0.2849998395185769e-2,
-            0.2850001604814231e-2,
+            *(0.7371312573325668e-3, 0.1442485726316185e-3, 0.5888729740967575e-4),
+            *(0.1175651343283149e-2, 0.2386356198831331e-2, 0.6238968252742796e-2),
+            *(0.2849998395185769e-2, 0.2850001604814231e-2),
         ],
     ),
     "ROBER": Problem(
@@ -179,26 +177,13 @@ PROBLEMS = {
             *(0.444e12, 0.124e4, 0.21e1, 0.578e1, 0.474e-1, 0.178e4, 0.312e1),
         ],
         [
-            0.5646255480022769e-1,
-            0.1342484130422339,
-            0.4139734331099427e-8,
-            0.5523140207484359e-2,
-            0.2018977262302196e-6,
-            0.1464541863493966e-6,
-            0.7784249118997964e-1,
-            0.3245075353396018,
-            0.7494013383880406e-2,
-            0.1622293157301561e-7,
-            0.1135863833257075e-7,
-            0.2230505975721359e-2,
-            0.2087162882798630e-3,
-            0.1396921016840158e-4,
-            0.8964884856898295e-2,
-            0.4352846369330103e-17,
-            0.6899219696263405e-2,
-            0.1007803037365946e-3,
-            0.1772146513969984e-5,
-            0.5682943292316392e-4,
+            *(0.5646255480022769e-1, 0.1342484130422339, 0.4139734331099427e-8),
+            *(0.5523140207484359e-2, 0.2018977262302196e-6, 0.1464541863493966e-6),
+            *(0.7784249118997964e-1, 0.3245075353396018, 0.7494013383880406e-2),
+            *(0.1622293157301561e-7, 0.1135863833257075e-7, 0.2230505975721359e-2),
+            *(0.2087162882798630e-3, 0.1396921016840158e-4, 0.8964884856898295e-2),
+            *(0.4352846369330103e-17, 0.6899219696263405e-2, 0.1007803037365946e-3),
+            *(0.1772146513969984e-5, 0.5682943292316392e-4),
         ],
     ),
 }  # fmt: skip
@@ -220,23 +205,17 @@ def constants_of(problem, copies):
     return np.concatenate([constants[None], constants * np.exp(0.1 * noise)])
 
 
-def ensemble(problem, constants):
-    prob = eo.ODEProblem(problem.f, np.asarray(problem.u0), (0.0, problem.end), constants[0])
-    values = jnp.asarray(constants)
-    return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=values[ctx.index]))
+def task_of(problem, constants, reltol, abstol):
+    u0 = np.asarray(problem.u0, float)
+    options = {"rtol": reltol, "atol": abstol}
+    return Task(problem.f, u0, constants, ("p",), len(constants), problem.end, **options)
 
 
 def ours(problem, method, constants, reltol, abstol, **options):
     """The ends, a mask of success, and steps accepted and rejected."""
-    sim = eo.solve(
-        ensemble(problem, constants),
-        getattr(eo, method)(),
-        eo.EnsembleSerial(),  # one device, as raw diffrax has
-        trajectories=len(constants),
-        reltol=reltol,
-        abstol=abstol,
-        **options,
-    )
+    task = task_of(problem, constants, reltol, abstol)
+    where, alg = eo.EnsembleSerial(), getattr(eo, method)()  # one device, as raw diffrax has
+    sim = solution(task, task.u0, jnp.asarray(constants), where, alg, **options)
     stats = sim.stats
     return [np.array(x) for x in (sim.u[:, -1], sim.successful, stats.naccept, stats.nreject)]
 
@@ -248,26 +227,17 @@ def raw(problem, method, maxiters):
         none = diffrax.ODETerm(lambda t, u, p: jnp.zeros_like(u))
         terms = diffrax.MultiTerm(none, terms)
 
-    def one(p, reltol, abstol):
-        sol = diffrax.diffeqsolve(
-            terms,
-            solver,
-            0.0,
-            problem.end,
-            None,
-            jnp.asarray(problem.u0, float),
-            p,
-            stepsize_controller=diffrax.PIDController(rtol=reltol, atol=abstol),
-            max_steps=maxiters,
-            throw=False,
-        )
+    def gives(sol):
         steps = sol.stats["num_accepted_steps"], sol.stats["num_rejected_steps"]
         return sol.ys[-1], sol.result == diffrax.RESULTS.successful, *steps
 
-    solve = jax.jit(jax.vmap(one, in_axes=(0, None, None)))
-    return lambda constants, reltol, abstol: [
-        np.array(x) for x in solve(jnp.asarray(constants), reltol, abstol)
-    ]
+    @jax.jit
+    def solve(constants, reltol, abstol):
+        task = task_of(problem, constants, reltol, abstol)
+        every = by_diffrax(task, solver, maxiters, terms=terms, gives=gives)
+        return every(jnp.asarray(task.u0), constants)
+
+    return lambda *args: [np.array(x) for x in solve(*args)]
 
 
 def digits(ends, exact):
@@ -288,9 +258,7 @@ def references(problem, constants, abstol):
 
 def row(exact, solve, *args):
     solve(*args)
-    start = time.perf_counter()
-    ends, succeeded, accepted, rejected = solve(*args)
-    seconds = time.perf_counter() - start
+    seconds, (ends, succeeded, accepted, rejected) = timed(solve, *args)
     correct = np.where(succeeded, digits(ends, exact), np.nan)
     steps = accepted + rejected
     return {
@@ -339,7 +307,7 @@ def table(path):
         texts = [problem if loose else f"{problem}, tight", method]
         for (reltol, _, text), (_, _, other) in zip(cells[::2], cells[1::2], strict=True):
             texts += [f"{reltol:.0e}", text, other]
-        print(f"| {' | '.join(texts + [''] * (8 - len(texts)))} |")
+        print(line(texts + [""] * (8 - len(texts))))
 
 
 def main():

@@ -1,0 +1,46 @@
+"""Parts of a benchmark in processes of their own."""
+
+import contextlib
+import json
+import os
+import subprocess
+import sys
+
+
+def last_core():
+    """The one to hold a process to, where the system can."""
+    return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+
+
+@contextlib.contextmanager
+def held(cores):
+    """Holds this thread to these cores, and with it the processes that it starts."""
+    if cores is None or not hasattr(os, "sched_setaffinity"):
+        yield
+        return
+    before = os.sched_getaffinity(0)
+    os.sched_setaffinity(0, cores)
+    try:
+        yield
+    finally:
+        os.sched_setaffinity(0, before)
+
+
+def apart(script, request, *, cores=None, environment=None):
+    """What the script's `is_worker` does with this request, a list; held to cores, if given."""
+    command = [sys.executable, script, "--worker", json.dumps(request)]
+    environment = {**os.environ, **(environment or {})}
+    with held(cores):
+        # Some libraries greet on stderr, so that is shown only when something is wrong.
+        done = subprocess.run(command, capture_output=True, text=True, env=environment)
+    if done.returncode:
+        sys.exit(done.stderr or f"{script} ended with {done.returncode}")
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def is_worker(work):
+    """Whether this process is one that `apart` started; then the work is done."""
+    found = len(sys.argv) == 3 and sys.argv[1] == "--worker"
+    if found:
+        print(json.dumps(work(*json.loads(sys.argv[2]))))
+    return found
