@@ -210,7 +210,7 @@ def reference(case, gradient):
     path = pathlib.Path(tempfile.gettempdir()) / f"limits-{key}.npz"
     if not path.exists():
         with jax.enable_x64(True):
-            solve = by_solve(task, alg=eo.Vern9(), engine="lanes", maxiters=10**5)
+            solve = by_solve(task, alg=eo.Vern9(), engine="compiled", maxiters=10**5)
             found = in_jit(solve, task, gradient)()
         np.savez(path, *map(np.asarray, found))
     with np.load(path) as found:

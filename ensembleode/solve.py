@@ -24,6 +24,7 @@ from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.retcode import count_codes, has_failed, ReturnCode
 from .core.trajectories import describe
+from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
 from .options import check_count
@@ -164,25 +165,39 @@ def solve(
         "stepsize_controller": stepsize_controller,
         "sensealg": sensealg,
     }
-    with sensitivity.explained(sensealg):
-        job, choice = job_for(ens, options, key, None if alone else n, engine, alg, ensemblealg)
     where = EnsembleSerial() if alone else ensemblealg or EnsembleThreads()
-    executor = executor_for(where, job.plan.engine)
-    executor.check(job.plan)
-    if how := executor.how:
-        choice = choice._replace(reason=f"{choice.reason}; {how}")
-    run = _Run(ens, alg, where, executor, choice, n, batch_size, max_repeats, started)
 
+    def planned(engine: str) -> tuple[Job, _Run]:
+        count = None if alone else n
+        with sensitivity.explained(sensealg):
+            job, choice = job_for(ens, options, key, count, engine, alg, ensemblealg)
+        executor = executor_for(where, job.plan.engine)
+        executor.check(job.plan)
+        if how := executor.how:
+            choice = choice._replace(reason=f"{choice.reason}; {how}")
+        return job, _Run(ens, alg, where, executor, choice, n, batch_size, max_repeats, started)
+
+    job, run = planned(engine)
     if job.traced:
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
         _refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
         with sensitivity.explained(job.trajectories.options["sensealg"]):
             job = _make_traceable(job, ens)
             return _solve_alone(job, run) if alone else _solve_traced(job, run)
-    if alone:
-        sim, cause = _solve_alone(job, run), None
-    else:
-        sim, cause = _solve_eagerly(job, run, progress, store, store_key)
+
+    def solved(job: Job, run: _Run) -> tuple[Any, BaseException | None]:
+        if alone:
+            return _solve_alone(job, run), None
+        return _solve_eagerly(job, run, progress, store, store_key)
+
+    try:
+        sim, cause = solved(job, run)
+    except CompileError as e:
+        if engine != "auto":
+            raise
+        log_once(f"the lanes engine solves what the compiled engine can't: {e}")
+        job, run = planned("lanes")
+        sim, cause = solved(job, run)
     if cause is not None and not (
         isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
     ):
@@ -190,7 +205,7 @@ def solve(
         raise cause
     notes = _say_if_stiff(job, alg, sim)
     if throw:
-        _throw(sim, [*executor.notes, *notes])
+        _throw(sim, [*run.executor.notes, *notes])
     return sim
 
 

@@ -13,8 +13,8 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.core import batches
-from ensembleode.core.job import blank
 from ensembleode.core.interpolation import hermite
+from ensembleode.core.job import blank
 from ensembleode.solution import count_codes, EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled

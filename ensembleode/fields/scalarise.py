@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend import source_info_util
 
+from ..tracing.program import with_constants
 from .lanes import control as control, indexing as indexing, primitives as primitives
 from .lanes.interpreter import Interpreter, Limits, NotInLanesError, TooLong
 from .lanes.values import fill, Scalars, unpack
@@ -140,13 +141,7 @@ def _inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
     consts, args = flat.jaxpr.invars[:n], flat.jaxpr.invars[n:]
     if flat.consts:
         return jaxpr
-    return jex.Jaxpr(
-        constvars=consts,
-        invars=args,
-        outvars=flat.jaxpr.outvars,
-        eqns=flat.jaxpr.eqns,
-        debug_info=flat.jaxpr.debug_info,
-    )
+    return with_constants(flat.jaxpr, consts, args)
 
 
 def _is_scalar(jaxpr: Any) -> bool:

@@ -107,7 +107,7 @@ def kernel_report(
     job, _ = job_for(ens, options, jax.random.key(0), 2, "lanes", alg or Tsit5())
     if reason := gpu.refusal(job.plan):
         raise ValueError(f"EnsembleGPUKernel() {reason}")
-    job = job.replan(engine=gpu)
+    job = job.replan(engine=gpu.ENGINE)
     lanes = jax.eval_shape(lambda: job.trajectories.lanes(integers(np.arange(2)), 1))
     if arch is None:
         devices = launch.cuda_devices()

@@ -25,8 +25,11 @@ from .numbers import layout_of, operands_of, trajectories_last
 
 # Bytes of the turns of a segment: as much as stays in a cache.
 _SEGMENT = 2**20
-# Trajectories of a group, for each lane.
-_GROUP = 16
+# On the way back: trajectories of a group, for each lane, which share the room of a segment. (With
+# fixed steps lanes end together, and a longer group only means more segments, so more runs.)
+_GROUP, _GROUP_OF_FIXED_STEPS = 4, 1
+# And vectors a number: a step has several times as many numbers as forwards.
+_VECTORS_BACKWARDS = 2
 _MOST_LANES = 32
 # On a GPU: turns of a segment, at least (longer ones need fewer runs), and the bytes that the
 # records of all threads take: where they would be more, there are fewer threads.
@@ -47,7 +50,7 @@ class Setup(NamedTuple):
     n: int
     groups: int = 1
 
-    def description(self, lanes: Lane) -> Description:
+    def description(self, lanes: Lane, *, backwards: bool = False) -> Description:
         plan, solver = self.plan, self.plan.method.value
         assert isinstance(plan.field, Program)
         here = machine.current()
@@ -60,7 +63,7 @@ class Setup(NamedTuple):
             plan.saving._replace(rows=0),
             layout_of(plan, lanes),
             bool(plan.batched.saveat),
-            1 if self.on_gpu else self._width(-(-self.n // self.threads)),
+            1 if self.on_gpu else self._width(-(-self.n // self.threads), backwards=backwards),
             self.on_gpu or here.has_fma,
             self.on_gpu,
         )
@@ -75,11 +78,13 @@ class Setup(NamedTuple):
         width = self._width(self.n)
         return 1 if self.n <= width else min(self.plan.threads, -(-self.n // width))
 
-    def _width(self, n: int) -> int:
+    def _width(self, n: int, *, backwards: bool = False) -> int:
         """How many lanes a thread has that solves so many trajectories."""
         size, adaptive = math.prod(self.plan.state.shape), self.plan.method.value.controller
         here = machine.current()
-        return width_of(size, self.plan.state.dtype, n, here, adaptive=adaptive is not None)
+        width = width_of(size, self.plan.state.dtype, n, here, adaptive=adaptive is not None)
+        most = _VECTORS_BACKWARDS * here.lanes(self.plan.state.dtype)
+        return min(width, most) if backwards else width
 
 
 def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
@@ -223,7 +228,7 @@ def _real(plan: Plan) -> list[bool]:
 
 def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> Pulled:
     plan, n, groups = setup.plan, setup.n, setup.groups
-    d = setup.description(lanes)
+    d = setup.description(lanes, backwards=True)
     text, checkpoint = kernel.pulling_back(d)
     which = kernel.with_gradients(d)
     avals = parameters_of(plan.field)
@@ -252,7 +257,7 @@ def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -
     """How many threads, the other sizes (see `kernel.TURNS`), and memory."""
     del shared
     threads = setup.threads
-    group = min(setup.n, _GROUP * d.width)
+    group = min(setup.n, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
     turn = (d.size + 2) * d.width
     # All turns of a group, at most: a lane's are those of its trajectories.
     most = (setup.plan.maxiters + 1) * (group // d.width + 2)

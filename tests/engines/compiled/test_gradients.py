@@ -157,6 +157,7 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
     for turns, group, width in ((7, 16, 4), (11, 3, 2)):
         monkeypatch.setattr(solves, "_segment_turns", lambda most, _, turns=turns: min(most, turns))
         monkeypatch.setattr(solves, "_GROUP", group)
+        monkeypatch.setattr(solves, "_GROUP_OF_FIXED_STEPS", group)
         monkeypatch.setattr(solves, "width_of", lambda *_, width=width: width)
         found = gradient()
         for name in ("u0", "own", "t0", "t1"):

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 
 import ensembleode as eo
 from ensembleode import solvers
-from ensembleode.engines.compiled import machine, solves
+from ensembleode.engines.compiled import call, machine, solves
+from ensembleode.engines.compiled.compiler import CompileError
 
 
 N = 23
@@ -225,3 +226,27 @@ def test_vmap_makes_one_call_wider():
     assert text.count("custom_call @ensembleode_") == 1
     for i, factor in enumerate(factors):
         np.testing.assert_array_equal(wide[i], jax.jit(of)(factor))
+
+
+@pytest.mark.parametrize("alone", [True, False])
+def test_what_llvm_refuses_is_solved_by_lanes(alone, monkeypatch, caplog):
+    """By itself with engine="auto", which is said; asked for, the engine raises."""
+
+    def refuse(text, machine):
+        raise CompileError(f"LLVM can't select this (alone: {alone})")
+
+    monkeypatch.setattr(call, "compiled", refuse)
+    rate = np.random.default_rng(0).uniform()  # of a program that no other test has compiled
+    prob = eo.ODEProblem(lambda u, p, t: -p * u + rate * jnp.cos(rate * u), [1.0], (0.0, 1.0), 2.0)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=prob.p + ctx.index))
+
+    def solve(**options):
+        return eo.solve(prob, **options) if alone else eo.solve(ens, trajectories=5, **options)
+
+    with pytest.raises(CompileError, match="can't select this"):
+        solve(engine="compiled")
+    with caplog.at_level("INFO", "ensembleode"):
+        found = solve()
+    assert found.engine.name == "lanes"
+    assert "can't select this" in caplog.text
+    np.testing.assert_array_equal(found.u, solve(engine="lanes").u)

@@ -133,7 +133,7 @@ def ptx_of(ens, arch, **options):
     )
     options = dict.fromkeys(every.split()) | options
     job, _ = job_for(ens, options, jax.random.key(0), 2, "auto", eo.Tsit5())
-    job = job.replan(engine=gpu)
+    job = job.replan(engine=gpu.ENGINE)
     lanes = jax.eval_shape(lambda: job.trajectories.lanes(np.arange(2), 1))
     return [launch.ptx_of(x, arch) for x in gpu.kernels(job.plan, lanes).values()]
 
