@@ -61,10 +61,12 @@ def pytest_collection_modifyitems(items):
 
 
 def pytest_runtest_teardown(item, nextitem):
-    """Forget compiled programs between modules before there are too many: each is some mappings of
-    memory, of which Linux gives a process 65,530 (and XLA crashes without)."""
-    if nextitem is not None and nextitem.module is not item.module and _mappings() > 15_000:
+    """Forget compiled programs between modules, which have few in common: hundreds of them take
+    gigabytes, and each is some mappings of memory, of which Linux gives a process 65,530 (and XLA
+    crashes without)."""
+    if nextitem is not None and nextitem.module is not item.module and _mappings() > 3_000:
         jax.clear_caches()
+        gc.collect()
 
 
 def _mappings() -> int:
