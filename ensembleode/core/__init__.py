@@ -1,6 +1,9 @@
 """One solve, from `prob_func` to arrays and back.
 
-- `trajectories.py`: a `prob_func` as arrays; `saving.py`: which times are saved; `keys.py`.
+- `trajectories.py`: a `prob_func` as arrays (`lane.py`), of which `maker.py` makes one trajectory:
+    traced (`over_index.py`), by an earlier trace (`trace_memory.py`), with its NumPy arrays lifted
+    (`lifting.py`), or called for each (`called.py`).
+- `saving.py`: which times are saved; `keys.py`: PRNG keys.
 - `plan.py`, `job.py`: what is solved, as engines and executors are given it.
 - `batches.py`: batches, reruns and early stop; `reductions.py`, `progress.py`.
 - `fingerprint.py`: what its numbers depend on; `files.py`, `on_disk.py`: for stores.

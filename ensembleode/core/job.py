@@ -18,8 +18,8 @@ from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
 from ..tracing.reach import abstract
 from ..tracing.trace_cache import traced_once
+from .lane import Lane, Trajectories
 from .plan import Plan, Result
-from .trajectories import Lane, Trajectories
 
 
 @dataclasses.dataclass(frozen=True)

@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 
 from ..tracing.program import Program, Static
+from .lane import Lane
 from .saving import Saving
-from .trajectories import Lane
 
 
 @dataclasses.dataclass(frozen=True)

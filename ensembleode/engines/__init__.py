@@ -5,7 +5,7 @@ A new engine is a subclass of `engine.Engine`, in a module here, and its place i
 
 from typing import Any
 
-from ..core.trajectories import Lane
+from ..core.lane import Lane
 from ..ensemble import EnsembleColumns
 from ..solution import EngineChoice
 from ..tracing.program import Program

@@ -3,8 +3,8 @@
 import abc
 from typing import Any, ClassVar
 
+from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..core.trajectories import Lane
 from ..tracing.program import Program, Static
 
 

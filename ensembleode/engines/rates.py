@@ -5,8 +5,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..core.trajectories import Lane
 
 
 def rates(plan: Plan, lanes: Lane, u: Any, t: Any) -> Any:

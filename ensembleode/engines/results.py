@@ -5,9 +5,9 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
 from ..core.retcode import ReturnCode
-from ..core.trajectories import Lane
 from ..solvers.tableau import Tableau
 
 

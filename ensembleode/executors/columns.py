@@ -9,8 +9,8 @@ import jax.numpy as jnp
 
 from ..core.executor import Executor
 from ..core.job import axes, finish, Job, Outcome
+from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..core.trajectories import Lane
 from ..tracing.program import Program
 
 

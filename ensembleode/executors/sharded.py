@@ -20,8 +20,8 @@ from ..core import cpu_devices
 from ..core.executor import Executor
 from ..core.job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
 from ..core.keys import as_before, raw
+from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
-from ..core.trajectories import Lane
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..tracing.program import being_staged, is_jaxpr, params_of

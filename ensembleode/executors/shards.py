@@ -17,8 +17,8 @@ import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .. import sensitivity
+from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..core.trajectories import Lane
 
 
 AXIS = "trajectories"

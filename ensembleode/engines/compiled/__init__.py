@@ -28,9 +28,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import sensitivity
+from ...core.lane import Lane
 from ...core.logs import log_once
 from ...core.plan import Plan, Result
-from ...core.trajectories import Lane
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...tracing.program import Program, Static

@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ... import sensitivity
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
-from ...core.trajectories import Lane
 from ...tracing.program import Program, trace
 from ..rates import rates
 from ..results import Numbers, result_of

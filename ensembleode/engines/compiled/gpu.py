@@ -7,8 +7,8 @@ The code is the same at a width of one, printed as PTX; what is different is whe
 import math
 from typing import Any
 
+from ...core.lane import Lane
 from ...core.plan import Plan
-from ...core.trajectories import Lane
 from ..lanes import Lanes
 from . import Compiled, kernel
 from .launch import Kernel

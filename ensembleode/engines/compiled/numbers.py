@@ -12,8 +12,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core.lane import Lane
 from ...core.plan import Plan
-from ...core.trajectories import Lane
 from ...fields import Inputs
 from .builder import Buffer, Builder, I64, Value, Variable
 from .reading import Memory

@@ -11,8 +11,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ...core.lane import Lane
 from ...core.plan import Plan
-from ...core.trajectories import Lane
 from ...fields import parameters_of
 from ...tracing.program import Program
 from ..results import Counts, Saved

@@ -7,8 +7,8 @@
 
 from typing import Any
 
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...core.trajectories import Lane
 from ...tracing.program import Static
 from ..engine import Engine
 

@@ -19,9 +19,9 @@ import jax.tree_util as jtu
 import optimistix
 
 from ... import sensitivity
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
-from ...core.trajectories import Lane
 from ...solvers import ODESolver
 from ...solvers.time import STRETCH
 from ...tracing.program import Static

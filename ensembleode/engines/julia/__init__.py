@@ -20,8 +20,8 @@ import jax
 import jax.numpy as jnp
 
 from ... import sensitivity
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...core.trajectories import Lane
 from ...solvers import JuliaAlg
 from ...solvers.julia_alg import Description
 from ...tracing.program import Program, Static, trace

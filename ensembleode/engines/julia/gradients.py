@@ -18,10 +18,10 @@ import numpy as np
 
 from ... import sensitivity
 from ...core.host import host_call
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
-from ...core.trajectories import Lane
 from ...fields import parameters_of
 from ...tracing.program import Program, trace
 from ..rates import rates

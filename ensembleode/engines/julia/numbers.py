@@ -8,8 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
-from ...core.trajectories import Lane
 from .fields import Field
 
 

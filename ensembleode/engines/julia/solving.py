@@ -7,8 +7,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ...core.host import host_call
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...core.trajectories import Lane
 from . import methods, session
 from .fields import Field, translate
 from .numbers import flags, read_arrays, result_of, written

@@ -18,8 +18,8 @@ import jax
 import jax.numpy as jnp
 
 from ... import sensitivity
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...core.trajectories import Lane
 from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
 from ...tracing.program import Program, Static, trace

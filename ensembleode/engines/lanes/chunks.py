@@ -11,9 +11,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
+from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
-from ...core.trajectories import Lane
 from ...fields.lanes.field import LaneField
 from ...solvers.control import Tolerances
 from ...tracing.program import Program

@@ -23,9 +23,9 @@ from ...core.executor import Executor
 from ...core.host import host_call
 from ...core.job import integers, Job, Outcome, Unfinished
 from ...core.keys import as_before, raw
+from ...core.lane import Lane
 from ...core.plan import Plan
 from ...core.retcode import ReturnCode
-from ...core.trajectories import Lane
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
 from ...tracing.program import is_tracer
 from . import local

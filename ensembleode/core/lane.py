@@ -1,0 +1,54 @@
+"""The numbers of trajectories, as arrays."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from ..tracing.program import Program
+
+
+class Lane(NamedTuple):
+    """The numbers of one trajectory; a leaf is None where it doesn't apply.
+
+    `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
+    `count` is how many of the times in `saveat` are meant (None: all).
+    """
+
+    u0: Any
+    p: tuple
+    consts: tuple
+    t0: Any
+    t1: Any
+    saveat: Any
+    count: Any
+    abstol: Any
+    reltol: Any
+    dt: Any
+
+
+@dataclasses.dataclass
+class Trajectories:
+    """An ensemble as arrays.
+
+    - `field`: the vector field, a program `field(consts, u, p, t)`.
+    - `saving`: what each trajectory saves.
+    - `options`: the resolved solver options; those that every trajectory shares.
+    - `batched`: a Lane of booleans, true where a leaf varies with the trajectory.
+    - `lanes(indices, repeat)`: the numbers of several trajectories; the leaves that vary have a
+        leading axis.
+    - `lane(index, repeat)`: those of one, computed operation by operation, as the user's own
+        Python would.
+    - `shared`: a Lane with those leaves that are shared and known, the rest None.
+    - `traced`: whether anything here is a tracer of an outer transformation.
+    - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
+    """
+
+    field: Program
+    saving: Any
+    options: dict
+    batched: Lane
+    lanes: Callable[[Any, Any], Lane]
+    lane: Callable[[Any, Any], Lane]
+    shared: Lane
+    traced: bool
+    repeatable: bool

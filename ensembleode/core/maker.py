@@ -1,0 +1,216 @@
+"""One trajectory: from the problem that `prob_func` makes to its numbers, and `f` traced."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from ..options import check_tolerance_shape, resolve, STATIC_OPTIONS, time_dtype_of
+from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
+from ..tracing.field_errors import check_signature, explain
+from ..tracing.program import is_tracer, Program, Static, trace
+from ..tracing.purity import (
+    check_once,
+    contents,
+    is_known,
+    numbers_among,
+    numbers_in,
+)
+from ..tracing.reach import abstract
+from ..tracing.trace_cache import traced_once
+from .lane import Lane
+from .saving import resolve_saving
+
+
+class Maker:
+    """Makes a Lane from the problem of one trajectory, and keeps what is static on the way."""
+
+    def __init__(
+        self,
+        ens: EnsembleProblem,
+        solve_options: dict,
+        n: int | None,
+        *,
+        concrete: bool = False,
+        remembers: bool = False,
+    ):
+        self.n = n
+        self.remembers = remembers  # whether a trace of f may be an earlier one
+        self.ens = ens
+        self.solve_options = solve_options
+        self.concrete = concrete
+        self.kept: dict[str, Any] = {}
+        self.options: dict[str, Any] = {}
+        self._f: tuple | None = None  # what was traced last, and what it closes over
+
+    def __call__(self, index: Any, repeat: Any, key: Any, *operands: Any) -> Lane:
+        ens = with_operands(self.ens, operands) if operands else self.ens
+        prob = ens.make(EnsembleContext(index, repeat, key))
+        options = resolve(prob.options, self.solve_options)
+        dtype = time_dtype_of(prob.u0)
+        p = tuple(x for x in jtu.tree_leaves(prob.p) if _is_numeric(x))
+        types = tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in p)
+        self._keep("u0", (prob.u0.shape, prob.u0.dtype), "the shape or dtype of u0", index)
+        self._keep("p", types, "the shapes or dtypes in p", index)
+        _check_rows(options["saveat"], self.n)
+        saving, times = resolve_saving(options, *prob.tspan, dtype, index, defer=self.concrete)
+        self._keep("saving", saving, "which times are saved", index)
+        self.options = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
+        self._keep("options", Static(self.options), "the solver options", index)
+        consts = self._trace_field(prob, p, types, dtype, index)
+        t0, t1 = (_as_real(t, dtype) for t in prob.tspan)
+        abstol = reltol = None
+        if options["stepsize_controller"] is None:
+            for name in ("abstol", "reltol"):
+                check_tolerance_shape(name, options[name], prob.u0.shape)
+            abstol, reltol = (_as_real(options[k], dtype) for k in ("abstol", "reltol"))
+        dt = None if options["dt"] is None else _as_real(options["dt"], dtype)
+        return Lane(prob.u0, p, consts, t0, t1, times, None, abstol, reltol, dt)
+
+    def _trace_field(self, prob, p, types, dtype, index) -> tuple:
+        others = [x for x in jtu.tree_leaves(prob.p) if not _is_numeric(x)]
+        same = (prob.f, jtu.tree_structure(prob.p), types, *others)
+        if self._f is not None and _identical(self._f[0], same):
+            field, consts = self._f[1]  # called again, but f is the one traced already
+        else:
+            field, consts = self._traced_field(prob, p, dtype)
+        self._keep("field", field, "the computation that f does", index)
+        self._f = (same, (field, consts))
+        return consts
+
+    def _traced_field(self, prob, p, dtype) -> tuple[Program, tuple]:
+        def make():
+            return trace_field(prob, p, dtype)
+
+        if not self.remembers:
+            return make()
+        try:
+            shapes = jax.tree.map(lambda x: abstract(x) if _is_numeric(x) else x, prob.p)
+        except (TypeError, OverflowError):  # no number of JAX's: tracing f says so
+            return make()
+        return traced_once(("f", prob.f, shapes, abstract(prob.u0), dtype), make)
+
+    def again(self) -> "Maker":
+        """One that is to make the same, to find whether it does."""
+        maker = Maker(self.ens, self.solve_options, self.n, remembers=self.remembers)
+        if self._f is not None and not any(map(is_tracer, self._f[1][1])):
+            maker._f = self._f
+        return maker
+
+    def static_numbers(self) -> tuple:
+        """What it kept that isn't among the leaves: shapes, and numbers that all share."""
+        numbers = contents(numbers_among(self.options))
+        return self.kept["u0"], self.kept["p"], self.kept["saving"], numbers
+
+    def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
+        if self.kept.setdefault(name, value) != value:
+            remedy = "Solve one ensemble for each."
+            if name == "field":
+                remedy += " (Where f differs in a number only, pass it in p.)"
+            raise ValueError(
+                f"prob_func varies {what} with the index (first at index {index}: {value}, before: "
+                f"{self.kept[name]}); all trajectories of an ensemble must have the same. {remedy}"
+            )
+
+
+def _identical(a: tuple, b: tuple) -> bool:
+    """Whether two traces of f would be the same: functions and the like by identity."""
+    return len(a) == len(b) and all(
+        x is y or (i in (1, 2) and x == y) for i, (x, y) in enumerate(zip(a, b, strict=True))
+    )
+
+
+def _check_rows(saveat: Any, n: int | None) -> None:
+    try:
+        shape = np.shape(saveat)
+    except ValueError:  # ragged, which is found later
+        return
+    if len(shape) == 2 and shape[0] and shape[0] != n:
+        raise ValueError(
+            f"saveat has the shape {shape}; two-dimensional, it must be [trajectory, time] with "
+            f"{'an ensemble' if n is None else f'{n} trajectories'}."
+        )
+
+
+def trace_field(prob: ODEProblem, p: tuple, dtype: np.dtype) -> tuple[Program, tuple]:
+    """Trace `f`, and check what it returns.
+
+    **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype
+    than the state's.
+    """
+    numeric, static = eqx.partition(prob.p, _is_numeric)
+    structure = jtu.tree_structure(numeric)
+
+    def field(u, p, t):
+        return prob.f(u, eqx.combine(jtu.tree_unflatten(structure, p), static), t)
+
+    u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
+    t = jax.ShapeDtypeStruct((), dtype)
+    if not is_known(prob.f):
+        check_signature(prob.f)
+    try:
+        program, consts = trace(field, u, p, t, rules=True)
+    except Exception as e:
+        paths = [(k, x) for k, x in jtu.tree_leaves_with_path(prob.p) if _is_numeric(x)]
+        explained = explain(e, prob.p, paths)
+        if explained is e:
+            raise
+        raise explained from e
+    check_once(
+        prob.f,
+        lambda: numbers_in(program, consts) == numbers_in(*trace(field, u, p, t)),
+        "f gives another value each time it is called with the same u, p and t (by random numbers "
+        "of NumPy or Python, or the clock). It is traced once, and they would be drawn once for "
+        "the whole solve: draw them before, and pass them in p (in prob_func by jax.random with "
+        "ctx.key).",
+    )
+    if program.out_tree != jtu.tree_structure(0):
+        hint = "Use jnp.array([...]) or jnp.stack on its parts."
+        if program.out_tree == jtu.tree_structure(None):
+            hint = "Is a `return` missing? " + hint
+        raise TypeError(
+            f"f must return one array of shape {u.shape}; it returned the structure "
+            f"{program.out_tree}. {hint}"
+        )
+    (out,) = program.out_avals
+    if out.shape != u.shape:
+        raise ValueError(
+            f"f must return an array of the shape of the state u, {u.shape}; it returned the shape "
+            f"{out.shape}. (It is called as f(u, p, t).)"
+        )
+    if out.dtype != u.dtype:
+        raise TypeError(
+            f"f must return the dtype of the state u, {u.dtype}; it returned {out.dtype}. Give u0 "
+            f"that dtype (u0.astype('{out.dtype}')), or cast inside f (parameters and constants "
+            "of another precision are the usual cause)."
+        )
+    return program, tuple(consts)
+
+
+def _is_numeric(x: Any) -> bool:
+    return eqx.is_array_like(x) and not isinstance(x, str)
+
+
+def _as_real(x: Any, dtype: np.dtype) -> Any:
+    # NumPy keeps a concrete number concrete inside a trace.
+    return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)
+
+
+def with_operands(ens: EnsembleProblem, operands: Sequence) -> EnsembleProblem:
+    """With these in place of the arrays in its problem."""
+    leaves, structure = jtu.tree_flatten((ens.prob.f, ens.prob.u0, ens.prob.p))
+    rest = iter(operands)
+    leaves = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
+    f, u0, p = jtu.tree_unflatten(structure, leaves)
+    return _changed(ens, prob=_changed(ens.prob, f=f, u0=u0, p=p))
+
+
+def _changed(module: Any, **changes: Any) -> Any:
+    """A copy as it is, without its checks."""
+    new = object.__new__(type(module))
+    for name, value in vars(module).items():
+        object.__setattr__(new, name, changes.get(name, value))
+    return new
