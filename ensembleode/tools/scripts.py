@@ -54,7 +54,7 @@ def in_users_code(error: BaseException) -> bool:
 
 def _is_installed(file: str) -> bool:
     """Whether a file is of this package, of the standard library, or of another package."""
-    ours = os.path.dirname(os.path.abspath(__file__))
+    ours = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
     paths = sysconfig.get_paths()
     folders = [ours, *(paths[x] for x in ("stdlib", "platstdlib", "purelib", "platlib"))]
     scripts = os.path.join(paths["scripts"], "")

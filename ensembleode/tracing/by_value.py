@@ -401,7 +401,7 @@ def _version_of(module: str) -> str | None:
     """Of the standard library, or of the package that is installed; None for others, such as one
     that is being edited."""
     top = module.partition(".")[0]
-    if top == __package__:
+    if top == __name__.partition(".")[0]:
         from ..core.version import __version__
 
         return __version__

@@ -870,8 +870,8 @@ def test_complex_states():
 def test_without_matplotlib(monkeypatch):
     for name in [n for n in sys.modules if n.startswith(("matplotlib", "mpl_toolkits"))]:
         monkeypatch.setitem(sys.modules, name, None)
-    monkeypatch.delitem(sys.modules, "ensembleode.analysis.plotting")
-    monkeypatch.delattr(eo, "plotting")
+    monkeypatch.delitem(sys.modules, "ensembleode.analysis.plotting", raising=False)
+    monkeypatch.delattr(eo.analysis, "plotting", raising=False)
     sim = solution([S, S])
     for plottable in (sim, sim[0], eo.EnsembleSummary(sim)):
         with pytest.raises(ImportError, match=r"pip install 'ensembleode\[plot\]'"):

@@ -177,7 +177,7 @@ def test_versions():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(environment, "find", lambda: None)
         patch.setattr(environment, "inspected", lambda _: found)
-        versions = julia.versions(named("AutoTsit5(Rosenbrock23())"))
+        versions = julia.ENGINE.versions(named("AutoTsit5(Rosenbrock23())"))
     assert versions == {
         "Julia": "1.10.8",
         "SciMLBase": "3.49.2",
