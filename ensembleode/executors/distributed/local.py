@@ -10,7 +10,7 @@ import multiprocessing
 import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 
@@ -51,6 +51,7 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
     }
 
 
+@runtime_checkable
 class OnCluster(Protocol):
     """What is asked of an ensemble algorithm: its `cluster`, if it was given one, and how many
     workers; and of its own cluster, how many workers with how many threads each."""
