@@ -1,3 +1,4 @@
+import ctypes
 import gc
 import os
 
@@ -60,13 +61,38 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
+_MOST_MEMORY = 700  # MiB
+_MOST_MAPPINGS = 15_000  # of which Linux gives a process 65,530, and each program takes some
+
+
 def pytest_runtest_teardown(item, nextitem):
-    """Forget compiled programs between modules, which have few in common: hundreds of them take
-    gigabytes, and each is some mappings of memory, of which Linux gives a process 65,530 (and XLA
-    crashes without)."""
-    if nextitem is not None and nextitem.module is not item.module and _mappings() > 3_000:
+    """Give back the memory that compiling leaves behind, gigabytes of it; and where that is not
+    enough, forget compiled programs, of which modules have few in common."""
+    if _resident() > _MOST_MEMORY:
+        _trim()
+    if nextitem is None or nextitem.module is item.module:
+        return
+    if _resident() > _MOST_MEMORY or _mappings() > _MOST_MAPPINGS:
         jax.clear_caches()
         gc.collect()
+        _trim()
+
+
+def _resident() -> int:
+    """The memory of this process, in MiB (none where that can't be told)."""
+    try:
+        with open("/proc/self/statm") as sizes:
+            pages = int(sizes.read().split()[1])
+    except FileNotFoundError:
+        return 0
+    return pages * os.sysconf("SC_PAGE_SIZE") // 2**20
+
+
+def _trim() -> None:
+    """Free memory stays with glibc's arenas, of which each compiling thread has one."""
+    libc = ctypes.CDLL(None)
+    if hasattr(libc, "malloc_trim"):
+        libc.malloc_trim(0)
 
 
 def _mappings() -> int:

@@ -219,20 +219,29 @@ def solving(d: Description) -> str:
         queue = Queue(first, stride, end, frame.wanted)
         others = frame.others
         outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"], frame.n)
-        loop = Loop(
-            b,
-            d.problem(field_in(b, d.field.jaxpr, d)),
-            held,
-            queue,
-            frame.times,
-            outputs,
-            frame.rows,
-            frame.maxiters,
-            is_uniform=d.is_uniform,
-        )
+        problem = d.problem(field_in(b, d.field.jaxpr, d))
+        loop = _loop(b, d, frame, problem, held, queue, outputs)
         loop.run()
         b.return_()
     return module.text
+
+
+def _loop(
+    b: Builder,
+    d: Description,
+    frame: Frame,
+    problem: Problem,
+    held: Held,
+    queue: Queue,
+    outputs: Outputs | None,
+    on_begin: Callable | None = None,
+) -> Loop:
+    """The time loop over the trajectories of a queue."""
+    times, rows, maxiters = frame.times, frame.rows, frame.maxiters
+    return Loop(
+        b, problem, held, queue, times, outputs, rows, maxiters,
+        is_uniform=d.is_uniform, on_begin=on_begin,
+    )  # fmt: skip
 
 
 #
@@ -287,18 +296,7 @@ def pulling_back(d: Description) -> tuple[str, int]:
 
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
-            return Loop(
-                b,
-                problem,
-                held.another(),
-                queue,
-                frame.times,
-                None,
-                frame.rows,
-                frame.maxiters,
-                is_uniform=d.is_uniform,
-                on_begin=on_begin,
-            )
+            return _loop(b, d, frame, problem, held.another(), queue, None, on_begin)
 
         pullback = Pullback(forward, _transposed_in(b, d), n_own, n_shared)
         cotangents = Cotangents(*(others[x] for x in (*_COTANGENTS, *_GRADIENTS)))
