@@ -105,3 +105,19 @@ def test_order_within_one_step(cls):
     # Verner's are of one order more, but for a remainder that is small here.
     declared, more = cls.tableau.interpolant.order, cls.__name__.startswith("Vern")
     assert declared - 0.2 < order < declared + (1.2 if more else 0.2)
+
+
+@pytest.mark.parametrize("engine", ["lanes", pytest.param("compiled", marks=pytest.mark.slow)])
+@methods([cls for cls in METHODS if cls.order > 4])
+def test_errors_and_steps_follow_the_tolerance(cls, engine):
+    """From 1e-4 to 1e-10, at the ends of steps as within them."""
+    prob = eo.ODEProblem(field, jnp.array([0.0, 1.0]), (0.0, 3.0), jnp.array([2.0]))
+    exact, steps = solution(INSIDE, 2.0), []
+    for tol in (1e-4, 1e-6, 1e-8, 1e-10):
+        sol = eo.solve(prob, cls(), saveat=INSIDE, abstol=tol, reltol=tol, engine=engine)
+        assert np.abs(np.asarray(sol.u) - exact).max() < 2 * tol
+        assert sol.stats.nreject <= 2
+        steps.append(int(sol.stats.naccept))
+    # As the estimate of a step's error is O(h^order).
+    growth = np.log(steps[3] / steps[1]) / np.log(1e4)
+    assert 0.7 / cls.order < growth < 1.3 / cls.order

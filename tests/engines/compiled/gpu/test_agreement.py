@@ -15,7 +15,8 @@ from ...lanes.test_problems import ensemble, PROBLEMS
 METHODS = {name: cls() for name, cls in sorted(vars(solvers).items()) if hasattr(cls, "tableau")}
 # Rounding grows along these; only the first part is compared.
 SENSITIVE = {"arenstorf": 0.03, "lorenz96": 0.3, "pleiades": 0.2}
-# Of a short first step, their error estimates are rounding: the size of the next is chance.
+# Of a short first step, their error estimates are rounding: the size of the next is chance. And
+# what cancels in a step leaves a digit less.
 LARGE_WEIGHTS = {"Vern6", "Vern8"}
 CASES = [
     slow_unless(method == "Tsit5" or problem == "lorenz", method, problem)
@@ -62,4 +63,4 @@ def test_every_method_and_problem(method, name):
     lanes, kernel = both(ens, alg, trajectories=3, saveat=end / 3, **options)
     assert (lanes.retcode == eo.ReturnCode.Success).all()
     assert lanes.stats.naccept.min() > 2
-    agree(lanes, kernel)
+    agree(lanes, kernel, 1e-11 if method in LARGE_WEIGHTS else 1e-12)
