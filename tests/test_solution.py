@@ -548,7 +548,7 @@ def test_what_is_too_large_for_an_accelerator_stays_in_the_memory_of_the_host(
         def memory_stats(self):
             return {"bytes_limit": limit}
 
-    monkeypatch.setattr(batches, "_default_device", Accelerator)
+    monkeypatch.setattr(batches, "default_device", Accelerator)
     gathered, there = blank((10, 1), np.dtype(float)), jnp.ones(3)
     gathered[...] = 2.0
     result, same = batches.as_jax_arrays((gathered, there))

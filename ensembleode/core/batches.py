@@ -70,7 +70,7 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     work = 2 * (job.plan.method.value.stages or state + 8) + 16
     step_bytes = u0.dtype.itemsize * state * work
     all_bytes = step_bytes + u0.dtype.itemsize * state * rows
-    device = _default_device()
+    device = default_device()
     if device.platform == "cpu":
         most = max(1, _HOST // all_bytes)
         if executor.vectorised and not job.plan.engine.chunked:
@@ -86,7 +86,7 @@ def as_jax_arrays(tree: Any) -> Any:
     What was gathered on the host goes to JAX's default device; on an accelerator only where it
     takes less than a quarter of its memory, and else to JAX's CPU device.
     """
-    device = _default_device()
+    device = default_device()
     gathered = [x for x in jtu.tree_leaves(tree) if isinstance(x, np.ndarray)]
     home = None
     if device.platform != "cpu" and sum(x.nbytes for x in gathered) > _share_of_memory(device):
@@ -98,7 +98,8 @@ def as_jax_arrays(tree: Any) -> Any:
     return jax.tree.map(put, tree)
 
 
-def _default_device() -> Any:
+def default_device() -> Any:
+    """Where JAX computes what is on no device yet."""
     chosen: Any = getattr(jax.config, "jax_default_device", None)
     return chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
 

@@ -9,9 +9,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..tracing.program import is_tracer
-from ..tracing.purity import (
-    contents,
-)
+from ..tracing.purity import contents
 from .lane import Lane, Trajectories
 from .maker import Maker
 from .over_index import as_input

@@ -60,8 +60,6 @@ def _known(values: Sequence) -> list:
 
 
 _CALLS_WITH_DRAWS = 12
-
-
 _known_as_pure: weakref.WeakValueDictionary = weakref.WeakValueDictionary()
 
 

@@ -16,12 +16,8 @@ from .over_index import Impure, Made, taken_apart, Trace, trace_checked
 
 # What of a Lane is checked where it is known.
 _CHECKED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
-
-
 # Options that are objects.
 _OBJECTS = ("stepsize_controller", "sensealg")
-
-
 _BY_VALUE = "by value"
 
 

@@ -3,8 +3,7 @@
 import dataclasses
 from typing import Any
 
-import jax
-
+from ..core.batches import default_device
 from ..core.job import Job, Outcome
 from ..core.logs import log_once
 from ..core.plan import Plan
@@ -53,14 +52,5 @@ def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
 
 def computes_on_gpu() -> bool:
     """Whether JAX's default device is an NVIDIA GPU."""
-    return _computes_on("gpu") and "rocm" not in _device().client.platform_version.lower()
-
-
-def _computes_on(platform: str) -> bool:
-    return _device().platform == platform
-
-
-def _device() -> Any:
-    """JAX's default device."""
-    chosen: Any = getattr(jax.config, "jax_default_device", None)
-    return chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
+    device = default_device()
+    return device.platform == "gpu" and "rocm" not in device.client.platform_version.lower()
