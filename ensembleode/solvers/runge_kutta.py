@@ -5,6 +5,7 @@ A state is a tuple of components, numbers of an
 """
 
 import functools
+import math
 import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
@@ -86,7 +87,13 @@ def add_scaled(
     xp: Arithmetic, y: Components, h: Any, weights: Sequence[Any], ks: Sequence[Components]
 ) -> Components:
     """`y + h sum_i(weights_i k_i)`, without the terms whose weight is zero."""
-    total = weighted(xp, weights, ks)
+    used = [(w, k) for w, k in zip(weights, ks, strict=True) if not _is_zero(w)]
+    if len(used) == 1 and _is_power_of_two(used[0][0]):
+        # One product for all components, and not a bit of them changes.
+        weight, total = used[0]
+        h = _times(xp, weight, h)
+    else:
+        total = weighted(xp, weights, ks)
     return tuple(a + xp.over(h, s) * s for a, s in zip(y, total, strict=True))
 
 
@@ -107,6 +114,10 @@ def _once(xp: Arithmetic, components: Components) -> Components:
 
 def _is_zero(weight: Any) -> bool:
     return isinstance(weight, float | int) and weight == 0
+
+
+def _is_power_of_two(weight: Any) -> bool:
+    return isinstance(weight, float | int) and abs(math.frexp(weight)[0]) == 0.5
 
 
 def _times(xp: Arithmetic, weight: Any, component: Any) -> Any:

@@ -476,10 +476,15 @@ class _Pulled:
 
     def spread(self, row: Sequence[float], h: Value, to_w: Sequence[Value]) -> None:
         """From the cotangent of `y + h sum(row_j k_j)` to those of the stages."""
+        used = [(j, float(weight)) for j, weight in enumerate(row) if weight]
+        if len(used) == 1:
+            # One product for all components.
+            ((j, weight),) = used
+            self.to_k[j] = _sum(self.to_k[j], [(weight * h) * x for x in to_w])
+            return
         moved = [h * x for x in to_w]
-        for j, weight in enumerate(row):
-            if weight:
-                self.to_k[j] = _sum(self.to_k[j], [float(weight) * x for x in moved])
+        for j, weight in used:
+            self.to_k[j] = _sum(self.to_k[j], [weight * x for x in moved])
 
     def through(self, transposed: Callable, w: tuple, t: Value, cotangent: Sequence) -> list:
         out = transposed(w, t, tuple(cotangent), self.mask)
