@@ -9,9 +9,10 @@ Hegedus et al., Ultrasonics Sonochemistry 67, 2020) with adaptive steps of Tsit5
 of half the sum of squares of the ends by all initial states and parameters.
 
 Ways: `C++`, by hand (limits.cpp, with g++ or $CXX, the best of 1, 2 and 4 registers of lanes),
-which the ratios are to; the engines `compiled` and `lanes` in `jit`; `diffrax`, vmapped; `Numba`, a
-loop over the trajectories; `heyoka`, Taylor's method in batches, which has steps of its own, at
-1e-9 where the others' are fixed. Those that are not installed are left out.
+which the ratios are to, and `C++ scalar`, the same without vectors; the engines `compiled` and
+`lanes` in `jit`; `diffrax`, vmapped; `Numba`, a loop over the trajectories; `heyoka`, Taylor's
+method in batches, which has steps of its own, at 1e-9 where the others' are fixed. Those that are
+not installed are left out.
 
 All ways of an ensemble are in one process, held to one core, and take turns: the time is the least
 CPU time (which other processes disturb less than the clock). `ns/step` is per trajectory and step
@@ -112,7 +113,7 @@ def in_jit(solve, task, gradient):
     return call
 
 
-def cpp_library(case, dtype) -> ctypes.CDLL:
+def cpp_library(case, dtype, *, scalar: bool = False) -> ctypes.CDLL:
     """Compiled, and kept in the temporary folder."""
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None or case.cpp is None:
@@ -121,6 +122,7 @@ def cpp_library(case, dtype) -> ctypes.CDLL:
     text = source.read_text() + (FOLDER / "limits_fields.hpp").read_text()
     flags = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
     flags += [f"-DFIELD={case.cpp}", *(["-DSINGLE"] if dtype == "float32" else [])]
+    flags += ["-DSCALAR"] if scalar else []
     key = hashlib.sha256(f"{flags}{text}".encode()).hexdigest()[:16]
     path = pathlib.Path(tempfile.gettempdir()) / f"limits-{key}.so"
     if not path.exists():
@@ -134,10 +136,10 @@ def cpp_library(case, dtype) -> ctypes.CDLL:
     return library
 
 
-def by_cpp(case, dtype, gradient):
+def by_cpp(case, dtype, gradient, *, scalar: bool = False):
     if gradient and not case.has_gradient:
         raise Skip("not written")
-    library = cpp_library(case, dtype)
+    library = cpp_library(case, dtype, scalar=scalar)
     library.solve.restype = ctypes.c_long
     task = case.task(dtype)
     u0, p = task.u0, task.p
@@ -163,6 +165,13 @@ def by_cpp(case, dtype, gradient):
     return lambda: (run(best), out)[::-1]
 
 
+def by_scalar_cpp(case, dtype, gradient):
+    """The same, one trajectory at a time, with the functions of libm."""
+    if gradient:
+        raise Skip("not measured")
+    return by_cpp(case, dtype, gradient, scalar=True)
+
+
 def by_numba(case, dtype, gradient):
     if gradient:
         raise Skip("not written")
@@ -179,6 +188,7 @@ def by_heyoka(case, dtype, gradient):
 
 WAYS = {
     "C++": by_cpp,
+    "C++ scalar": by_scalar_cpp,
     "compiled": by_engine("compiled"),
     "lanes": by_engine("lanes"),
     "diffrax": diffrax_by_hand,
@@ -309,9 +319,9 @@ def work(kind, quick, dtype, *rest):
 
 def cold(options, core, dtype, name, gradient, row, way):
     """Seconds of its first call, and with caches on disk."""
-    if way == "C++":
-        case = cases(options.quick)[name]
-        return {"first": cpp_library(case, dtype).seconds, "cached": None}
+    if way.startswith("C++"):
+        library = cpp_library(cases(options.quick)[name], dtype, scalar=way != "C++")
+        return {"first": library.seconds, "cached": None}
     request = ["first", options.quick, dtype, name, gradient, way]
     with tempfile.TemporaryDirectory() as folder:
         first = worker(request, core, folder)

@@ -9,7 +9,9 @@ typedef float real;
 #else
 typedef double real;
 #endif
-#if defined(__AVX512F__)
+#if defined(SCALAR)
+constexpr int BYTES = sizeof(real);
+#elif defined(__AVX512F__)
 constexpr int BYTES = 64;
 #elif defined(__AVX__)
 constexpr int BYTES = 32;
@@ -30,7 +32,7 @@ typedef int32_t J __attribute__((vector_size(4 * L)));
 // Functions, those of libmvec where there is one
 //
 
-#if defined(__x86_64__) && defined(__GLIBC__) && defined(__AVX__)
+#if defined(__x86_64__) && defined(__GLIBC__) && defined(__AVX__) && !defined(SCALAR)
 #if defined(__AVX512F__) && defined(SINGLE)
 #define VECTOR(name) _ZGVeN16v_##name##f
 #elif defined(__AVX512F__)

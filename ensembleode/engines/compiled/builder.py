@@ -120,7 +120,7 @@ class Value:
     def __neg__(self):
         if not self.is_real:
             return 0 - self
-        return self.builder.value(f"fneg {self}", self.dtype, self.lanes)
+        return self.builder.pure(f"fneg {self}", self.dtype, self.lanes)
 
     def __abs__(self):
         return self.builder.abs(self)
@@ -345,6 +345,8 @@ class Builder:
         self.allocas: list[str] = []
         self._count = 0
         self._fuses = True
+        # What is computed already: here, and in the blocks around, the innermost last.
+        self._scopes: list[dict[Any, Any]] = [{}]
 
     #
     # Text
@@ -362,6 +364,32 @@ class Builder:
         value = Value(self, self.name(), dtype, lanes)
         self.emit(f"{value.name} = {text}")
         return value
+
+    def pure(self, text: str, dtype: np.dtype, lanes: int) -> Value:
+        """What an instruction computes from its operands alone: written once."""
+        return self.once_for((text, dtype, lanes), lambda: self.value(text, dtype, lanes))
+
+    def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
+        """What `make()` gives, made once for this key in a block and those inside it.
+
+        **Arguments:** `make`: what it writes reads no memory.
+        """
+        key = (key, self._fuses)
+        for scope in reversed(self._scopes):
+            if key in scope:
+                return scope[key]
+        scope = self._scopes[-1]
+        scope[key] = found = make()
+        return found
+
+    @contextmanager
+    def _block(self) -> Iterator[None]:
+        """Instructions that may not be run: what they compute is not there afterwards."""
+        self._scopes.append({})
+        try:
+            yield
+        finally:
+            self._scopes.pop()
 
     def on_stack(self, type_: str) -> str:
         """A pointer to room for this type, in this function."""
@@ -423,11 +451,17 @@ class Builder:
         if x.constant is not None:
             return self.constant(x.constant, x.dtype, of_lanes=True)
         type_ = type_of(x.dtype, self.lanes)
-        first = self.value(f"insertelement {type_} poison, {x}, i32 0", x.dtype, self.lanes)
+        first = self.pure(f"insertelement {type_} poison, {x}, i32 0", x.dtype, self.lanes)
         zeros = f"<{self.lanes} x i32> zeroinitializer"
-        found = self.value(f"shufflevector {first}, {type_} poison, {zeros}", x.dtype, self.lanes)
-        if x.factors is not None:
-            found.factors = (self.spread(x.factors[0]), self.spread(x.factors[1]))
+        found = self.pure(f"shufflevector {first}, {type_} poison, {zeros}", x.dtype, self.lanes)
+        if x.factors is None:
+            return found
+        return self._product(found, self.spread(x.factors[0]), self.spread(x.factors[1]))
+
+    def _product(self, value: Value, x: Value, y: Value) -> Value:
+        """A value as the product that it is, which a sum may be fused with."""
+        found = Value(self, value.name, value.dtype, value.lanes)
+        found.factors = (x, y)
         return found
 
     def matched(self, *values: Any) -> tuple[Value, ...]:
@@ -454,7 +488,7 @@ class Builder:
 
     def binary(self, op: str, x: Any, y: Any) -> Value:
         x, y = self.matched(x, y)
-        return self.value(f"{op} {x}, {y.name}", x.dtype, x.lanes)
+        return self.pure(f"{op} {x}, {y.name}", x.dtype, x.lanes)
 
     def add(self, x: Any, y: Any) -> Value:
         x, y = self.matched(x, y)
@@ -480,9 +514,7 @@ class Builder:
         x, y = self.matched(x, y)
         if not x.is_real:
             return self.binary("mul", x, y)
-        found = self.binary("fmul", x, y)
-        found.factors = (x, y)
-        return found
+        return self._product(self.binary("fmul", x, y), x, y)
 
     def mul_add(self, x: Any, y: Any, z: Any) -> Value:
         """`x * y + z`, rounded once where the machine does that as fast, else twice."""
@@ -499,11 +531,11 @@ class Builder:
         return self.call(f"llvm.{name}.{_suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
 
     def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
-        """Call a function that returns a value."""
+        """Call a function of values, which reads no memory."""
         type_ = type_of(dtype, lanes)
         if not self.module.has(name):
             self.module.declare(name, f"{type_} @{name}({', '.join(x.type for x in args)})")
-        return self.value(f"call {type_} @{name}({', '.join(map(str, args))})", dtype, lanes)
+        return self.pure(f"call {type_} @{name}({', '.join(map(str, args))})", dtype, lanes)
 
     #
     # As an `Arithmetic` of solvers
@@ -565,14 +597,14 @@ class Builder:
             op = f"icmp {how}"
         else:
             op = f"icmp {'s' if x.is_signed else 'u'}{how}"
-        return self.value(f"{op} {x}, {y.name}", BOOL, x.lanes)
+        return self.pure(f"{op} {x}, {y.name}", BOOL, x.lanes)
 
     def where(self, mask: Value, x: Any, y: Any) -> Value:
         """Lane by lane; one of both may be a number."""
         x, y = self.matched(x, y)
         if mask.lanes:
             x, y = self.spread(x), self.spread(y)
-        return self.value(f"select {mask}, {x}, {y}", x.dtype, x.lanes)
+        return self.pure(f"select {mask}, {x}, {y}", x.dtype, x.lanes)
 
     def minimum(self, x: Any, y: Any) -> Value:
         """`x if x < y else y`: the second where one is NaN."""
@@ -608,14 +640,14 @@ class Builder:
             op = "trunc"
         else:
             op = "sext" if x.is_signed else "zext"
-        return self.value(f"{op} {x} to {to}", dtype, x.lanes)
+        return self.pure(f"{op} {x} to {to}", dtype, x.lanes)
 
     def bitcast(self, x: Value, dtype: Any) -> Value:
         """The same bits as another dtype of that size."""
         dtype = np.dtype(dtype)
         if type_of(dtype) == type_of(x.dtype):
             return Value(self, x.name, dtype, x.lanes)
-        return self.value(f"bitcast {x} to {type_of(dtype, x.lanes)}", dtype, x.lanes)
+        return self.pure(f"bitcast {x} to {type_of(dtype, x.lanes)}", dtype, x.lanes)
 
     #
     # Lanes
@@ -625,13 +657,14 @@ class Builder:
         """Whether the mask is true in any lane: a scalar."""
         if not mask.lanes:
             return mask
-        return self.value(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
+        return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
 
     def _bits(self, mask: Value) -> str:
         """An integer of as many bits as there are lanes, with its type."""
-        bits, type_ = self.name(), f"i{mask.lanes}"
-        self.emit(f"{bits} = bitcast {mask} to {type_}")
-        return f"{type_} {bits}"
+        type_ = f"i{mask.lanes}"
+        # (Of whatever dtype: it is not for arithmetic.)
+        bits = self.pure(f"bitcast {mask} to {type_}", I64, 0)
+        return f"{type_} {bits.name}"
 
     def for_each_lane(self, mask: Value, body: Callable[[Value], None]) -> None:
         """Run `body(lane)` for each lane of the mask in turn; `lane` is a scalar int64."""
@@ -641,7 +674,7 @@ class Builder:
         assert mask.lanes <= 64, mask.lanes
         bits = self._bits(mask)
         if mask.lanes < 64:
-            wide = self.value(f"zext {bits} to i64", I64, 0)
+            wide = self.pure(f"zext {bits} to i64", I64, 0)
         else:
             wide = Value(self, bits.split()[1], I64, 0)
         left = self.variable(I64, wide, of_lanes=False)
@@ -658,13 +691,13 @@ class Builder:
         """That of one lane."""
         if not x.lanes:
             return x
-        return self.value(f"extractelement {x}, {lane}", x.dtype, 0)
+        return self.pure(f"extractelement {x}, {lane}", x.dtype, 0)
 
     def with_entry(self, x: Value, lane: Value, entry: Value) -> Value:
         """The same with another entry in one lane."""
         if not x.lanes:
             return entry
-        return self.value(f"insertelement {x}, {entry}, {lane}", x.dtype, x.lanes)
+        return self.pure(f"insertelement {x}, {entry}, {lane}", x.dtype, x.lanes)
 
     #
     # Control flow
@@ -695,11 +728,13 @@ class Builder:
         yes, no, after = self._label(), self._label(), self._label()
         self._branch(condition, yes, after if otherwise is None else no, likely)
         self._begin(yes)
-        then()
+        with self._block():
+            then()
         self._jump(after)
         if otherwise is not None:
             self._begin(no)
-            otherwise()
+            with self._block():
+                otherwise()
             self._jump(after)
         self._begin(after)
 
@@ -714,9 +749,10 @@ class Builder:
         test, inside, after = self._label(), self._label(), self._label()
         self._jump(test)
         self._begin(test)
-        self._branch(condition(), inside, after, likely)
-        self._begin(inside)
-        body()
+        with self._block():
+            self._branch(condition(), inside, after, likely)
+            self._begin(inside)
+            body()
         self._jump(test)
         self._begin(after)
 
@@ -725,7 +761,8 @@ class Builder:
         inside, after = self._label(), self._label()
         self._jump(inside)
         self._begin(inside)
-        self._branch(body(), inside, after)
+        with self._block():
+            self._branch(body(), inside, after)
         self._begin(after)
 
     def for_(self, n: int | Value, body: Callable[[Value], None]) -> None:

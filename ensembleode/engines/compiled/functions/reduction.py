@@ -32,6 +32,11 @@ class Reduced(NamedTuple):
 
 
 def reduce(b: Builder, x: Value) -> Reduced:
+    # (Once where there are a sine and a cosine.)
+    return b.once_for(("reduced", x.name, x.type), lambda: _reduced(b, x))
+
+
+def _reduced(b: Builder, x: Value) -> Reduced:
     fmt = format_of(x)
     # In how many parts, of how many digits, and up to which multiple that is enough.
     if b.module.has_fma:
