@@ -391,6 +391,22 @@ class Builder:
         finally:
             self._scopes.pop()
 
+    @property
+    def position(self) -> int:
+        """Where the next instruction goes."""
+        return len(self.lines)
+
+    @contextmanager
+    def inserting(self, position: int) -> Iterator[None]:
+        """Instructions go to an earlier position, where nothing is known that came after it."""
+        lines, scopes = self.lines, self._scopes
+        self.lines, self._scopes = [], [{}]
+        try:
+            yield
+        finally:
+            lines[position:position] = self.lines
+            self.lines, self._scopes = lines, scopes
+
     def on_stack(self, type_: str) -> str:
         """A pointer to room for this type, in this function."""
         place = self.name()

@@ -234,7 +234,7 @@ class _Printer:
         self.region: Region = ()
         self.mask = mask
         # Where what is needed from the beginning is written.
-        self.beginning = len(b.lines)
+        self.beginning = b.position
 
     def results(self) -> list[Value]:
         self.block(self.fn.body)
@@ -466,11 +466,8 @@ class _Printer:
             return memory
         if buffer not in self.memories:
             # Copied before anything else: from there it is seen everywhere.
-            b = self.b
-            lines, b.lines = b.lines, []
-            self.memories[buffer] = copied(b, self.numbers, group, dtype, range(*ends))
-            lines[self.beginning : self.beginning] = b.lines
-            b.lines = lines
+            with self.b.inserting(self.beginning):
+                self.memories[buffer] = copied(self.b, self.numbers, group, dtype, range(*ends))
         return self.memories[buffer]
 
     #
