@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .core.logs import log_once
 from .core.other_names import refuse_unknown
+from .core.state_tree import as_state
 from .options import check_option_names, merge
 from .tracing.program import is_tracer
 
@@ -21,12 +22,14 @@ class ODEProblem(eqx.Module):
 
     **Arguments:**
 
-    - `f`: the vector field `f(u, p, t) -> du`, written in JAX; `du` has the shape and dtype
-        of `u`. It means what it means under `jax.vmap`. Any callable, Equinox modules included;
-        arrays it closes over are inputs of the solve (new values never compile again, and are
-        differentiated through).
-    - `u0`: the initial state, an array of any shape and an inexact dtype. Time is computed in
-        the same precision.
+    - `f`: the vector field `f(u, p, t) -> du`, written in JAX; `du` has the structure, shape and
+        dtype of `u`. It means what it means under `jax.vmap`. Any callable, Equinox modules
+        included; arrays it closes over are inputs of the solve (new values never compile again,
+        and are differentiated through).
+    - `u0`: the initial state, an array of any shape and an inexact dtype, or a pytree of such
+        arrays of one dtype: a dict, a named tuple, an Equinox module (lists and tuples are
+        arrays). Then `f` takes and returns that structure, and solutions have it. Time is computed
+        in the same precision.
     - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time.
     - `p`: the parameters, any pytree.
     - `options`: solver options kept with the problem, as in SciML: any option of
@@ -38,7 +41,7 @@ class ODEProblem(eqx.Module):
     """
 
     f: Callable
-    u0: Inexact[Array, "*state"]
+    u0: PyTree[Inexact[Array, "..."]]
     tspan: tuple[Any, Any]
     p: PyTree
     options: dict[str, Any]
@@ -55,7 +58,7 @@ class ODEProblem(eqx.Module):
             raise TypeError(f"f must be a function f(u, p, t) -> du, got {f!r}.")
         check_option_names(options)
         self.f = f
-        self.u0 = _as_state(u0)
+        self.u0 = as_state(u0)
         self.tspan = _as_tspan(tspan)
         self.p = p
         self.options = options
@@ -234,31 +237,6 @@ def _takes_index(prob_func: Callable) -> bool:
             f"{len(required)} required positional parameters: {inspect.signature(prob_func)}."
         )
     return False
-
-
-def _as_state(u0: Any) -> Array:
-    try:
-        # A copy of a NumPy array: one that has been traced, and written into since, is taken for
-        # what it was by JAX, as long as the trace lives.
-        u0 = np.array(u0) if isinstance(u0, np.ndarray) else u0
-        array = u0 if isinstance(u0, jax.Array) else jnp.asarray(u0)
-    except (TypeError, ValueError) as e:
-        raise TypeError(
-            f"u0 must be an array (or a number, or nested lists of numbers), got {u0!r}. Flatten "
-            "a pytree state with jax.flatten_util.ravel_pytree."
-        ) from e
-    if not jnp.issubdtype(array.dtype, jnp.inexact):
-        raise TypeError(
-            f"u0 has the integer dtype {array.dtype}; the state of an ODE is real or complex. "
-            "Write it with a decimal point (1.0, not 1), or use u0.astype(float)."
-        )
-    if array.dtype == jnp.bfloat16:
-        raise TypeError("u0 has the dtype bfloat16, too coarse for time; use u0.astype('float32').")
-    if not array.size:
-        raise ValueError(f"u0 is empty: its shape is {array.shape}.")
-    if array.weak_type:
-        return jax.lax.convert_element_type(array, array.dtype)
-    return array
 
 
 def _is_real_number(x: Any) -> bool:

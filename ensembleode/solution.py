@@ -13,6 +13,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 from .core.interpolation import hermite
 from .core.other_names import missing_of_solution
 from .core.retcode import count_codes, has_failed, ReturnCode as ReturnCode
+from .core.state_tree import flattened, leaf_names
 from .tracing.program import is_tracer
 
 
@@ -64,7 +65,8 @@ class _Solution(eqx.Module):
 class ODESolution(_Solution):
     """The solution of one problem.
 
-    - `u`: the states, `[time, *state]`.
+    - `u`: the states, `[time, *state]`; of a state that is a pytree, its structure with leaves
+        `[time, *leaf]`.
     - `t`: the times, `[time]`.
     - `retcode`: its [`ReturnCode`][ensembleode.ReturnCode].
     - `stats`: its [`Stats`][ensembleode.Stats].
@@ -75,15 +77,15 @@ class ODESolution(_Solution):
     Called with times, it interpolates (after `save_everystep=True`).
     """
 
-    u: Inexact[AnyArray, "time *state"]
+    u: PyTree[Inexact[AnyArray, "..."]]
     t: Real[AnyArray, " time"]
     retcode: Any
     stats: Stats
     length: Int[AnyArray, ""] | int
-    _du: Inexact[AnyArray, "time *state"] | None = None
+    _du: PyTree[Inexact[AnyArray, "..."]] = None
     engine: EngineChoice | None = eqx.field(static=True, default=None)
 
-    def __call__(self, t: Any) -> AnyArray:
+    def __call__(self, t: Any) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
         Cubic Hermite interpolation between accepted steps (Hairer, Norsett and Wanner,
@@ -98,7 +100,8 @@ class ODESolution(_Solution):
         0.607
         """
         _check_dense(self._du)
-        return hermite(self.t, self.u, self._du, self.length, jnp.asarray(t, self.t.dtype))
+        t = jnp.asarray(t, self.t.dtype)
+        return jax.tree.map(lambda u, du: hermite(self.t, u, du, self.length, t), self.u, self._du)
 
     def plot(
         self, idxs: Any = None, *, color: Any = None, names: Any = None, ax: Any = None, **line: Any
@@ -133,7 +136,7 @@ class ODESolution(_Solution):
         `names` (see [`EnsembleSolution.to_xarray`][ensembleode.EnsembleSolution.to_xarray])."""
         from .analysis import labelled
 
-        return labelled.frame(self.to_xarray(names))
+        return labelled.frame(self, names)
 
     def __len__(self) -> int:
         return np.shape(self.t)[0]
@@ -142,7 +145,7 @@ class ODESolution(_Solution):
         raise TypeError(f"an ODESolution is not indexed: its states are sol.u[{i!r}].")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(self.u, dtype=dtype, copy=copy)
+        return np.array(flattened(self.u, 1), dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
         if is_tracer(self.retcode):
@@ -151,7 +154,7 @@ class ODESolution(_Solution):
             return f"ODESolution(u={_shape_of(self.u)}, mapped)"
         return "\n".join(
             [
-                f"ODESolution: {len(self)} times, state {self.u.shape[1:]} {self.u.dtype}",
+                f"ODESolution: {len(self)} times, state {_state(self.u, 1)}",
                 f"  retcode  {ReturnCode(int(self.retcode)).name}",
                 f"  t        {_span(self.t)}",
                 f"  steps    {_steps(self.stats)}",
@@ -162,7 +165,8 @@ class ODESolution(_Solution):
 class EnsembleSolution(_Solution):
     """The solutions of an ensemble, as arrays.
 
-    - `u`: the states `[trajectory, time, *state]`; or the outputs of `output_func`, each leaf
+    - `u`: the states `[trajectory, time, *state]`, of a state that is a pytree with its structure
+        and leaves `[trajectory, time, *leaf]`; or the outputs of `output_func`, each leaf
         with the trajectory axis first; or what `reduction` made.
     - `t`: the times: `[time]` where all trajectories share them, else `[trajectory, time]`; None
         with an `output_func` or a `reduction`.
@@ -240,34 +244,37 @@ class EnsembleSolution(_Solution):
             return jax.tree.map(lambda x: x[i], self.u)
         own_times = np.ndim(self.t) == 2
         t = self.t[i] if own_times else self.t
-        u, length = self.u[i], self.lengths[i]
-        du = None if self._du is None else self._du[i]
+        (u, du), length = jax.tree.map(lambda x: x[i], (self.u, self._du)), self.lengths[i]
         retcode = self.retcode[i]
         if not is_tracer(length):
             retcode = ReturnCode(int(retcode))
             if own_times:
                 reached = slice(0, max(1, int(length)))
-                u, t = u[reached], t[reached]
-                du = None if du is None else du[reached]
+                u, t, du = jax.tree.map(lambda x: x[reached], (u, t, du))
         stats = jax.tree.map(lambda x: x[i], self.stats)
         return ODESolution(u, t, retcode, stats, length, du, self.engine)
 
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def __call__(self, t: Any) -> AnyArray:
+    def __call__(self, t: Any) -> Any:
         """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
         `[trajectory, n, *state]`. See [`ODESolution`][ensembleode.ODESolution].
         """
         _check_dense(self._du)
         t = jnp.asarray(t, self.t.dtype)
-        lanes = map(jnp.asarray, (self.t, self.u, self._du, self.lengths))
-        return jax.vmap(lambda *lane: hermite(*lane, t))(*lanes)
+        times, lengths = map(jnp.asarray, (self.t, self.lengths))
+
+        def at(u, du):
+            lanes = (times, jnp.asarray(u), jnp.asarray(du), lengths)
+            return jax.vmap(lambda *lane: hermite(*lane, t))(*lanes)
+
+        return jax.tree.map(at, self.u, self._du)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.kind != "trajectories":
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
-        return np.array(self.u, dtype=dtype, copy=copy)
+        return np.array(flattened(self.u, 2), dtype=dtype, copy=copy)
 
     def plot(
         self,
@@ -326,7 +333,8 @@ class EnsembleSolution(_Solution):
         )
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
-        """The states as one array.
+        """The states as one array; of a state that is a pytree, with its components flattened in
+        the order of the leaves.
 
         **Arguments:** `layout="batch"` is `[trajectory, time, *state]`; `"julia"` is
         `[*state, time, trajectory]`, the shape of `Array(sim)` in Julia.
@@ -334,15 +342,16 @@ class EnsembleSolution(_Solution):
         if self.kind != "trajectories":
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
         if layout == "batch":
-            return self.u
+            return flattened(self.u, 2)
         if layout == "julia":
-            return jnp.moveaxis(jnp.asarray(self.u), (0, 1), (-1, -2))
+            return jnp.moveaxis(jnp.asarray(flattened(self.u, 2)), (0, 1), (-1, -2))
         raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` (with the extra `plot`): the states with named dimensions.
 
-        - `u` over `trajectory`, `time` and `state` (`state_0`, `state_1`, ... of a matrix). Where
+        - `u` over `trajectory`, `time` and `state` (`state_0`, `state_1`, ... of a matrix), or of
+            a state that is a pytree a variable for each leaf, by its name. Where
             trajectories have their own times, over `trajectory` and `step`, and `time` is a
             coordinate over these.
         - `retcode` (integers; their meaning is in its attributes), `length`, `naccept`, `nreject`
@@ -368,7 +377,7 @@ class EnsembleSolution(_Solution):
 
         if self.kind == "outputs":
             return labelled.outputs_frame(self)
-        return labelled.frame(self.to_xarray(names))
+        return labelled.frame(self, names)
 
     def __repr__(self) -> str:
         if is_tracer(self.retcode):
@@ -377,8 +386,8 @@ class EnsembleSolution(_Solution):
             return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, mapped)"
         n = len(self)
         if self.kind == "trajectories":
-            rows, *state = self.u.shape[1:]
-            what = f"{n} trajectories x {rows} times, state {tuple(state)} {self.u.dtype}"
+            rows = jax.tree.leaves(self.u)[0].shape[1]
+            what = f"{n} trajectories x {rows} times, state {_state(self.u, 2)}"
         else:
             what = f"{n} trajectories, {self.kind} {_shape_of(self.u)}"
         lines = [f"EnsembleSolution: {what}", f"  retcode  {count_codes(self.retcode)}"]
@@ -421,6 +430,15 @@ def _has_numbers(retcode: Any, ndim: int) -> bool:
     """False in what `vmap`, `eval_shape` or `tree_map` made of a solution."""
     has_numbers = eqx.is_array_like(retcode) or hasattr(retcode, "__array__")
     return has_numbers and np.ndim(retcode) == ndim
+
+
+def _state(u: PyTree, lead: int) -> str:
+    """The shape and dtype of a state, or of each leaf."""
+    leaves = jax.tree.leaves(u)
+    if len(leaves) == 1 and leaves[0] is u:
+        return f"{tuple(u.shape[lead:])} {u.dtype}"
+    shapes = [f"{name} {tuple(x.shape[lead:])}" for name, x in leaf_names(u)]
+    return f"{{{', '.join(shapes)}}} {leaves[0].dtype}"
 
 
 def _shape_of(tree: PyTree) -> Any:

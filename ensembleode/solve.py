@@ -259,15 +259,9 @@ def _solve_alone(job: Job, run: _Run) -> ODESolution:
     sol = jax.block_until_ready(sol)
     length = int(sol.length)
     reached = slice(0, max(1, length) if job.plan.own_times else None)
-    return ODESolution(
-        sol.u[reached],
-        sol.t[reached],
-        ReturnCode(int(sol.retcode)),
-        jax.tree.map(int, sol.stats),
-        length,
-        None if sol._du is None else sol._du[reached],
-        run.choice,
-    )
+    u, t, du = jax.tree.map(lambda x: x[reached], (sol.u, sol.t, sol._du))
+    stats = jax.tree.map(int, sol.stats)
+    return ODESolution(u, t, ReturnCode(int(sol.retcode)), stats, length, du, run.choice)
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -465,6 +459,7 @@ def job_for(
         maxiters=every.options["maxiters"],
         width=module.width(state, n or 1),
         batched=every.batched,
+        tree=every.tree,
     )
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg))

@@ -26,6 +26,7 @@ from .core.fingerprint import digest_of, fingerprint, NotKnown
 from .core.job import integers, Job, may_rerun, Outcome, Unfinished
 from .core.keys import is_key, raw
 from .core.on_disk import OnDisk
+from .core.state_tree import is_tree
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
 
 
@@ -358,10 +359,15 @@ def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
 #
 
 
+# Before the names of the derivatives of a state that is a pytree.
+_DU = "du."
+
+
 def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
     """The variables, in the order of the leaves; and how outputs are put together from them."""
     time = "step" if own_times else "time"
-    tree = _described(outcome.out, "") if kind == "outputs" else None
+    of_states = kind == "trajectories" and is_tree(outcome.out)
+    tree = _described(outcome.out, "") if kind == "outputs" or of_states else None
     variables = []
     for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
         field, ndim = str(path[0].name), len(x.shape)
@@ -374,6 +380,10 @@ def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Varia
                 raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
         elif field in ("out", "du"):
             dims = (time, *state_dims(ndim - 1))
+            if of_states:
+                leaf = output_name(path[1:])
+                name = leaf if field == "out" else _DU + leaf
+                dims = (time, *inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)
         variables.append(Variable(name, ("trajectory", *dims), x.shape, np.dtype(x.dtype)))
@@ -399,24 +409,27 @@ def _described(out: Any, name: str) -> Any:
         return None
     if not hasattr(out, "shape"):
         raise TypeError(
-            "a store keeps outputs that are made of dicts (of names), lists and tuples of arrays; "
-            f"output_func returns a {type(out).__name__}."
+            "a store keeps outputs and states that are made of dicts (of names), lists and tuples "
+            f"of arrays; here there is a {type(out).__name__}."
         )
     return name or "out"
 
 
-def _put_together(tree: Any, group: Any) -> Any:
+def _put_together(tree: Any, group: Any, prefix: str = "") -> Any:
+    def put(part):
+        return _put_together(part, group, prefix)
+
     match tree:
         case None:
             return None
         case str():
-            return OnDisk(group[tree])
+            return OnDisk(group[prefix + tree])
         case {"dict": parts}:
-            return {k: _put_together(v, group) for k, v in parts.items()}
+            return {k: put(v) for k, v in parts.items()}
         case {"list": parts}:
-            return [_put_together(v, group) for v in parts]
+            return [put(v) for v in parts]
         case {"tuple": parts}:
-            return tuple(_put_together(v, group) for v in parts)
+            return tuple(put(v) for v in parts)
     raise AssertionError(tree)
 
 
@@ -451,7 +464,11 @@ def _as_it_is(kept: dict[str, Any], group: Any, elapsed: float) -> EnsembleSolut
         return OnDisk(group[name]) if name in group else None
 
     kind = kept["kind"]
-    u = lazily("u") if kind == "trajectories" else _put_together(kept["outputs"], group)
+    tree, du = kept["outputs"], None
+    u = lazily("u") if tree is None else _put_together(tree, group)
+    if kind == "trajectories":
+        saves_du = tree is not None and any(name.startswith(_DU) for name in group)
+        du = _put_together(tree, group, _DU) if saves_du else lazily("du")
     t = lazily("time") if kind == "trajectories" else None
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
@@ -466,7 +483,7 @@ def _as_it_is(kept: dict[str, Any], group: Any, elapsed: float) -> EnsembleSolut
         elapsed,
         EngineChoice(*kept["engine"]),
         kind,
-        lazily("du") if kind == "trajectories" else None,
+        du,
     )
 
 

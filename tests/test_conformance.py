@@ -624,3 +624,50 @@ def test_serial_is_each_problem_alone(engine):
         sol = eo.solve(made, eo.Tsit5(), saveat=0.5, engine=engine)
         np.testing.assert_allclose(sol.u, sim[i].u, rtol=rtol)
         assert sol.stats.naccept == sim[i].stats.naccept
+
+
+def test_tolerances_of_components(name, alg):
+    def steps(tolerance):
+        sim = run("eager", ensemble(), alg, 3, abstol=tolerance, reltol=tolerance)
+        return np.asarray(sim.stats.naccept)
+
+    mixed = steps(jnp.array([1e-3, 1e-9]))
+    assert np.all(steps(1e-3) < mixed)
+    assert np.all(mixed <= steps(1e-9))
+    np.testing.assert_array_equal(steps(jnp.array([1e-6, 1e-6])), steps(1e-6))
+
+
+class Pendulum(NamedTuple):
+    angle: Any
+    speed: Any
+
+
+def swinging(length):
+    def f(u, p, t):
+        return Pendulum(u.speed, -jnp.sin(u.angle) / p)
+
+    return eo.ODEProblem(f, Pendulum(jnp.array([0.5, 1.0]), jnp.zeros(2)), (0.0, 2.0), length)
+
+
+def swinging_as_array(length):
+    def f(u, p, t):
+        return jnp.concatenate([u[2:], -jnp.sin(u[:2]) / p])
+
+    return eo.ODEProblem(f, jnp.array([0.5, 1.0, 0.0, 0.0]), (0.0, 2.0), length)
+
+
+def test_a_state_that_is_a_pytree(name, alg):
+    """The same numbers as of the array with its components, in its structure."""
+
+    def found(make):
+        ens = eo.EnsembleProblem(
+            make(1.0), lambda prob, ctx: eo.remake(prob, p=ctx.sim_id * prob.p)
+        )
+        return run("eager", ens, alg, 3, saveat=0.5, **TIGHT)
+
+    tree, array = found(swinging), found(swinging_as_array)
+    assert isinstance(tree.u, Pendulum)
+    assert tree.u.angle.shape == (3, 5, 2)
+    both = jnp.concatenate([tree.u.angle, tree.u.speed], axis=-1)
+    np.testing.assert_allclose(both, array.u, rtol=1e-9, atol=1e-9)
+    np.testing.assert_array_equal(tree.t, array.t)

@@ -323,3 +323,56 @@ def test_a_state_written_into_after_it_was_traced():
         array[:] = 3.0
     np.testing.assert_array_equal(prob.u0, [2.0, 2.0])
     del traced
+
+
+def repeated(u, p, t):
+    """du/dt = -rate u / 2^n, or its double."""
+    rate = p["rate"]
+    for _ in range(p["n"]):
+        rate = rate / 2
+    return p["how"](-(2 * rate if p["twice"] else rate) * u)
+
+
+@pytest.mark.parametrize("n", [1, np.int32(1)])
+@pytest.mark.parametrize("twice", [True, False])
+def test_f_decides_by_whole_numbers_and_functions_in_p(n, twice):
+    p = {"rate": 1.0, "n": n, "twice": twice, "how": jnp.positive, "name": "halved"}
+    prob = eo.ODEProblem(repeated, 1.0, (0.0, 1.0), p)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=1.0 + ctx.index))
+    exact = np.exp(-1.0 if twice else -0.5)
+    tight = {"abstol": 1e-10, "reltol": 1e-10}
+    for _ in range(2):  # traced, and by the trace that is kept
+        np.testing.assert_allclose(eo.solve(prob, **tight).u[-1], exact, rtol=1e-8)
+        sim = eo.solve(ens, trajectories=2, **tight)
+        np.testing.assert_allclose(sim.u[:, -1], [exact, 2 * exact], rtol=1e-8)
+
+    def end(rate):
+        return eo.solve(eo.remake(prob, p=p | {"rate": rate}), **tight).u[-1]
+
+    slope = -exact if twice else -exact / 2
+    np.testing.assert_allclose(jax.jit(jax.grad(end))(1.0), slope, rtol=1e-6)
+
+
+def test_whole_numbers_that_only_enter_compile_nothing_new(compiles):
+    def f(u, p, t):
+        return -p["rate"] * u / p["n"]
+
+    def end(n):
+        prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), {"rate": jnp.array(1.0), "n": n})
+        return eo.solve(prob, eo.Tsit5(), abstol=1e-10, reltol=1e-10).u
+
+    end(1)
+    compiles.count = 0
+    found = end(2)
+    assert compiles.count == 0
+    np.testing.assert_allclose(found[-1], np.exp(-0.5), rtol=1e-8)
+
+
+def test_what_f_decides_by_is_one_for_all_trajectories():
+    p = {"rate": 1.0, "n": 1, "twice": False, "how": jnp.positive}
+    prob = eo.ODEProblem(repeated, 1.0, (0.0, 1.0), p)
+    ens = eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, p=prob.p | {"n": (1, 2)[ctx.index]})
+    )
+    with pytest.raises(ValueError, match="varies the computation that f does"):
+        eo.solve(ens, trajectories=2)

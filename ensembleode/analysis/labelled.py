@@ -1,5 +1,6 @@
 """Solutions with named dimensions: xarray datasets, and pandas frames made from them."""
 
+import dataclasses
 from collections.abc import Sequence
 from typing import Any, TYPE_CHECKING
 
@@ -7,6 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..core.retcode import ReturnCode
+from ..core.state_tree import component_names, flattened, leaf_names
 from ..tracing.program import is_tracer
 
 
@@ -29,11 +31,8 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
         variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
         return xarray.Dataset(variables, trajectory, attrs)
     time = _times(sim.t, ("trajectory",))
-    dims, state = _state(np.shape(sim.u)[2:], names)
-    variables = {
-        "u": (("trajectory", time[0][-1], *dims), np.asarray(sim.u)),
-        "length": ("trajectory", np.asarray(sim.lengths)),
-    }
+    variables, state = _states(sim.u, ("trajectory", time[0][-1]), names)
+    variables |= {"length": ("trajectory", np.asarray(sim.lengths))}
     variables |= _counts(sim, ("trajectory",))
     return xarray.Dataset(variables, trajectory | {"time": time} | state, attrs)
 
@@ -41,15 +40,15 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
 def solution_dataset(sol: "ODESolution", names: Sequence[str] | None) -> Any:
     """See `ODESolution.to_xarray`."""
     xarray = _xarray(sol.retcode)
-    dims, state = _state(np.shape(sol.u)[1:], names)
-    variables = {"u": (("time", *dims), np.asarray(sol.u)), "length": ((), np.asarray(sol.length))}
+    variables, state = _states(sol.u, ("time",), names)
+    variables |= {"length": ((), np.asarray(sol.length))}
     return xarray.Dataset(variables | _counts(sol, ()), {"time": np.asarray(sol.t)} | state)
 
 
 def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
     """See `EnsembleSummary.to_xarray`."""
     xarray = _xarray(summary.u)
-    dims, state = _state(np.shape(summary.u)[1:], names)
+    dims, state = _state(np.shape(summary.u)[1:], names or summary.names)
     dims = ("time", *dims)
     low, high = summary.quantiles
     variables = {
@@ -63,8 +62,13 @@ def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
     return xarray.Dataset(variables, {"time": np.asarray(summary.t)} | state)
 
 
-def frame(dataset: Any) -> Any:
-    """A pandas frame of the states: a row for each trajectory and time, a column a component."""
+def frame(sol: Any, names: Sequence[str] | None) -> Any:
+    """A pandas frame of the states of a solution, or of an ensemble: a row for each trajectory and
+    time, a column a component."""
+    lead = 1 + np.ndim(sol.retcode)
+    names = names or component_names(sol.u, lead)
+    flat = dataclasses.replace(sol, u=flattened(sol.u, lead))
+    dataset = (ensemble_dataset if lead == 2 else solution_dataset)(flat, names)
     u = dataset["u"]
     columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
     if "time" not in columns:
@@ -100,6 +104,26 @@ def _xarray(number: Any) -> Any:
 def _times(t: Any, outer: tuple) -> tuple:
     t = np.asarray(t)
     return ((*outer, "step") if t.ndim == 2 else ("time",), t)
+
+
+def _states(u: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
+    """The variable `u`, or one for each leaf of a state that is a pytree; and coordinates."""
+    if component_names(u, len(outer)) is None:
+        dims, state = _state(np.shape(u)[len(outer) :], names)
+        return {"u": ((*outer, *dims), np.asarray(u))}, state
+    if names is not None:
+        raise ValueError("names are for the components of a vector; the leaves of this state have.")
+    variables = {}
+    for name, x in leaf_names(u):
+        dims = inner_dims(name, np.ndim(x) - len(outer))
+        variables[name] = ((*outer, *dims), np.asarray(x))
+    taken = {"trajectory", "time", "step", "length", "retcode", *_COUNTS} & set(variables)
+    if taken:
+        raise ValueError(
+            f"the state has a leaf {min(taken)!r}, which is a name of the dataset's own: make the "
+            "dataset of sim.u yourself."
+        )
+    return variables, {}
 
 
 def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:

@@ -12,6 +12,7 @@ import numpy as np
 from ..core.interpolation import cubic_hermite
 from ..core.logs import log_once
 from ..core.retcode import has_failed, ReturnCode
+from ..core.state_tree import component_names, flattened
 from ..tracing.program import is_tracer
 
 
@@ -66,9 +67,10 @@ def plot_ensemble(
     """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
     if sim.kind != "trajectories":
         raise TypeError(_NO_STATES[sim.kind])
-    _check_numbers(sim.u, sim.retcode, 1)
-    n, _, *state = sim.u.shape
-    plan = _plan(idxs, tuple(state), names)
+    u, du = (flattened(x, 2) for x in (sim.u, sim._du))
+    _check_numbers(u, sim.retcode, 1)
+    n, _, *state = u.shape
+    plan = _plan(idxs, tuple(state), names or component_names(sim.u, 2))
     color, line = _color_and_line(color, line)
     chosen = _choose(trajectories, sim)
     numbers = _as_numbers(color, n, chosen)
@@ -80,7 +82,7 @@ def plot_ensemble(
         own_colors = bar.mappable.to_rgba(numbers)
         color = matplotlib.rcParams["text.color"]  # in the legend
     looks = _looks(plan, color, line)
-    paths = _paths(sim, chosen, plan.components)
+    paths = _paths(sim, u, du, chosen, plan.components)
     curves = [[path[:, columns] for columns in plan.columns] for path in paths]
     failed = np.asarray(has_failed(np.asarray(sim.retcode)[chosen]))
 
@@ -115,15 +117,16 @@ def plot_solution(
     **line: Any,
 ) -> Axes:
     """See [`ODESolution.plot`][ensembleode.ODESolution.plot]."""
-    _check_numbers(sol.u, sol.retcode, 0)
-    rows, *state = sol.u.shape
-    plan = _plan(idxs, tuple(state), names)
+    u, du = (flattened(x, 1) for x in (sol.u, sol._du))
+    _check_numbers(u, sol.retcode, 0)
+    rows, *state = u.shape
+    plan = _plan(idxs, tuple(state), names or component_names(sol.u, 1))
     color, line = _color_and_line(color, line)
     looks = _looks(plan, _as_color(color), line)
     retcode = int(sol.retcode)
     length = 0 if retcode == ReturnCode.Default else int(sol.length)
-    u = np.asarray(sol.u).reshape(rows, -1)
-    du = None if sol._du is None else np.asarray(sol._du).reshape(u.shape)
+    u = np.asarray(u).reshape(rows, -1)
+    du = None if du is None else np.asarray(du).reshape(u.shape)
     path = _path(np.asarray(sol.t), u, du, length, plan.components, _POINTS)
 
     ax = _axes_for(plan, ax)
@@ -151,7 +154,7 @@ def plot_summary(
     _check_one_of("error_style", error_style, ("ribbon", "bars", "none"))
     _check_numbers(summary.u, summary.t, 1)
     rows, *state = summary.u.shape
-    plan = _plan(idxs, tuple(state), names)
+    plan = _plan(idxs, tuple(state), names or summary.names)
     color, line = _color_and_line(None, line)
     t = np.asarray(summary.t, np.float64)
 
@@ -448,11 +451,13 @@ def _density(n: int, numbered: bool) -> dict[str, float]:
 #
 
 
-def _paths(sim: Any, chosen: np.ndarray, components: list[int]) -> list[np.ndarray]:
-    n, rows = sim.u.shape[:2]
+def _paths(
+    sim: Any, u: Any, du: Any, chosen: np.ndarray, components: list[int]
+) -> list[np.ndarray]:
+    n, rows = u.shape[:2]
     t = np.broadcast_to(np.asarray(sim.t), (n, rows))
-    u = np.asarray(sim.u).reshape(n, rows, -1)
-    du = None if sim._du is None else np.asarray(sim._du).reshape(u.shape)
+    u = np.asarray(u).reshape(n, rows, -1)
+    du = None if du is None else np.asarray(du).reshape(u.shape)
     lengths = np.asarray(sim.lengths)
     points = int(np.clip(_MOST_POINTS // max(1, lengths[chosen].sum()), 1, _POINTS))
     return [

@@ -3,6 +3,9 @@
 All are arrays in, arrays out: they are jittable and differentiable. A value that is NaN is missing:
 each statistic is over the trajectories that reached the time (both times, for covariances), so
 neither the padding nor a failed trajectory spoils it. Where too few did, it is NaN.
+
+Of a state that is a pytree, `*state` is one axis here: its components, flattened in the order of
+the leaves.
 """
 
 from typing import Any
@@ -11,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.state_tree import flattened
 from ..solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
 
@@ -332,7 +336,7 @@ def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """
     u = states_of(sim)
     if sim._du is not None:
-        return sim(t)
+        return flattened(sim(t), 1 + np.ndim(t))
     t = jnp.asarray(t, jnp.asarray(sim.t).dtype)
     axis = 0 if np.ndim(sim.t) == 2 else None
     return jax.vmap(_linear, in_axes=(axis, 0, None))(jnp.asarray(sim.t), jnp.asarray(u), t)
@@ -449,7 +453,7 @@ def states_of(sim: EnsembleSolution) -> Any:
             "these are many ensembles in one, as vmap makes them: take the statistics within "
             "vmap, or pick one with jax.tree.map(lambda x: x[i], sim)."
         )
-    return jnp.asarray(sim.u)  # what is on disk is read
+    return jnp.asarray(flattened(sim.u, 2))  # what is on disk is read
 
 
 def _times(ts: Any) -> Any:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Inexact, Int, Real
 
+from ..core.state_tree import component_names, flattened
 from ..ensemble import EnsembleAlgorithm
 from ..problem import EnsembleProblem
 from ..solution import AnyArray, EnsembleSolution
@@ -34,6 +35,7 @@ class EnsembleSummary(eqx.Module):
     - `med`, `qlow`, `qhigh`: the median and the two quantiles, `[time, *state]`.
     - `num_monte`: `[time]`.
     - `quantiles`: which quantiles `qlow` and `qhigh` are.
+    - `names`: those of the components of a state that is a pytree, which is flattened; else None.
 
     **Arguments:**
 
@@ -65,18 +67,21 @@ class EnsembleSummary(eqx.Module):
     qhigh: Inexact[AnyArray, "time *state"]
     num_monte: Int[AnyArray, " time"]
     quantiles: tuple[float, float] = eqx.field(static=True)
+    names: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(self, sim: Any, ts: Any = None, quantiles: Any = (0.05, 0.95)):
         self.quantiles = _as_quantiles(quantiles)
         if isinstance(sim, _Stream):
-            self.t, numbers = sim.t, sim.statistics(self.quantiles)
+            self.t, numbers, names = sim.t, sim.statistics(self.quantiles), sim.names
         else:
             self.t, u = _states_at(sim, ts)
+            names = component_names(sim.u, 2)
             if _is_on_host(u):
                 numbers = _statistics_on_host(np.asarray(u), self.quantiles)
             else:
                 numbers = _statistics(u, jnp.asarray(self.quantiles, u.dtype))
         self.u, self.v, self.qlow, self.med, self.qhigh, self.num_monte = numbers
+        self.names = None if names is None else tuple(names)
 
     def __len__(self) -> int:
         return np.shape(self.t)[0]
@@ -289,16 +294,18 @@ def summarize(
             )
     if options.get("save_everystep", ens.prob.options.get("save_everystep")):
         raise ValueError("summarize needs times that all trajectories share: use saveat.")
-    check_ordered(ens.prob.u0)
+    for x in jax.tree.leaves(ens.prob.u0):
+        check_ordered(x)
+    names = component_names(ens.prob.u0)
     streamed = EnsembleProblem(
         ens.prob,
         ens.prob_func,
-        output_func=lambda sol, ctx: ((sol.t, sol.u), False),
+        output_func=lambda sol, ctx: ((sol.t, flattened(sol.u, 1)), False),
         reduction=_add_batch,
         u_init=(),
     )
     sim: Any = solve(streamed, alg, ensemblealg, trajectories=trajectories, **options)
-    return EnsembleSummary(sim.u, quantiles=quantiles)
+    return EnsembleSummary(sim.u._replace(names=names), quantiles=quantiles)
 
 
 def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
@@ -322,6 +329,7 @@ class _Stream(NamedTuple):
     squares: np.ndarray  # the sum of squared differences from the mean
     digest: Digest
     dtype: Any
+    names: Any = None
 
     @classmethod
     def empty(cls, t: np.ndarray, u: np.ndarray) -> "_Stream":

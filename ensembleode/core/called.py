@@ -58,6 +58,7 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
     return Trajectories(
         field=maker.kept["field"],
         saving=maker.kept["saving"],
+        tree=maker.kept["tree"],
         options=maker.options,
         batched=batched,
         lanes=lanes,

@@ -104,7 +104,7 @@ def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts
 
 def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Outcome:
     """Apply `output_func` to the integrated trajectory."""
-    out, du, rerun = result.u, result.du, None
+    out, du, rerun = plan.as_given(result.u), plan.as_given(result.du), None
     t = result.t if plan.own_times else None
     if plan.output is not None:
         out, rerun = plan.output(output_consts, result, index, repeat, key)
@@ -141,6 +141,7 @@ def with_output(job: Job) -> Job:
     result = Result(u, t, du, count, array((), np.int8), count, count, nf)
 
     def output(result, index, repeat, key):
+        result = result._replace(u=plan.as_given(result.u), du=plan.as_given(result.du))
         got = output_func(solution_of(result), EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ..tracing.program import Program
+from .state_tree import StateTree
 
 
 class Lane(NamedTuple):
@@ -32,6 +33,7 @@ class Trajectories:
 
     - `field`: the vector field, a program `field(consts, u, p, t)`.
     - `saving`: what each trajectory saves.
+    - `tree`: what the state is made of where it is a pytree; None where it is an array.
     - `options`: the resolved solver options; those that every trajectory shares.
     - `batched`: a Lane of booleans, true where a leaf varies with the trajectory.
     - `lanes(indices, repeat)`: the numbers of several trajectories; the leaves that vary have a
@@ -45,6 +47,7 @@ class Trajectories:
 
     field: Program
     saving: Any
+    tree: StateTree | None
     options: dict
     batched: Lane
     lanes: Callable[[Any, Any], Lane]

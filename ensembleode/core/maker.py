@@ -1,6 +1,6 @@
 """One trajectory: from the problem that `prob_func` makes to its numbers, and `f` traced."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import equinox as eqx
@@ -10,7 +10,7 @@ import numpy as np
 
 from ..options import check_tolerance_shape, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
-from ..tracing.field_errors import check_signature, explain
+from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import (
     check_once,
@@ -19,10 +19,11 @@ from ..tracing.purity import (
     numbers_among,
     numbers_in,
 )
-from ..tracing.reach import abstract
-from ..tracing.trace_cache import traced_once
+from ..tracing.reach import abstract, Key
+from ..tracing.trace_cache import key_of, traced_once, traces
 from .lane import Lane
 from .saving import resolve_saving
+from .state_tree import StateTree, tree_of
 
 
 class Maker:
@@ -45,15 +46,45 @@ class Maker:
         self.kept: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
         self._f: tuple | None = None  # what was traced last, and what it closes over
+        # Whether whole numbers in p are known to f, which decides by them.
+        self.fixes_whole = False
 
     def __call__(self, index: Any, repeat: Any, key: Any, *operands: Any) -> Lane:
         ens = with_operands(self.ens, operands) if operands else self.ens
         prob = ens.make(EnsembleContext(index, repeat, key))
-        options = resolve(prob.options, self.solve_options)
-        dtype = time_dtype_of(prob.u0)
-        p = tuple(x for x in jtu.tree_leaves(prob.p) if _is_numeric(x))
+        if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
+            return self._lane(prob, index)
+        # As numbers, new ones compile nothing; only where f has to know them they are none.
+        decides = self._key_of_f("decides by whole numbers", prob) if self.remembers else None
+        self.fixes_whole = decides is not None and traces.find(decides) is not None
+        kept = dict(self.kept)
+        try:
+            return self._lane(prob, index)
+        except NeedsNumber:
+            if self.fixes_whole:
+                raise
+            self.kept, self.fixes_whole = kept, True
+            lane = self._lane(prob, index)
+            if decides is not None:
+                traces.keep(decides, [], True)
+            return lane
+
+    def _is_number(self, x: Any) -> bool:
+        """Whether a leaf of p is traced."""
+        return _is_numeric(x) and not (self.fixes_whole and is_whole(x))
+
+    def _lane(self, prob: ODEProblem, index: Any) -> Lane:
+        tree = tree_of(prob.u0)
+        given = prob.options, self.solve_options
+        if tree is not None:
+            given = [_with_tolerances(options, tree) for options in given]
+        options = resolve(*given)
+        u0: Any = prob.u0 if tree is None else tree.ravel(prob.u0)
+        dtype = time_dtype_of(u0)
+        p = tuple(x for x in jtu.tree_leaves(prob.p) if self._is_number(x))
         types = tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in p)
-        self._keep("u0", (prob.u0.shape, prob.u0.dtype), "the shape or dtype of u0", index)
+        self._keep("tree", tree, "the structure or the shapes of u0", index)
+        self._keep("u0", (u0.shape, u0.dtype), "the shape or dtype of u0", index)
         self._keep("p", types, "the shapes or dtypes in p", index)
         _check_rows(options["saveat"], self.n)
         saving, times = resolve_saving(options, *prob.tspan, dtype, index, defer=self.concrete)
@@ -65,13 +96,13 @@ class Maker:
         abstol = reltol = None
         if options["stepsize_controller"] is None:
             for name in ("abstol", "reltol"):
-                check_tolerance_shape(name, options[name], prob.u0.shape)
+                check_tolerance_shape(name, options[name], u0.shape)
             abstol, reltol = (_as_real(options[k], dtype) for k in ("abstol", "reltol"))
         dt = None if options["dt"] is None else _as_real(options["dt"], dtype)
-        return Lane(prob.u0, p, consts, t0, t1, times, None, abstol, reltol, dt)
+        return Lane(u0, p, consts, t0, t1, times, None, abstol, reltol, dt)
 
     def _trace_field(self, prob, p, types, dtype, index) -> tuple:
-        others = [x for x in jtu.tree_leaves(prob.p) if not _is_numeric(x)]
+        others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
         same = (prob.f, jtu.tree_structure(prob.p), types, *others)
         if self._f is not None and _identical(self._f[0], same):
             field, consts = self._f[1]  # called again, but f is the one traced already
@@ -83,19 +114,30 @@ class Maker:
 
     def _traced_field(self, prob, p, dtype) -> tuple[Program, tuple]:
         def make():
-            return trace_field(prob, p, dtype)
+            return trace_field(prob, p, dtype, self._is_number)
 
         if not self.remembers:
             return make()
         try:
-            shapes = jax.tree.map(lambda x: abstract(x) if _is_numeric(x) else x, prob.p)
+            shapes = self._shapes(prob)
         except (TypeError, OverflowError):  # no number of JAX's: tracing f says so
             return make()
-        return traced_once(("f", prob.f, shapes, abstract(prob.u0), dtype), make)
+        return traced_once(("f", prob.f, shapes, jax.tree.map(abstract, prob.u0), dtype), make)
+
+    def _shapes(self, prob: ODEProblem) -> Any:
+        """What of p a trace of f depends on."""
+        return jax.tree.map(lambda x: abstract(x) if self._is_number(x) else x, prob.p)
+
+    def _key_of_f(self, what: str, prob: ODEProblem) -> Key | None:
+        try:
+            return key_of(what, prob.f, self._shapes(prob))
+        except (TypeError, OverflowError):
+            return None
 
     def again(self) -> "Maker":
         """One that is to make the same, to find whether it does."""
         maker = Maker(self.ens, self.solve_options, self.n, remembers=self.remembers)
+        maker.fixes_whole = self.fixes_whole
         if self._f is not None and not any(map(is_tracer, self._f[1][1])):
             maker._f = self._f
         return maker
@@ -123,6 +165,12 @@ def _identical(a: tuple, b: tuple) -> bool:
     )
 
 
+def _with_tolerances(options: dict, tree: StateTree) -> dict:
+    """The options, with tolerances that are pytrees like the state as vectors."""
+    names = [k for k in ("abstol", "reltol") if options.get(k) is not None]
+    return options | {k: tree.tolerance(k, options[k]) for k in names}
+
+
 def _check_rows(saveat: Any, n: int | None) -> None:
     try:
         shape = np.shape(saveat)
@@ -135,26 +183,35 @@ def _check_rows(saveat: Any, n: int | None) -> None:
         )
 
 
-def trace_field(prob: ODEProblem, p: tuple, dtype: np.dtype) -> tuple[Program, tuple]:
+def trace_field(
+    prob: ODEProblem, p: tuple, dtype: np.dtype, is_number: Callable[[Any], bool]
+) -> tuple[Program, tuple]:
     """Trace `f`, and check what it returns.
+
+    **Arguments:** `p`: the leaves of the parameters that are traced, which `is_number` tells from
+    the others.
 
     **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype
     than the state's.
     """
-    numeric, static = eqx.partition(prob.p, _is_numeric)
+    numeric, static = eqx.partition(prob.p, is_number)
     structure = jtu.tree_structure(numeric)
 
-    def field(u, p, t):
-        return prob.f(u, eqx.combine(jtu.tree_unflatten(structure, p), static), t)
+    tree = tree_of(prob.u0)
 
-    u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
+    def field(u, p, t):
+        p = eqx.combine(jtu.tree_unflatten(structure, p), static)
+        return prob.f(u, p, t) if tree is None else tree.derivative(prob.f(tree.unravel(u), p, t))
+
+    u: Any = prob.u0 if tree is None else jax.ShapeDtypeStruct((tree.size,), tree.dtype)
+    u = jax.ShapeDtypeStruct(u.shape, u.dtype)
     t = jax.ShapeDtypeStruct((), dtype)
     if not is_known(prob.f):
         check_signature(prob.f)
     try:
         program, consts = trace(field, u, p, t, rules=True)
     except Exception as e:
-        paths = [(k, x) for k, x in jtu.tree_leaves_with_path(prob.p) if _is_numeric(x)]
+        paths = [(k, x) for k, x in jtu.tree_leaves_with_path(prob.p) if is_number(x)]
         explained = explain(e, prob.p, paths)
         if explained is e:
             raise

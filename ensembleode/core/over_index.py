@@ -116,6 +116,7 @@ class Made(NamedTuple):
     structure: Any
     field: Program
     saving: Any
+    tree: Any
     options: dict
     indexes_numpy: bool
 
@@ -129,6 +130,7 @@ def taken_apart(maker: Maker, trace: Trace, indexes_numpy: bool) -> tuple[Made, 
         trace.structure,
         maker.kept["field"],
         maker.kept["saving"],
+        maker.kept["tree"],
         maker.options,
         indexes_numpy,
     )

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from ..tracing.program import Program, Static
 from .lane import Lane
 from .saving import Saving
+from .state_tree import StateTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +29,7 @@ class Plan:
     - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
     - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
+    - `tree`: what the state is made of where it is a pytree to the user.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
     """
 
@@ -41,12 +43,17 @@ class Plan:
     batched: Lane
     output: Program | None = None
     threads: int = 1
+    tree: StateTree | None = None
 
     @property
     def own_times(self) -> bool:
         """Whether the saved times differ by trajectory."""
         ends = self.batched.t0 or self.batched.t1
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
+
+    def as_given(self, u: Any) -> Any:
+        """States `[..., component]` in the structure that the user gave them; None remains."""
+        return u if self.tree is None or u is None else self.tree.unravel(u)
 
 
 class Result(NamedTuple):

@@ -129,6 +129,7 @@ def _traced(maker: Maker, key: Any, n: int, memory: "Memory | None") -> Trajecto
     return Trajectories(
         field=made.field,
         saving=made.saving,
+        tree=made.tree,
         options=made.options,
         batched=fill(varies, [False] * len(values)),
         lanes=lanes,
@@ -199,6 +200,7 @@ def _shared_by_all(maker: Maker, key: Any) -> Trajectories:
     return Trajectories(
         field=maker.kept["field"],
         saving=maker.kept["saving"],
+        tree=maker.kept["tree"],
         options=maker.options,
         batched=jax.tree.map(lambda _: False, lane),
         lanes=lambda indices, repeat: lane,

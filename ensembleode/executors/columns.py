@@ -73,7 +73,7 @@ def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:
     u0 = jnp.asarray(lanes.u0)
     u0 = jnp.moveaxis(u0, 0, -1) if batched_u0 else jnp.repeat(u0[..., None], n, axis=-1)
     tolerances = {
-        name: value[..., None]
+        name: jnp.broadcast_to(jnp.asarray(value)[..., None], u0.shape)
         for name in ("abstol", "reltol")
         if (value := getattr(lanes, name)) is not None and jnp.ndim(value) > 0
     }

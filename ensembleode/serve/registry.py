@@ -15,6 +15,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..core.saving import grid, Spacing
+from ..core.state_tree import refuse_tree
 from ..options import check_count, check_option_names, merge, time_dtype_of
 from ..problem import ODEProblem, remake
 from ..solvers import Tsit5
@@ -300,6 +301,7 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
     )
     prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)
     options |= {"maxiters": most, "engine": engine}
+    refuse_tree(prob.u0, "a service")
     u0 = np.asarray(prob.u0)
     if np.issubdtype(u0.dtype, np.complexfloating):
         raise TypeError(

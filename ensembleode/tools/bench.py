@@ -52,7 +52,7 @@ def _row(alg: Any, trajectories: int, repeats: int) -> dict[str, Any]:
     return {
         "algorithm": str(alg),
         "trajectories": trajectories,
-        "dtype": str(prob.u0.dtype),
+        "dtype": str(jax.tree.leaves(prob.u0)[0].dtype),
         "first": first,
         "seconds": best,
         "per_second": trajectories / best,

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
+from ..core.state_tree import refuse_tree
 from ..problem import ODEProblem
 
 
@@ -68,6 +69,7 @@ def check_columns(
     >>> bool(eo.check_columns(eo.ODEProblem(lambda u, p, t: -u / u.sum(), u0, (0.0, 1.0))))
     False
     """
+    refuse_tree(prob.u0, "check_columns")
     if prob.u0.ndim < 2:
         raise ValueError(
             f"u0 must be a matrix whose columns are trajectories, got the shape {prob.u0.shape}."

@@ -19,6 +19,10 @@ _IN_PLACE = (
 )
 
 
+class NeedsNumber(TypeError):
+    """`f` decides by an integer or a boolean of `p`, which is traced."""
+
+
 def check_signature(f: Callable) -> None:
     """
     **Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
@@ -78,11 +82,12 @@ def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:
     if not isinstance(error, NOT_TRACEABLE):
         return error
     if names := _python_numbers(text, leaf_paths):
-        return TypeError(
-            f"f needs to know {names}, for a loop, a branch or an index of Python, and numbers in "
-            "p are traced, so that they may differ by trajectory. Let f close over what decides "
-            "about the computation, as in f = functools.partial(f, n=3); numbers that only enter "
-            f"into it stay in p. ({first_line})"
+        return NeedsNumber(
+            f"f needs to know {names}, for a loop, a branch or an index of Python. Integers and "
+            "booleans of Python in p may decide so, but not where they differ by trajectory, nor "
+            "arrays: they are traced. Let f close over what decides about the computation, as in "
+            "f = functools.partial(f, n=3); numbers that only enter into it stay in p. "
+            f"({first_line})"
         )
     return TypeError(
         "f must be written in JAX, as it is traced: use jnp instead of np, and jnp.where "
@@ -90,13 +95,22 @@ def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:
     )
 
 
+def is_whole(x: Any) -> bool:
+    """Whether this is an integer or a boolean of Python, or of NumPy."""
+    return isinstance(x, bool | int | np.integer | np.bool_)
+
+
+def _is_whole_array(x: Any) -> bool:
+    dtype = getattr(x, "dtype", None)
+    return np.shape(x) == () and dtype is not None and dtype.kind in "biu"
+
+
 def _python_numbers(text: str, leaf_paths: list) -> str:
-    """Those leaves of p that are plain Python integers and that JAX's error is about."""
+    """Those leaves of p that are whole numbers and that JAX's error is about."""
     found = [int(i) for i in re.findall(r"\ba\[1\]\[(\d+)\]", text)]
-    whole = (bool, int, np.integer, np.bool_)
     names = []
     for i in found:
         path, leaf = leaf_paths[i] if i < len(leaf_paths) else ((), None)
-        if isinstance(leaf, whole):
+        if is_whole(leaf) or _is_whole_array(leaf):
             names.append("p" + jtu.keystr(path))
     return " and ".join(names)

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Array, Inexact
 
 from ..core.retcode import ReturnCode
+from ..core.state_tree import refuse_tree
 from ..ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..options import time_dtype_of
 from ..problem import EnsembleProblem, ODEProblem, remake
@@ -148,6 +149,7 @@ def multiple_shooting(
     """
     if not isinstance(prob, ODEProblem):
         raise TypeError(f"prob must be an ODEProblem, got {type(prob).__name__}.")
+    refuse_tree(prob.u0, "multiple_shooting")
     _check_weight(continuity_weight)
     data = _as_data(data, prob.u0.shape, prob.u0.dtype)
     several = data.ndim > 1 + prob.u0.ndim

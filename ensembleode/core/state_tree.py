@@ -1,0 +1,203 @@
+"""States that are pytrees: one vector inside, as it was given outside.
+
+A state is an array, or a pytree of arrays of one dtype (a dict, a named tuple, an Equinox module).
+Engines see arrays only: the leaves of a pytree, flattened one after the other.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..tracing.program import is_tracer
+
+
+class StateTree(NamedTuple):
+    """What a state that is a pytree is made of.
+
+    - `structure`: the pytree; `shapes`: those of its leaves, in order.
+    - `dtype`: that of all of them.
+    """
+
+    structure: Any
+    shapes: tuple[tuple[int, ...], ...]
+    dtype: np.dtype
+
+    @property
+    def size(self) -> int:
+        """How many components there are."""
+        return sum(map(math.prod, self.shapes))
+
+    def ravel(self, u: Any) -> Any:
+        """The vector of a state."""
+        return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(u)])
+
+    def unravel(self, x: Any) -> Any:
+        """The state of a vector, or of many: `[..., component]` becomes leaves `[..., *shape]`."""
+        lead = x.shape[:-1]
+        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1].tolist()
+        starts = [0, *ends]
+        parts = [x[..., a:b] for a, b in zip(starts, [*ends, self.size], strict=True)]
+        leaves = [p.reshape(*lead, *shape) for p, shape in zip(parts, self.shapes, strict=True)]
+        return jtu.tree_unflatten(self.structure, leaves)
+
+    def derivative(self, du: Any) -> Any:
+        """The vector of what `f` returned.
+
+        **Raises:** `TypeError` or `ValueError` where it is not made like the state.
+        """
+        structure = jtu.tree_structure(du)
+        if structure != self.structure:
+            raise TypeError(
+                "f must return a pytree of the structure of the state u, "
+                f"{self.structure}; it returned {structure}."
+            )
+        for (path, x), shape in zip(jtu.tree_leaves_with_path(du), self.shapes, strict=True):
+            name = jtu.keystr(path)
+            if np.shape(x) != shape:
+                raise ValueError(
+                    f"f must return arrays of the shapes of the state u: du{name} has the shape "
+                    f"{np.shape(x)}, and u{name} {shape}."
+                )
+            if jnp.result_type(x) != self.dtype:
+                raise TypeError(
+                    f"f must return the dtype of the state u, {self.dtype}; du{name} is "
+                    f"{jnp.result_type(x)}. Give u0 that dtype, or cast inside f."
+                )
+        return self.ravel(du)
+
+    def tolerance(self, name: str, value: Any) -> Any:
+        """A tolerance given as a pytree like the state, a number or an array a leaf, as a vector;
+        another as it is.
+
+        **Raises:** `ValueError` for a pytree that is not like the state.
+        """
+        leaves, structure = jtu.tree_flatten(value)
+        if jtu.treedef_is_leaf(structure) or isinstance(value, list | None):
+            return value
+        try:
+            if structure != self.structure:
+                raise ValueError
+            xp: Any = jnp if any(map(is_tracer, leaves)) else np
+            parts = [xp.broadcast_to(x, s) for x, s in zip(leaves, self.shapes, strict=True)]
+        except ValueError:
+            raise ValueError(
+                f"{name} must be a number, or a pytree like u0 with numbers or arrays of the same "
+                f"shapes, got {value!r}."
+            ) from None
+        return xp.concatenate([xp.reshape(x, -1) for x in parts])
+
+
+def as_state(u0: Any) -> Any:
+    """An initial state as an array, or as a pytree of arrays; lists and tuples are arrays.
+
+    **Raises:** `TypeError` for what is neither, for leaves that are no inexact numbers or of
+    several dtypes; `ValueError` for a state without components.
+    """
+    leaves, structure = jtu.tree_flatten(u0, is_leaf=_is_array)
+    if jtu.treedef_is_leaf(structure) or not leaves:
+        return _as_array(u0, "u0")
+    paths = jtu.tree_leaves_with_path(u0, is_leaf=_is_array)
+    names = [f"u0{jtu.keystr(path)}" for path, _ in paths]
+    arrays = [_as_array(x, name, may_be_empty=True) for x, name in zip(leaves, names, strict=True)]
+    weak = [isinstance(x, float | complex) for x in leaves]
+    dtypes = {a.dtype for a, is_weak in zip(arrays, weak, strict=True) if not is_weak}
+    if len(dtypes) > 1:
+        each = ", ".join(f"{n} {a.dtype}" for n, a in zip(names, arrays, strict=True))
+        raise TypeError(f"all leaves of u0 must have one dtype, got {each}: use .astype.")
+    if not sum(a.size for a in arrays):
+        raise ValueError("u0 is empty: none of its leaves has an entry.")
+    # (Python's numbers take the dtype of the arrays beside them.)
+    dtype = jnp.result_type(
+        *dtypes, *(x for x, is_weak in zip(leaves, weak, strict=True) if is_weak)
+    )
+    return jtu.tree_unflatten(structure, [a.astype(dtype) for a in arrays])
+
+
+def is_tree(u: Any) -> bool:
+    """Whether a state, or several in one, is a pytree; not an array, nor None."""
+    return u is not None and not jtu.treedef_is_leaf(jtu.tree_structure(u))
+
+
+def tree_of(u0: Any) -> StateTree | None:
+    """What a state is made of; None for an array."""
+    if not is_tree(u0):
+        return None
+    leaves, structure = jtu.tree_flatten(u0)
+    return StateTree(structure, tuple(x.shape for x in leaves), np.dtype(leaves[0].dtype))
+
+
+def flattened(u: Any, lead: int) -> Any:
+    """States as one array: those that are pytrees with their components flattened, in the order of
+    the leaves, behind as many axes as `lead` says."""
+    if not is_tree(u):
+        return u
+    leaves = jtu.tree_leaves(u)
+    # (What is on disk is read.)
+    arrays = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
+    xp = jnp if any(isinstance(x, jax.Array) for x in arrays) else np
+    return xp.concatenate([x.reshape(*x.shape[:lead], -1) for x in arrays], axis=-1)
+
+
+def component_names(u: Any, lead: int = 0) -> list[str] | None:
+    """The names of the components of a state that is a pytree, in the order of `flattened`: of the
+    leaf, and where it is in that. None for an array."""
+    if not is_tree(u):
+        return None
+    return [
+        f"{name}[{','.join(map(str, index))}]" if index else name
+        for name, x in leaf_names(u)
+        for index in np.ndindex(x.shape[lead:])
+    ]
+
+
+def refuse_tree(u0: Any, what: str) -> None:
+    """
+    **Raises:** `TypeError` for a state that is a pytree.
+    """
+    if is_tree(u0):
+        raise TypeError(
+            f"{what} takes states that are arrays, and this u0 is a pytree, a {type(u0).__name__}: "
+            "write f on an array, such as jnp.concatenate of the parts."
+        )
+
+
+def leaf_names(u: Any) -> list[tuple[str, Any]]:
+    """The leaves of a state that is a pytree, each with its name."""
+    paths = jtu.tree_leaves_with_path(u)
+    return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in paths]
+
+
+def _is_array(x: Any) -> bool:
+    """Whether this becomes an array: a list, or a plain tuple."""
+    return type(x) in (list, tuple)
+
+
+def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:
+    try:
+        # A copy of a NumPy array: one that has been traced, and written into since, is taken for
+        # what it was by JAX, as long as the trace lives.
+        x = np.array(x) if isinstance(x, np.ndarray) else x
+        array = x if isinstance(x, jax.Array) else jnp.asarray(x)
+    except (TypeError, ValueError) as e:
+        raise TypeError(
+            f"{name} must be an array (or a number, or nested lists of numbers), or a pytree of "
+            f"them such as a dict, got {x!r}."
+        ) from e
+    if not jnp.issubdtype(array.dtype, jnp.inexact):
+        raise TypeError(
+            f"{name} has the integer dtype {array.dtype}; the state of an ODE is real or complex. "
+            f"Write it with a decimal point (1.0, not 1), or use {name}.astype(float)."
+        )
+    if array.dtype == jnp.bfloat16:
+        raise TypeError(
+            f"{name} has the dtype bfloat16, too coarse for time; use {name}.astype('float32')."
+        )
+    if not array.size and not may_be_empty:
+        raise ValueError(f"{name} is empty: its shape is {array.shape}.")
+    if array.weak_type:
+        return jax.lax.convert_element_type(array, array.dtype)
+    return array
