@@ -19,7 +19,7 @@ from .core.executor import Executor
 from .core.job import integers, Job, may_rerun, solution_of, with_output
 from .core.logs import log_once
 from .core.other_names import refuse_unknown, solver_by_name
-from .core.plan import Plan, Result, shared_times
+from .core.plan import Plan, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.retcode import count_codes, has_failed, ReturnCode
@@ -252,8 +252,7 @@ def _solve_alone(job: Job, run: _Run) -> ODESolution:
         job = batches.count_steps(job, run.executor, integers(np.arange(1)), 1)
     outcome = run.executor.run_one(job, 0, 1)
     t = _shared_times(job) if outcome.t is None else outcome.t
-    result = Result(outcome.out, t, *outcome[2:-1])
-    sol = solution_of(result, run.choice)
+    sol = solution_of(outcome._replace(t=t), run.choice)
     if job.traced:
         return sol
     sol = jax.block_until_ready(sol)

@@ -23,9 +23,10 @@ from .analysis.labelled import inner_dims, output_name, retcode_attributes, stat
 from .core.executor import Executor
 from .core.files import Locked, locked
 from .core.fingerprint import digest_of, fingerprint, NotKnown
-from .core.job import integers, Job, may_rerun, Outcome, Unfinished
+from .core.job import integers, Job, may_rerun, Unfinished
 from .core.keys import is_key, raw
 from .core.on_disk import OnDisk
+from .core.plan import Result
 from .core.state_tree import is_tree
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
 
@@ -80,7 +81,7 @@ class Writer:
         self,
         path: str | os.PathLike,
         job: Job,
-        outcome: Outcome,
+        outcome: Result,
         times: Any,
         choice: EngineChoice,
         trajectories: int,
@@ -137,7 +138,7 @@ class Writer:
         while self._todo:
             yield np.concatenate([self._rows(b) for b in self._todo[:at_once]])
 
-    def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
+    def part(self, wanted: np.ndarray, outcome: Result, done: np.ndarray) -> None:
         """Keep the batches that are complete, of those `wanted`."""
         outcome = jax.tree.map(np.asarray, outcome._replace(rerun=None))
         batches = wanted // self.batch_size
@@ -146,7 +147,7 @@ class Writer:
             if done[at].all():
                 self._write(batch, [x[at] for x in jtu.tree_leaves(outcome)])
 
-    def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
+    def add(self, wanted: np.ndarray, outcome: Result) -> None:
         self.part(wanted, outcome, np.ones(len(wanted), bool))
 
     def ensemble(self, job: Job, stopped: BaseException | None = None, wanted: Any = None) -> None:
@@ -363,26 +364,26 @@ def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
 _DU = "du."
 
 
-def _variables(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
+def _variables(outcome: Result, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
     """The variables, in the order of the leaves; and how outputs are put together from them."""
     time = "step" if own_times else "time"
-    of_states = kind == "trajectories" and is_tree(outcome.out)
-    tree = _described(outcome.out, "") if kind == "outputs" or of_states else None
+    of_states = kind == "trajectories" and is_tree(outcome.u)
+    tree = _described(outcome.u, "") if kind == "outputs" or of_states else None
     variables = []
     for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
         field, ndim = str(path[0].name), len(x.shape)
-        name = {"t": "time", "out": "u"}.get(field, field)
+        name = {"t": "time"}.get(field, field)
         dims = inner_dims(name, ndim)
-        if field == "out" and kind == "outputs":
+        if field == "u" and kind == "outputs":
             name = output_name(path[1:])
             dims = inner_dims(name, ndim)
             if is_key(x):
                 raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
-        elif field in ("out", "du"):
+        elif field in ("u", "du"):
             dims = (time, *state_dims(ndim - 1))
             if of_states:
                 leaf = output_name(path[1:])
-                name = leaf if field == "out" else _DU + leaf
+                name = leaf if field == "u" else _DU + leaf
                 dims = (time, *inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)

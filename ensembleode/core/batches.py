@@ -23,11 +23,11 @@ from .job import (
     integers,
     Job,
     may_rerun,
-    Outcome,
     solve_lanes,
     Unfinished,
     with_output,
 )
+from .plan import Result
 from .reductions import sum_reduction, total
 from .retcode import ReturnCode
 from .saving import Saving
@@ -44,7 +44,7 @@ class Ensemble(NamedTuple):
     """The outcome of the whole ensemble; `u` is reduced where there is a reduction."""
 
     u: Any
-    outcome: Outcome
+    outcome: Result
     converged: Any
 
 
@@ -148,7 +148,7 @@ def run_eagerly(
         except (Unfinished, KeyboardInterrupt) as e:
             gather = _Gather(trajectories)
             raise Stopped(gather.ensemble(job, e, np.arange(trajectories)), _cause(e)) from None
-        return Ensemble(outcome.out, outcome, True)
+        return Ensemble(outcome.u, outcome, True)
     gather = gather or _Gather(trajectories)
     for wanted in gather.missing(batch_size):
         try:
@@ -172,24 +172,24 @@ class _Solver(NamedTuple):
     batch_size: int
     max_repeats: int
 
-    def batch(self, wanted: np.ndarray) -> Outcome:
+    def batch(self, wanted: np.ndarray) -> Result:
         outcome = _with_reruns(self.job, self.executor, wanted, self.batch_size, self.max_repeats)
         self.report(outcome)
         return outcome
 
-    def into(self, gather: Any, wanted: np.ndarray) -> Outcome:
+    def into(self, gather: Any, wanted: np.ndarray) -> Result:
         """As they are done, where the executor gives them as they are."""
         if not hasattr(gather, "part") or may_rerun(self.job.plan):
             return self.batch(wanted)
         sink = functools.partial(gather.part, wanted)
         return self._replace(job=dataclasses.replace(self.job, sink=sink)).batch(wanted)
 
-    def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
+    def total(self, wanted: np.ndarray) -> tuple[Any, Result]:
         u, outcome = self.executor.total(self.job, integers(wanted))
         self.report(outcome)
         return u, outcome
 
-    def report(self, outcome: Outcome) -> None:
+    def report(self, outcome: Result) -> None:
         if self.job.report is not None and not self.executor.reports:
             self.job.report(np.asarray(outcome.retcode))
 
@@ -218,9 +218,9 @@ def _reduce_eagerly(solve: _Solver, trajectories: int, reduction: Callable, u_in
                 stop = False
             else:
                 outcome = solve.batch(wanted)
-                outcome = outcome._replace(out=as_jax_arrays(outcome.out))
-                u = _empty(reduction, outcome.out) if u is None else u
-                u, stop = _reduced(reduction(u, outcome.out, wanted))
+                outcome = outcome._replace(u=as_jax_arrays(outcome.u))
+                u = _empty(reduction, outcome.u) if u is None else u
+                u, stop = _reduced(reduction(u, outcome.u, wanted))
         except (Exception, KeyboardInterrupt) as e:
             raise Stopped(ensemble(), _cause(e)) from None
         codes.append(np.asarray(outcome.retcode))
@@ -251,17 +251,17 @@ def adds_up(job: Job, executor: Executor) -> bool:
     return not job.traced or real == [True]
 
 
-def _counts(outcome: Outcome) -> tuple:
+def _counts(outcome: Result) -> tuple:
     return outcome.naccept, outcome.nreject, outcome.nf
 
 
-def _total(retcode: Any, counts: Any) -> Outcome:
+def _total(retcode: Any, counts: Any) -> Result:
     """The outcome of a reduced ensemble: return codes of each, and total counts."""
     naccept, nreject, nf = counts
-    return Outcome(None, None, None, None, retcode, naccept, nreject, nf, None)
+    return Result(None, None, None, None, retcode, naccept, nreject, nf, None)
 
 
-def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
+def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Result:
     try:
         outcome = _batch(job, executor, wanted, 1, batch_size)
     except Unfinished as e:
@@ -286,7 +286,7 @@ def _with_reruns(job, executor, wanted, batch_size, max_repeats) -> Outcome:
     return _give_up(outcome, np)
 
 
-def _batch(job, executor, wanted, repeat, size) -> Outcome:
+def _batch(job, executor, wanted, repeat, size) -> Result:
     missing = size - len(wanted) if executor.vectorised else 0
     # (NumPy's, as the jitted functions that they go to take those faster.)
     indices = np.pad(wanted, (0, missing), mode="edge").astype(jax.dtypes.canonicalize_dtype(int))
@@ -331,7 +331,7 @@ class _Gather:
     def missing(self, batch_size: int):
         return _ranges(self.trajectories, batch_size)
 
-    def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
+    def add(self, wanted: np.ndarray, outcome: Result) -> None:
         leaves, self.structure = jtu.tree_flatten(outcome)
         leaves = [np.asarray(x) for x in leaves]
         if not self.leaves:
@@ -352,16 +352,16 @@ class _Gather:
         if self.empty:
             self.add(np.arange(0), _nothing(job))
         outcome = jtu.tree_unflatten(self.structure, self.leaves)
-        return Ensemble(outcome.out, outcome, stopped is None)
+        return Ensemble(outcome.u, outcome, stopped is None)
 
 
-def _nothing(job: Job) -> Outcome:
+def _nothing(job: Job) -> Result:
     """The outcome of no trajectories."""
     one = outcome_of_one(job)
     return jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), one._replace(rerun=None))
 
 
-def outcome_of_one(job: Job) -> Outcome:
+def outcome_of_one(job: Job) -> Result:
     """Of one trajectory, the abstract values."""
     if not job.plan.saving.rows:
         job = bounded(job, 1)
@@ -396,7 +396,7 @@ def _reduced(pair: Any) -> tuple[Any, Any]:
     return u, converged
 
 
-def _give_up(outcome: Outcome, np_: Any) -> Outcome:
+def _give_up(outcome: Result, np_: Any) -> Result:
     """A trajectory that still asks for a rerun has not succeeded."""
     unsettled = outcome.rerun & (outcome.retcode == ReturnCode.Success.value)
     failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
@@ -429,11 +429,11 @@ def run_traced(
             u, outcome = executor.total(job, integers(indices))
             sums = jax.tree.map(jnp.sum, _counts(outcome))
             return Ensemble(u, _total(outcome.retcode, sums), jnp.asarray(False))
-        u_init = _empty(reduction, jax.eval_shape(batch, integers(indices)).out)
+        u_init = _empty(reduction, jax.eval_shape(batch, integers(indices)).u)
     if reduction is None:
         if batch_size >= trajectories:
             outcome = batch(integers(indices))
-            return Ensemble(outcome.out, outcome, True)
+            return Ensemble(outcome.u, outcome, True)
         if executor.vectorised:
             indices = np.pad(indices, (0, -trajectories % batch_size), mode="edge")
         head, rest = _split(indices, batch_size)
@@ -442,20 +442,20 @@ def run_traced(
             # that are compiled already.
             outcomes = [batch(some) for some in [*head, *([rest] if len(rest) else [])]]
             outcome = jax.tree.map(lambda *x: jnp.concatenate(x)[:trajectories], *outcomes)
-            return Ensemble(outcome.out, outcome, True)
+            return Ensemble(outcome.u, outcome, True)
         # Recomputed in the backward pass, so that memory stays that of a batch there, too.
         outcome = _merge(jax.lax.map(jax.checkpoint(batch), head))
         if len(rest):
             outcome = _join(outcome, jax.checkpoint(batch)(rest))
         outcome = jax.tree.map(lambda x: x[:trajectories], outcome)
-        return Ensemble(outcome.out, outcome, True)
+        return Ensemble(outcome.u, outcome, True)
 
     def step(carry, indices):
         u, converged = carry
 
         def go():
             outcome = batch(indices)
-            new, stop = _reduced(reduction(u, outcome.out, indices))
+            new, stop = _reduced(reduction(u, outcome.u, indices))
             _same_structure(u, new)
             counts = codes_and_counts(outcome)
             return (jax.tree.map(jnp.asarray, new), jnp.asarray(stop, bool)), counts
@@ -483,15 +483,15 @@ def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:
     return integers(indices[:whole].reshape(-1, batch_size)), integers(indices[whole:])
 
 
-def _merge(batches: Outcome) -> Outcome:
+def _merge(batches: Result) -> Result:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batches)
 
 
-def _join(first: Outcome, last: Outcome) -> Outcome:
+def _join(first: Result, last: Result) -> Result:
     return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)
 
 
-def _traced_reruns(job, executor, indices, max_repeats) -> Outcome:
+def _traced_reruns(job, executor, indices, max_repeats) -> Result:
     first = executor.run(job, indices, 1)
     if first.rerun is None:
         return first

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -53,32 +53,14 @@ class Job:
 class Unfinished(Exception):
     """A batch ended before its end: the `outcome` of those that are `done`, and the `cause`."""
 
-    def __init__(self, outcome: "Outcome", done: np.ndarray, cause: BaseException):
+    def __init__(self, outcome: Result, done: np.ndarray, cause: BaseException):
         super().__init__(str(cause))
         self.outcome = outcome
         self.done = done
         self.cause = cause
 
 
-class Outcome(NamedTuple):
-    """What a batch of trajectories came to; every leaf has the trajectory axis first.
-
-    `out` is the states `[trajectory, time, *state]`, or what `output_func` made of them; `t` is
-    None unless the trajectories have their own times; `rerun` is None where none can be asked for.
-    """
-
-    out: Any
-    t: Any
-    du: Any
-    length: Any
-    retcode: Any
-    naccept: Any
-    nreject: Any
-    nf: Any
-    rerun: Any
-
-
-def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Outcome:
+def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Result:
     """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
     result = plan.engine.integrate(plan, lane)
     return finish(plan, result, index, repeat, key, output_consts)
@@ -86,13 +68,13 @@ def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Out
 
 def solve_lanes(
     plan: Plan, lanes: Lane, indices, repeat, key, output_consts, mask: Any = None
-) -> Outcome:
+) -> Result:
     """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
     result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
     return finish_lanes(plan, result, indices, repeat, key, output_consts)
 
 
-def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts) -> Outcome:
+def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts) -> Result:
     """Apply `output_func` to several trajectories, whose axis comes first."""
 
     def one(result, index):
@@ -102,20 +84,18 @@ def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts
     return jax.vmap(one, in_axes=(in_axes, 0))(result, indices)
 
 
-def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Outcome:
-    """Apply `output_func` to the integrated trajectory."""
-    out, du, rerun = plan.as_given(result.u), plan.as_given(result.du), None
-    t = result.t if plan.own_times else None
+def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Result:
+    """What the user is given of the integrated trajectory: `output_func` is applied."""
     if plan.output is not None:
-        out, rerun = plan.output(output_consts, result, index, repeat, key)
-        t = du = None
-    counts = (result.naccept, result.nreject, result.nf)
-    return Outcome(out, t, du, result.length, result.retcode, *counts, rerun)
+        u, rerun = plan.output(output_consts, result, index, repeat, key)
+        return result._replace(u=u, t=None, du=None, rerun=rerun)
+    u, du = plan.as_given(result.u), plan.as_given(result.du)
+    return result._replace(u=u, t=result.t if plan.own_times else None, du=du)
 
 
-def codes_and_counts(outcome: Outcome) -> Outcome:
+def codes_and_counts(result: Result) -> Result:
     """What is kept of each trajectory where the outputs are added up."""
-    return outcome._replace(out=None, t=None, du=None, length=None, rerun=None)
+    return result._replace(u=None, t=None, du=None, length=None, rerun=None)
 
 
 def with_output(job: Job) -> Job:

@@ -57,11 +57,15 @@ class Plan:
 
 
 class Result(NamedTuple):
-    """The solution of one trajectory, as an engine returns it.
+    """What a trajectory came to, or several, whose axis comes first.
 
-    `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have
-    their own times; `length` counts those reached; `du` is `f` at the saved states (for
-    interpolation; None unless every step is saved); `nf` is None where not counted.
+    As an engine returns it, `u [time, *state]` is NaN where not reached, `t [time]` likewise if the
+    trajectories have their own times; `length` counts those reached; `du` is `f` at the saved
+    states (for interpolation; None unless every step is saved); `nf` is None where not counted.
+
+    Finished (see `core.job.finish`), `u` is in the structure of the user's state, or what
+    `output_func` made of it; `t` is None unless the trajectories have their own times; `rerun` is
+    None where none can be asked for.
     """
 
     u: Any
@@ -72,6 +76,7 @@ class Result(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+    rerun: Any = None
 
 
 def shared_times(plan: Plan, lanes: Lane) -> Any:

@@ -89,7 +89,7 @@ def _step_times_rate(job: Job, index: int) -> float:
     length = int(outcome.length)
     if length < 8:
         return 0.0
-    t, u = outcome.t[:length], outcome.out[:length]
+    t, u = outcome.t[:length], outcome.u[:length]
     at = np.unique(np.linspace(length // 2, length - 2, _POINTS).astype(int))
     # As steps alternate where stability bounds them, the mean of a few.
     h = np.abs([np.mean(np.diff(t[max(0, i - 3) : i + 5])) for i in at])

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.executor import Executor
-from ..core.job import axes, finish, Job, Outcome
+from ..core.job import axes, finish, Job
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 from ..tracing.program import Program
@@ -33,7 +33,7 @@ class Columns(Executor):
                     "EnsembleGPUArray() or EnsembleSerial()."
                 )
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         lanes = job.trajectories.lanes(indices, repeat)
         return _solve(job.plan, lanes, indices, repeat, job.key, job.output_consts)
 

@@ -4,9 +4,9 @@ import dataclasses
 from typing import Any
 
 from ..core.batches import default_device
-from ..core.job import Job, Outcome
+from ..core.job import Job
 from ..core.logs import log_once
-from ..core.plan import Plan
+from ..core.plan import Plan, Result
 from ..engines import Engine
 from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
@@ -33,7 +33,7 @@ class Kernels(Devices):
         if self.on_gpu:
             launch.check()
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         return super().run(job.replan(engine=gpu.ENGINE) if self.on_gpu else job, indices, repeat)
 
 

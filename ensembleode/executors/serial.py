@@ -8,14 +8,15 @@ import jax
 import numpy as np
 
 from ..core.executor import Executor
-from ..core.job import Job, Outcome, solve_lane
+from ..core.job import Job, solve_lane
+from ..core.plan import Result
 from .sharded import Devices
 
 
 class Serial(Executor):
     """One trajectory at a time; what an engine solves chunk by chunk, so on one device."""
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         if job.plan.engine.chunked:
             return Devices().run(job, indices, repeat)
         if job.traced:
@@ -24,7 +25,7 @@ class Serial(Executor):
         each = [self.run_one(job, index, repeat) for index in np.asarray(indices)]
         return jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, each))
 
-    def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
+    def run_one(self, job: Job, index: Any, repeat: Any) -> Result:
         """By the program that solves its problem alone."""
         lane = job.trajectories.lane(index, repeat)
         return _solve(job.plan, lane, index, repeat, job.key, job.output_consts)

@@ -18,7 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core import cpu_devices
 from ..core.executor import Executor
-from ..core.job import compiler_options, finish_lanes, Job, Outcome, solve_lanes
+from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
 from ..core.keys import as_before, raw
 from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
@@ -37,7 +37,7 @@ class Devices(Executor):
     threads: int = 1
     vectorised = True
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         if self.threads > 1:
             job = job.replan(threads=self.threads)
         lanes = job.trajectories.lanes(indices, repeat)

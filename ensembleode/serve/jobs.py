@@ -33,7 +33,8 @@ import numpy as np
 
 from ..core.executor import Executor
 from ..core.files import written_whole
-from ..core.job import Job, Outcome
+from ..core.job import Job
+from ..core.plan import Result
 from ..core.retcode import ReturnCode
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
@@ -576,7 +577,7 @@ class _Executor(Executor):
         del engine
         self._current: _Current = ensemblealg.run.__self__  # pyright: ignore
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         plan, solver = job.plan, self._current.solver
         lanes = job.trajectories.lanes(indices, repeat)
         n, entry = len(indices), solver.entry
@@ -606,7 +607,7 @@ class _Executor(Executor):
         t = None
         if plan.own_times:
             t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
-        return Outcome(
+        return Result(
             answer.u[:, :rows], t, None, lengths, answer.retcode, answer.naccept, answer.nreject,
             answer.nf, None,
         )  # fmt: skip

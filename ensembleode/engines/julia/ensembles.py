@@ -8,8 +8,8 @@ import jax
 import numpy as np
 
 from ...core.executor import Executor
-from ...core.job import finish_lanes, Job, Outcome, solve_lanes
-from ...core.plan import Plan
+from ...core.job import finish_lanes, Job, solve_lanes
+from ...core.plan import Plan, Result
 from ...ensemble import EnsembleColumns
 from ...tracing.program import Static
 from ..rates import with_rates
@@ -48,7 +48,7 @@ class InJulia(Executor):
                     "it depend on the index. Use EnsembleThreads()."
                 )
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         lanes = job.trajectories.lanes(indices, repeat)
         plan = self._placed(job.plan)
         numbers = (lanes, indices, repeat, job.key, job.output_consts)

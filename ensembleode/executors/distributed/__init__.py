@@ -21,10 +21,10 @@ import numpy as np
 from ... import sensitivity
 from ...core.executor import Executor
 from ...core.host import host_call
-from ...core.job import integers, Job, Outcome, Unfinished
+from ...core.job import integers, Job, Unfinished
 from ...core.keys import as_before, raw
 from ...core.lane import Lane
-from ...core.plan import Plan
+from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
 from ...tracing.program import is_tracer
@@ -70,7 +70,7 @@ class Distributed(Executor):
                 "sensealg=ForwardDiffSensitivity(); use EnsembleThreads()."
             )
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         remote, numbers, costs = self._prepared(job, indices, repeat)
         if job.traced:
             return _solve(numbers, costs, remote)
@@ -82,7 +82,7 @@ class Distributed(Executor):
             raise Unfinished(outcome, results.done, results.cause) from None
         return outcome
 
-    def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
+    def total(self, job: Job, indices: Any) -> tuple[Any, Result]:
         """The sum of the outputs over these trajectories, and their return codes and counts.
 
         Workers add up what is theirs; differentiated, each gives its gradient, too, and none gives
@@ -123,7 +123,7 @@ class Distributed(Executor):
             numbers = sensitivity.reverse_only(numbers, name)
         return remote, numbers, costs
 
-    def _note(self, outcome: Outcome, results: Results, indices: Any) -> None:
+    def _note(self, outcome: Result, results: Results, indices: Any) -> None:
         _fail_lost(outcome, results)
         for rows, why in results.lost:
             which = np.asarray(indices)[rows].tolist()
@@ -249,7 +249,7 @@ def _(perturbed, numbers, costs, remote):
 @_solve.def_bwd
 def _(inexact, cotangents, perturbed, numbers, costs, remote):
     filled = jax.tree.map(
-        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Outcome(*cotangents)
+        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
     )
     each, parts = remote.in_program("pull back", numbers, costs, perturbed, jtu.tree_leaves(filled))
     return Numbers(each, _summed(parts))
@@ -280,7 +280,7 @@ def _summed(parts: Any) -> Any:
     return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts)
 
 
-def _fail_lost(outcome: Outcome, results: Results) -> None:
+def _fail_lost(outcome: Result, results: Results) -> None:
     """Those whose workers died of them have failed."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value

@@ -17,9 +17,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ...core.job import codes_and_counts, Outcome, solve_lanes, with_output
+from ...core.job import codes_and_counts, solve_lanes, with_output
 from ...core.keys import as_before, is_key, raw
-from ...core.plan import Plan
+from ...core.plan import Plan, Result
 from ...core.reductions import total
 from ...engines.compiled.call import kernels_in, safety_checks
 from ...tracing.program import is_tracer
@@ -195,7 +195,7 @@ def flat_structs(program: ChunkProgram) -> list:
     return [*every, mask, *jtu.tree_leaves(numbers.shared)]
 
 
-def outcome_structs(program: ChunkProgram) -> Outcome:
+def outcome_structs(program: ChunkProgram) -> Result:
     """Of the outcome of the trajectories of a call."""
     solve = dataclasses.replace(program, kind="solve", unit=1, wanted=())
     return solve.outputs[0]
@@ -212,7 +212,7 @@ def _call(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tuple)
     if program.kind == "total":
         outcome = _outcome(program.plan, numbers, mask)
         chunks = (program.capacity, program.width)
-        part = jax.tree.map(lambda x: x.reshape(*chunks, *x.shape[1:]), (outcome.out, mask))
+        part = jax.tree.map(lambda x: x.reshape(*chunks, *x.shape[1:]), (outcome.u, mask))
         return codes_and_counts(outcome), jax.vmap(_total)(*part)
     units = program.capacity // program.unit
 
@@ -236,7 +236,7 @@ def _reversed(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tu
         outcome = _outcome(program.plan, eqx.combine(moving, fixed), mask)
         if program.kind == "pull back":
             return inexact_leaves(outcome), ()
-        return _total(outcome.out, mask), codes_and_counts(outcome)
+        return _total(outcome.u, mask), codes_and_counts(outcome)
 
     added, pull_back, counts = jax.vjp(primal, moving, has_aux=True)
     if program.kind == "pull back":
@@ -250,7 +250,7 @@ def _reversed(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tu
     return (counts, gradient.every), (added, gradient.shared)
 
 
-def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Outcome:
+def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Result:
     every, indices = numbers.every
     shared, repeat, key, consts = numbers.shared
     lanes = eqx.combine(every, shared)
