@@ -3,6 +3,8 @@
 A comment on a line of its own stands for it, so that neither can fall out of step:
 
 - `<!-- gallery -->`: every example, with the start of its docstring, its picture and its source;
+- `<!-- solvers -->`: a table of them; `<!-- explicit methods -->` and `<!-- implicit methods -->`:
+  what each says of itself;
 - `<!-- julia methods -->`: the methods that `JuliaAlg` knows.
 """
 
@@ -10,12 +12,19 @@ import ast
 import pathlib
 import textwrap
 
+import ensembleode
+from ensembleode.solvers.base import ODESolver
+
 
 ROOT = pathlib.Path(__file__).parents[1]
 
 
 def on_page_markdown(markdown: str, **_) -> str:
     markdown = markdown.replace("<!-- gallery -->", gallery())
+    markdown = markdown.replace("<!-- solvers -->", solvers())
+    for kind in ("explicit", "implicit"):
+        methods = "\n\n".join(map(_documented, _methods(implicit=kind == "implicit")))
+        markdown = markdown.replace(f"<!-- {kind} methods -->", methods)
     return markdown.replace("<!-- julia methods -->", julia_methods())
 
 
@@ -45,6 +54,34 @@ def _docstring(path: pathlib.Path) -> str:
     if not text:
         raise ValueError(f"{path} has no docstring, which the gallery would show.")
     return text
+
+
+def _methods(*, implicit: bool) -> list[type]:
+    """The solver classes, by order."""
+    found = [x for x in vars(ensembleode.solvers).values() if isinstance(x, type)]
+    methods = [x for x in found if issubclass(x, ODESolver) and hasattr(x, "order")]
+    chosen = [x for x in methods if x.implicit == implicit]
+    return sorted(chosen, key=lambda x: (x.order, x.__name__))
+
+
+def solvers() -> str:
+    """A table of all methods, the default first."""
+    methods = [*_methods(implicit=False), *_methods(implicit=True)]
+    methods.sort(key=lambda x: x is not ensembleode.Tsit5)
+    rows = ["| solver | order | adaptive | engines | |", "|---|---|---|---|---|"]
+    for x in methods:
+        about = " ".join((x.__doc__ or "").partition("\n\n")[0].split())
+        cells = [f"[`{x.__name__}`][ensembleode.{x.__name__}]", str(x.order)]
+        cells += ["yes" if x.adaptive else "no", ", ".join(x.engines), about]
+        rows.append(f"| {' | '.join(cells)} |")
+    alg = "[`JuliaAlg`][ensembleode.JuliaAlg]"
+    of_method = "the method's | the method's"
+    about = "Any method of OrdinaryDiffEq that it knows by name."
+    return "\n".join([*rows, f"| {alg} | {of_method} | julia | {about} |"])
+
+
+def _documented(method: type) -> str:
+    return f"::: ensembleode.{method.__name__}\n    options: {{ heading_level: 3 }}"
 
 
 def julia_methods() -> str:
