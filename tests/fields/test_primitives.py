@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ensembleode.fields.lower import ELEMENTWISE, RULES
-from ensembleode.fields.scalarise import CALLS
+from ensembleode.fields.equations import CALLS
+from ensembleode.fields.lowering.elementwise import ELEMENTWISE
+from ensembleode.fields.lowering.passing import RULES
 
 from ..engines.lanes.test_primitives import B, CASES as CASES_OF_LANES, INTS, M, reals, X, Y
 from ..marks import slow_unless

@@ -31,7 +31,7 @@ from ensembleode.fields.ir import (
     Store,
     Var,
 )
-from ensembleode.fields.lower import ELEMENTWISE
+from ensembleode.fields.lowering.elementwise import ELEMENTWISE
 
 from ...fields.fields import FIELDS, jacobian, vjp
 from ...fields.lowered import Lowered
