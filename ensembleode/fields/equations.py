@@ -1,4 +1,4 @@
-"""The equations of a jaxpr: which are used, and what they call."""
+"""The equations of a jaxpr: which are used, what they call, what they carry."""
 
 import collections
 from typing import Any
@@ -9,6 +9,15 @@ import numpy as np
 from jax.extend import source_info_util
 
 
+# The primitives that act component by component, on numbers that are not complex.
+ELEMENTWISE = """
+    abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz
+    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac
+    integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg
+    nextafter not one_minus_square or polygamma population_count pow regularized_incomplete_beta
+    rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
+    sqrt square sub tan tanh xor zeta
+"""
 # A function with a derivative rule is what it computes: derivatives have been taken by now.
 CALLS = {
     "checkpoint": "jaxpr",
@@ -44,6 +53,19 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
             eqns.append(eqn)
             uses.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
     return eqns[::-1], uses
+
+
+def scan_parts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried. (What is scanned over,
+    or stacked, has one more axis outside than inside.)"""
+
+    def same(outside: Any, inside: Any) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(o.aval.shape) == len(i.aval.shape) for o, i in pairs)
+
+    body = eqn.params["jaxpr"].jaxpr
+    n_carry = same(eqn.outvars, body.outvars)
+    return same(eqn.invars, body.invars) - n_carry, n_carry
 
 
 def branch_here(eqn: Any) -> Any:

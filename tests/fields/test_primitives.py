@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given, settings, strategies as st
 from jax import lax
 
-from ensembleode.fields.equations import CALLS
-from ensembleode.fields.lowering.elementwise import ELEMENTWISE
+from ensembleode.fields.equations import CALLS, ELEMENTWISE
 from ensembleode.fields.lowering.passing import RULES
+from ensembleode.fields.plain import RULES as WRITTEN_OUT
 
 from ..engines.lanes.test_primitives import B, CASES as CASES_OF_LANES, INTS, M, reals, X, Y
 from ..marks import slow_unless
@@ -24,8 +24,9 @@ def countdown(x, n):
     return lax.while_loop(lambda c: c[1] > 0, lambda c: (c[0] * c[0] - 0.3, c[1] - 1), (x, n))
 
 
-# Every rule has a case, and so has every call.
-CASES = {name: CASES_OF_LANES[name] for name in CASES_OF_LANES if name in {*RULES, *CALLS}}
+# Every rule has a case, and so has every call. (In others all memory is read and written.)
+NAMES = {*RULES, *WRITTEN_OUT, *CALLS} - {"take", "put"}
+CASES = {name: CASES_OF_LANES[name] for name in CASES_OF_LANES if name in NAMES}
 CASES |= {
     "bitcast_convert_type": [(lambda x: jnp.copysign(x, -x[::-1]), X)],
     "call_hi_primitive": [(lambda x: jnp.searchsorted(np.sort(X), x), Y)],
@@ -55,7 +56,7 @@ def agree_on(fn, *args, **options):
 
 
 def test_every_rule_has_a_case():
-    assert set(RULES) <= set(CASES)
+    assert NAMES - set(CALLS) <= set(CASES)
 
 
 @pytest.mark.parametrize(("name", "i"), ALL, ids=[f"{name}-{i}" for name, i in ALL])

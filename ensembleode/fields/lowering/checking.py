@@ -7,6 +7,7 @@ import numpy as np
 from jax.extend import source_info_util
 
 from ..equations import called, used
+from ..plain import RULES as WRITTEN_OUT
 from .errors import UntranslatableError
 from .passing import RULES
 
@@ -32,7 +33,7 @@ def check(jaxpr: Any, caller: str = "an unknown place") -> None:
 def _refused(eqn: Any) -> str | None:
     """What about an equation can't be translated; None if it can."""
     name, params = eqn.primitive.name, eqn.params
-    if name not in RULES:
+    if name not in RULES and name not in WRITTEN_OUT:
         return ""
     dtypes = [v.aval.dtype for v in (*eqn.invars, *eqn.outvars)]
     for dtype in dtypes:

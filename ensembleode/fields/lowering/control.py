@@ -6,6 +6,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from ..equations import scan_parts
 from ..ir import Assign, Buffer, Const, Expr, Index, Load, Op, Switch, Var, While
 from .movement import picked
 from .passing import Lowering, rule
@@ -61,13 +62,20 @@ def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[Value]) 
     for place, value in zip(places, values, strict=True):
         if isinstance(place, Var):
             value = scalar(run.variable(value.expr), value.shape)
-        elif value.buffer != place:
+        elif value.buffer is None or any(_overlap(value.buffer, p) for p in places if p != place):
             buffer = run.allocate(value.dtype, value.size)
             run.copy(value, buffer)
             value = stored(buffer, value.shape)
         ready.append(value)
     for place, value in zip(places, ready, strict=True):
         _write(run, place, value)
+
+
+def _overlap(x: Buffer, y: Place) -> bool:
+    """Whether they have memory in common."""
+    if isinstance(y, Var) or (x.group, x.dtype) != (y.group, y.dtype):
+        return False
+    return x.start < y.start + y.size and y.start < x.start + x.size
 
 
 @rule("while")
@@ -114,13 +122,10 @@ def _scan(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     params = eqn.params
     length, closed = params["length"], params["jaxpr"]
     body = closed.jaxpr
-    pairs = list(zip(eqn.invars, body.invars, strict=True))
-    n_xs = sum(len(o.aval.shape) > len(i.aval.shape) for o, i in pairs)
-    pairs = list(zip(eqn.outvars, body.outvars, strict=True))
-    n_carry = sum(len(o.aval.shape) == len(i.aval.shape) for o, i in pairs)
-    n_consts = len(ins) - n_xs - n_carry
+    n_consts, n_carry = scan_parts(eqn)
+    split = n_consts + n_carry
     ins = [run.settled(run.stored(x), 2) for x in ins]
-    consts, carried, xs = ins[:n_consts], ins[n_consts : -n_xs or None], ins[len(ins) - n_xs :]
+    consts, carried, xs = ins[:n_consts], ins[n_consts:split], ins[split:]
     avals = [v.aval for v in eqn.outvars]
     places = [_place(run, a, x) for a, x in zip(avals, carried, strict=False)]
     carry = [_read(place, a) for place, a in zip(places, avals, strict=False)]
@@ -131,9 +136,7 @@ def _scan(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
             first = (length - 1) * size if params["reverse"] else 0
             return Index(first).plus((i, -size if params["reverse"] else size))
 
-        rows = [
-            _row(x, v.aval, row) for x, v in zip(xs, body.invars[len(ins) - n_xs :], strict=True)
-        ]
+        rows = [_row(x, v.aval, row) for x, v in zip(xs, body.invars[split:], strict=True)]
         outs = run.closed(closed, [*consts, *carry, *rows])
         for stack, out in zip(stacks, outs[n_carry:], strict=True):
             run.copy(out, stack, row(out.size))

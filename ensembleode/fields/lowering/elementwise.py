@@ -6,23 +6,15 @@ from typing import Any
 
 import numpy as np
 
-from ..equations import branch_here
+from ..equations import branch_here, ELEMENTWISE
 from ..ir import Const, Op
 from .movement import picked
 from .passing import aval_of, Lowering, rule
-from .values import cast, elementwise, scalar, Value
+from .values import cast, elementwise, operation, scalar, Value
 
 
 # An expression of more operations is stored before it is used in another one.
 _DEEPEST = 40
-ELEMENTWISE = """
-    abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz
-    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac
-    integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg
-    nextafter not one_minus_square or polygamma population_count pow regularized_incomplete_beta
-    rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
-    sqrt square sub tan tanh xor zeta
-"""
 _SAME = {"add_any": "add"}
 _PARAM = {"integer_pow": "y", "round": "rounding_method"}
 
@@ -33,7 +25,7 @@ def _elementwise(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     param = int(eqn.params[_PARAM[name]]) if name in _PARAM else None
     name = _SAME.get(name, name)
     dtype = np.dtype(aval.dtype)
-    return [mapped(run, aval, ins, lambda *args: Op(name, args, dtype, param))]
+    return [mapped(run, aval, ins, lambda *args: operation(name, args, dtype, param))]
 
 
 def mapped(run: Lowering, aval: Any, ins: Sequence[Value], fn: Callable) -> Value:
@@ -53,18 +45,6 @@ def _broadcast(run: Lowering, x: Value, shape: Sequence[int]) -> Value:
     if x.size == 1 or x.shape == tuple(shape):
         return x
     return picked(run, [x], np.broadcast_to(np.arange(x.size).reshape(x.shape), shape))
-
-
-@rule("polynomial")
-def _polynomial(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
-    def horner(x, *coefficients):
-        total = coefficients[-1]
-        for c in coefficients[-2::-1]:
-            total = Op("add", (Op("mul", (total, x), x.dtype), c), x.dtype)
-        return total
-
-    x, *coefficients = ins
-    return [mapped(run, aval_of(eqn), [run.settled(x, 2), *coefficients], horner)]
 
 
 @rule("convert_element_type")

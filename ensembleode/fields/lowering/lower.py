@@ -13,7 +13,7 @@ from ..scalarise import scalarise
 from . import (
     control as control,
     elementwise as elementwise,
-    indexing as indexing,
+    memory as memory,
     movement as movement,
     products as products,
     reductions as reductions,

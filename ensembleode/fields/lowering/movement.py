@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from ..ir import Index, Store
-from ..lanes.primitives import MOVEMENTS
+from ..movements import MOVEMENTS
 from .passing import aval_of, Lowering, rule
 from .values import converted, number, only_by_axes, position, scalar, stored, strides_of, Value
 
@@ -140,35 +140,6 @@ def _pieces(numbers: np.ndarray, ends: np.ndarray) -> list[tuple[int, int, np.nd
         if start == n:
             return pieces
     return None
-
-
-@rule("pad")
-def _pad(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
-    x, fill = ins
-    shape = aval_of(eqn).shape
-    x = run.stored(x)
-    numbers = np.arange(x.size).reshape(x.shape)
-    # Where each component goes, and which are cut off.
-    inside: list = []
-    outside = []
-    config = [tuple(map(int, axis)) for axis in eqn.params["padding_config"]]
-    for (low, _, interior), n, m in zip(config, x.shape, shape, strict=True):
-        first = 0 if low >= 0 else -(low // (interior + 1))
-        last = min(n, (m - low + interior) // (interior + 1))
-        inside.append(slice(first, max(first, last)))
-        outside.append((low + first * (interior + 1), interior + 1))
-    kept = numbers[tuple(inside)]
-    value = fill.expr
-    buffer = run.allocate(x.dtype, math.prod(shape))
-    run.copy(Value(shape, x.dtype, lambda _: value), buffer)
-    if kept.size:
-        strides = strides_of(shape)
-        offset = sum(start * s for (start, _), s in zip(outside, strides, strict=True))
-        steps = [step * s for (_, step), s in zip(outside, strides, strict=True)]
-        with run.loops(*kept.shape) as counters:
-            source = position(counters, strides_of(x.shape), int(kept.flat[0]))
-            run.emit(Store(buffer, position(counters, steps, offset), x.at(source)))
-    return [stored(buffer, shape)]
 
 
 @rule("iota")

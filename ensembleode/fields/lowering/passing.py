@@ -9,8 +9,9 @@ from typing import Any, TypeAlias
 import jax.extend.core as jex
 import numpy as np
 
-from ..equations import called, used
+from ..equations import used
 from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
+from ..plain import written_out
 from .errors import UntranslatableError
 from .values import cast, INT, number, position, scalar, stored, strides_of, Value
 
@@ -57,7 +58,7 @@ class Lowering:
             return env[atom]
 
         for eqn in eqns:
-            inner, values = called(eqn), [read(v) for v in eqn.invars]
+            inner, values = written_out(eqn), [read(v) for v in eqn.invars]
             if inner is None:
                 outs = RULES[eqn.primitive.name](self, eqn, values)
             else:

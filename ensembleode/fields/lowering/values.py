@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from ..folding import FOLDED_INTEGERS
 from ..ir import Buffer, Const, Expr, Index, Load, Op
 
 
@@ -71,6 +72,25 @@ def converted(x: Expr, dtype: Any) -> Expr:
     if isinstance(x, Const) and (x.dtype.kind in "biu" or dtype.kind == "f"):
         return number(x.value, dtype)
     return x if x.dtype == dtype else Op("convert_element_type", (x,), dtype)
+
+
+# Of integers.
+_CHANGES_NOTHING = {"add": 0, "mul": 1}
+
+
+def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = None) -> Expr:
+    """The elementwise operation of this name, or what it is of integers that are known."""
+    if name == "select_n" and isinstance(args[0], Const):
+        return args[1 + int(args[0].value)]
+    if name in FOLDED_INTEGERS and args[0].dtype.kind in "iub":
+        if all(isinstance(x, Const) for x in args):
+            with np.errstate(all="ignore"):
+                return number(FOLDED_INTEGERS[name](*(x.value for x in args)), dtype)  # pyright: ignore
+        if name in _CHANGES_NOTHING:
+            for x, y in (args, args[::-1]):
+                if isinstance(x, Const) and x.value == _CHANGES_NOTHING[name]:
+                    return y
+    return Op(name, args, dtype, param)
 
 
 def only_by_axes(

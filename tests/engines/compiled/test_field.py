@@ -18,8 +18,8 @@ from ensembleode.engines.compiled.functions import FUNCTIONS
 from ensembleode.engines.compiled.operations import OPERATIONS
 from ensembleode.engines.compiled.reading import Given, Memory
 from ensembleode.fields import Inputs, parameters_of, UntranslatableError
+from ensembleode.fields.equations import ELEMENTWISE
 from ensembleode.fields.ir import For
-from ensembleode.fields.lowering.elementwise import ELEMENTWISE
 from ensembleode.tracing.program import trace
 
 from ...fields.test_primitives import ALONE, BOTH, CASES
