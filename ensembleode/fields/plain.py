@@ -21,7 +21,7 @@ from jax.interpreters import mlir
 
 from .combining import as_rows, Combination, CUMULATIVE, folded, SCATTERS
 from .equations import called
-from .windows import fill_value, padded, Windows
+from .windows import fill_value, padded, strides_of, Windows
 
 
 # How a primitive is written: `rule(equation, *operands) -> results`, by functions of JAX.
@@ -202,6 +202,43 @@ def _arg(eqn: Any, x: Any) -> list:
     last = lax.full_like(places, x.shape[axis])
     first = lax.reduce_min(lax.select(wins, places, last), (axis,))
     return [lax.convert_element_type(first, eqn.outvars[0].aval.dtype)]
+
+
+@rule("sort")
+def _sort(eqn: Any, *operands: Any) -> list:
+    """Each to its place, which is how many come before it."""
+    axis = eqn.params["dimension"]
+    operands = tuple(_first(x, axis) for x in operands)
+    shape = operands[0].shape
+    pairs = (shape[0], *shape)
+    others, own = (0, *range(2, len(pairs))), tuple(range(1, len(pairs)))
+    # (Of equal ones those that come before stay before.)
+    before = lax.lt(*(lax.broadcasted_iota(np.int64, pairs, d) for d in (0, 1)))
+    for key in operands[: eqn.params["num_keys"]][::-1]:
+        x, y = (lax.broadcast_in_dim(key, pairs, axes) for axes in (others, own))
+        before = lax.bitwise_or(_less(x, y), lax.bitwise_and(_equal(x, y), before))
+    place = lax.reduce_sum(lax.convert_element_type(before, np.int64), (0,))
+    first, *strides = strides_of(shape)
+    numbers = place * first
+    for d, stride in enumerate(strides, 1):
+        numbers = numbers + lax.broadcasted_iota(np.int64, shape, d) * stride
+    return [_back(put(x.reshape(-1), numbers, x).reshape(shape), axis) for x in operands]
+
+
+def _less(x: Any, y: Any) -> Any:
+    """Whether it comes before, where NaN comes last."""
+    less = lax.lt(x, y)
+    if x.dtype.kind != "f":
+        return less
+    return lax.bitwise_or(less, lax.bitwise_and(lax.eq(x, x), lax.ne(y, y)))
+
+
+def _equal(x: Any, y: Any) -> Any:
+    """Or NaN both."""
+    equal = lax.eq(x, y)
+    if x.dtype.kind != "f":
+        return equal
+    return lax.bitwise_or(equal, lax.bitwise_and(lax.ne(x, x), lax.ne(y, y)))
 
 
 @rule("polynomial")

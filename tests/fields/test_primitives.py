@@ -125,6 +125,25 @@ def test_special_numbers_among_others():
     agree_on(lax.round, np.append(np.arange(-3.0, 3.0, 0.5), 0.49999999999999994))
 
 
+def test_sorting():
+    x = np.array([0.5, np.nan, -0.0, -np.inf, 0.0, np.inf, 0.5, -1.0, -np.nan])
+    whole, columns = np.array([3, -1, 3, 0, 2]), reals(4, 3)
+    agree_on(jnp.sort, x)
+    agree_on(lambda x: jnp.sort(x, descending=True), x)
+    agree_on(jnp.argsort, x)
+    agree_on(lambda x: 1 / jnp.sort(x), x)  # zeros of both signs are equal, and stay as they are
+    agree_on(lambda k: jnp.argsort(k), whole)
+    agree_on(lambda b: jnp.sort(b), B)
+    agree_on(lambda x: jnp.sort(x, 0), columns)
+    agree_on(lambda x: jnp.sort(x, 1), columns)
+    agree_on(lambda x: x[jnp.argsort(x[:, 0])], columns)
+    agree_on(lambda x, y: lax.sort((x, y, x * y), num_keys=2), np.round(X), Y)
+    agree_on(lambda x: jnp.median(x), X)
+    agree_on(jax.grad(lambda x: jnp.sum(jnp.sort(x) * jnp.arange(3.0))), X)
+    agree_on(lambda x: jnp.searchsorted(jnp.sort(x), x, method="sort").astype(x.dtype), X)
+    agree_on(lambda x: jnp.sort(x[:0]), X)
+
+
 @pytest.mark.parametrize(
     "dtype",
     [
