@@ -180,9 +180,9 @@ const CALLED = setdiff(split("""
 @testset "every name that is printed" begin
     @test all(name -> isdefined(P, Symbol(name)), CALLED)
     python = joinpath(@__DIR__, "..", "..", "ensembleode")
-    if isfile(joinpath(python, "fields", "lower.py"))
-        lowered = read(joinpath(python, "fields", "lower.py"), String)
-        elementwise = split(match(r"ELEMENTWISE = \"\"\"([^\"]*)\"\"\"", lowered)[1])
+    if isfile(joinpath(python, "fields", "equations.py"))
+        equations = read(joinpath(python, "fields", "equations.py"), String)
+        elementwise = split(match(r"ELEMENTWISE = \"\"\"([^\"]*)\"\"\"", equations)[1])
         printer = read(joinpath(python, "engines", "julia", "source.py"), String)
         table = match(r"_INFIX = \{([^}]*)\}", printer)[1]
         infix = [m[1] for m in eachmatch(r"\"(\w+)\": \"", table)]

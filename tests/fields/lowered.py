@@ -18,7 +18,7 @@ from .python_printer import run
 
 
 # The package has the function under the module's name.
-_lower = importlib.import_module("ensembleode.fields.lower")
+_lower = importlib.import_module("ensembleode.fields.lowering.lower")
 
 
 class Lowered:

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from ...fields import UntranslatableError
 from ...fields.ir import Function, Load, Op
-from ...fields.lower import UntranslatableError
 from .builder import BOOL, Builder, integer_like, Value
 from .functions import FUNCTIONS, integer_pow
 from .walking import every_part

@@ -11,6 +11,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
+from ..equations import scan_parts
 from .interpreter import bind, cost, Interpreter, mapped, rule
 from .values import fill, is_constant, Scalars, spread, Stacked, tail_of, unpack, Value
 
@@ -207,12 +208,9 @@ def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     limits = run.limits
     if max(sizes) > limits.moved or length * cost(closed) > limits.unrolled:
         return mapped(run, eqn, ins)
-    body = closed.jaxpr
-    # What is scanned over, or stacked, has one more axis outside than inside.
-    n_xs = _n_scanned(eqn.invars, body.invars)
-    n_carry = len(eqn.outvars) - _n_scanned(eqn.outvars, body.outvars)
-    split = len(ins) - n_xs
-    consts, carry, xs = ins[: split - n_carry], list(ins[split - n_carry : split]), ins[split:]
+    n_consts, n_carry = scan_parts(eqn)
+    split = n_consts + n_carry
+    consts, carry, xs = ins[:n_consts], list(ins[n_consts:split]), ins[split:]
     steps = range(length - 1, -1, -1) if params["reverse"] else range(length)
     ys: list = [None] * length
     for i in steps:
@@ -222,11 +220,6 @@ def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     if not length:
         stacked = [_empty(v.aval) for v in eqn.outvars[n_carry:]]
     return [*carry, *stacked]
-
-
-def _n_scanned(outside: Sequence, inside: Sequence) -> int:
-    pairs = zip(outside, inside, strict=True)
-    return sum(len(o.aval.shape) > len(i.aval.shape) for o, i in pairs)
 
 
 def _row(run: Interpreter, x: Value, i: int) -> Value:

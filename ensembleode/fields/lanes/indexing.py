@@ -5,13 +5,14 @@ JAX's own batching is used.
 """
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-import jax
 import numpy as np
 from jax import lax
 
+from ..combining import SCATTERS
+from ..windows import fill_value, Windows
 from .interpreter import Interpreter, mapped, rule
 from .values import (
     is_key,
@@ -99,20 +100,10 @@ def _dynamic_update_slice(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> l
 def _gather(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     x, indices = ins
     shape, dims = eqn.outvars[0].aval.shape, eqn.params["dimension_numbers"]
-    sizes, mode = eqn.params["slice_sizes"], eqn.params["mode"]
     static = isinstance(indices, Scalars) and indices.constant and isinstance(x, Scalars)
     if static and math.prod(shape) <= run.limits.moved and not is_key(x.dtype):
-        numbers = _windows(
-            x.shape,
-            unpack(indices).numpy(),
-            sizes,
-            collapsed=dims.collapsed_slice_dims,
-            starts=dims.start_index_map,
-            batching=(dims.operand_batching_dims, dims.start_indices_batching_dims),
-            window_dims=dims.offset_dims,
-            mode=mode,
-        )
-        entries = [*unpack(x).entries, _fill_value(x.dtype, eqn.params["fill_value"])]
+        numbers = _numbers(Windows.of_gather(eqn), unpack(indices))
+        entries = [*unpack(x).entries, fill_value(x.dtype, eqn.params["fill_value"])]
         return [Scalars(shape, x.dtype, [entries[i] for i in numbers.reshape(-1)])]
     if indices.batched:
         return mapped(run, eqn, ins)
@@ -121,84 +112,22 @@ def _gather(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     array = pack(x).array
     if x.batched:
         params["dimension_numbers"] = dims._replace(offset_dims=(*dims.offset_dims, len(shape)))
-        params["slice_sizes"] = (*sizes, array.shape[-1])
+        params["slice_sizes"] = (*params["slice_sizes"], array.shape[-1])
     return run.results([eqn.primitive.bind(array, pack(indices).array, **params)], x.batched)
 
 
-def _fill_value(dtype: Any, value: Any) -> Any:
-    """What JAX fills in where it reads outside of an array."""
-    dtype = np.dtype(dtype)
-    if value is not None:
-        return dtype.type(value)
-    if dtype.kind in "iu":
-        info = np.iinfo(dtype)
-        return dtype.type(info.min if dtype.kind == "i" else info.max)
-    return np.bool_(True) if dtype.kind == "b" else dtype.type(np.nan)
-
-
-def _windows(
-    shape: Shape,
-    indices: np.ndarray,
-    sizes: Shape,
-    *,
-    collapsed: Shape,
-    starts: Shape,
-    batching: tuple[Shape, Shape],
-    window_dims: Shape,
-    mode: Any,
-) -> np.ndarray:
-    """Which component of an array of `shape` each one of a gather's result (or of a scatter's
-    updates) is; -1 where it is none. The names are those of XLA's Gather.
-    """
-    lead = indices.shape[:-1]
-    window = [d for d in range(len(shape)) if d not in collapsed and d not in batching[0]]
-    total = len(lead) + len(window)
-    numbers = np.zeros((1,) * total, int)
-    inside = np.ones((1,) * total, bool)
-    for d, (n, size) in enumerate(zip(shape, sizes, strict=True)):
-        first = np.zeros((1,) * len(lead), int)
-        if d in starts:
-            first = indices[..., starts.index(d)].astype(int)
-        elif d in batching[0]:
-            axis = batching[1][batching[0].index(d)]
-            first = _along(np.arange(lead[axis]), axis, len(lead))
-        first = first.reshape(first.shape + (1,) * len(window))
-        if mode == jax.lax.GatherScatterMode.FILL_OR_DROP:
-            inside = inside & (first >= 0) & (first <= n - size)
-        first = np.clip(first, 0, n - size)
-        if d in window:
-            first = first + _along(np.arange(size), len(lead) + window.index(d), total)
-        numbers = numbers * n + first
-    numbers = np.where(inside, numbers, -1)
-    full = np.broadcast_to(numbers, (*lead, *(sizes[d] for d in window)))
-    return np.moveaxis(full, range(len(lead), total), window_dims)
-
-
-def _along(x: np.ndarray, axis: int, ndim: int) -> np.ndarray:
-    return x.reshape([-1 if i == axis else 1 for i in range(ndim)])
-
-
-_SCATTER: dict[str, tuple[str, Callable]] = {
-    "scatter": ("", lambda old, new: new),
-    "scatter-add": ("add", lax.add),
-    "scatter-mul": ("mul", lax.mul),
-    "scatter-min": ("min", lax.min),
-    "scatter-max": ("max", lax.max),
-    "scatter-sub": ("sub", lax.sub),
-}
-
-
-@rule(" ".join(_SCATTER))
+@rule(" ".join(SCATTERS))
 def _scatter(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     x, indices, updates = ins
     numbers = _scatter_numbers(eqn, ins)
     if numbers is not None:
-        element, emit = _SCATTER[eqn.primitive.name]
+        by = SCATTERS[eqn.primitive.name]
         entries = list(unpack(x).entries)
         for i, new in zip(numbers.reshape(-1), unpack(updates).entries, strict=True):
             if i >= 0:
-                old = entries[i]
-                entries[i] = run.scalar(element, emit, (old, new), x.dtype) if element else new
+                if by is not None:
+                    new = run.scalar(by.name, by.emit, (entries[i], new), x.dtype)
+                entries[i] = new
         return [Scalars(x.shape, x.dtype, entries)]
     if indices.batched:
         return mapped(run, eqn, ins)
@@ -218,23 +147,17 @@ def _scatter(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 
 def _scatter_numbers(eqn: Any, ins: Sequence[Value]) -> np.ndarray | None:
     """Which component each update goes to, if that can be said while tracing."""
-    x, indices, updates = ins
+    indices = ins[1]
     if not all(isinstance(v, Scalars) for v in ins) or not unpack(indices).constant:
         return None
-    dims = eqn.params["dimension_numbers"]
-    window_sizes = iter(updates.shape[d] for d in dims.update_window_dims)
-    absent = (*dims.inserted_window_dims, *dims.operand_batching_dims)
-    sizes = tuple(1 if d in absent else next(window_sizes) for d in range(len(x.shape)))
-    numbers = _windows(
-        x.shape,
-        unpack(indices).numpy(),
-        sizes,
-        collapsed=dims.inserted_window_dims,
-        starts=dims.scatter_dims_to_operand_dims,
-        batching=(dims.operand_batching_dims, dims.scatter_indices_batching_dims),
-        window_dims=dims.update_window_dims,
-        mode=eqn.params["mode"],
-    )
+    windows = Windows.of_scatter(eqn)
+    numbers = _numbers(windows, unpack(indices))
     # Whether a window that is partly outside is written in part is XLA's business.
-    partly = math.prod(sizes) > 1 and bool((numbers < 0).any())
+    partly = math.prod(windows.sizes) > 1 and bool((numbers < 0).any())
     return None if partly else numbers
+
+
+def _numbers(windows: Windows, indices: Scalars) -> np.ndarray:
+    """Of constant indices; -1 for what is no component of the array."""
+    numbers, inside = windows.numbers(np, list(np.moveaxis(indices.numpy(), -1, 0)))
+    return numbers if inside is None else np.where(inside, numbers, -1)

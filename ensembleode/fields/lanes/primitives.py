@@ -12,12 +12,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..combining import as_rows, CUMULATIVE, folded, REDUCTIONS
+from ..equations import ELEMENTWISE
+from ..movements import MOVEMENTS
+from ..products import layouts
+from ..windows import padded
 from .interpreter import bind, cost, Interpreter, mapped, rule, TooLong
 from .values import (
     from_constant,
@@ -38,14 +41,10 @@ from .values import (
 
 
 @rule(
-    """
-    abs acos acosh add add_any and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil
-    clamp clz complex conj convert_element_type copy cos cosh digamma div eq eq_to erf erf_inv
-    erfc exp exp2 expm1 floor ge gt igamma igammac imag integer_pow is_finite le le_to lgamma log
-    log1p log2 logistic lt lt_to max min mul mulhi ne neg nextafter not one_minus_square or
-    polygamma polynomial population_count pow real reduce_precision regularized_incomplete_beta
-    rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
-    sqrt square stop_gradient sub tan tanh xor zeta
+    ELEMENTWISE
+    + """
+    add_any complex conj convert_element_type copy imag mulhi polynomial real reduce_precision
+    stop_gradient
     """
 )
 def elementwise(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
@@ -99,108 +98,25 @@ def _aligned(x: Value, ndim: int, batched: bool) -> Any:
 
 
 #
-# Data movement. One function serves both forms: it moves NumPy arrays of the components' numbers,
-# or lanes-last arrays, whose `tail` is `(lanes,)`.
+# Data movement: of the components' numbers, or of lanes-last arrays.
 #
 
 
-MOVEMENTS: dict[str, Callable] = {}
-
-
-def movement(names: str) -> Callable:
-    """Registers `fn(xp, arrays, params, tail) -> arrays` for primitives that only move data."""
-
-    def register(fn: Callable) -> Callable:
-        MOVEMENTS.update(dict.fromkeys(names.split(), fn))
-
-        @rule(names)
-        def moved(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-            shapes = [v.aval.shape for v in eqn.outvars]
-            sizes = [math.prod(s) for s in shapes]
-            if all(isinstance(x, Scalars) for x in ins) and sum(sizes) <= run.limits.moved:
-                move = functools.partial(_call_movement, fn, np, eqn.params, ())
-                return rearranged([unpack(x) for x in ins], move, shapes)
-            tail = tail_of(*ins)
-            arrays = [spread(x, tail) for x in ins]
-            run.count(len(arrays))
-            outs = fn(jnp, arrays, eqn.params, tail)
-            if tail:
-                outs = [run.computed_once(eqn.primitive.name, x) for x in outs]
-            return run.results(outs, bool(tail))
-
-        return fn
-
-    return register
-
-
-def _call_movement(fn, xp, params, tail, arrays):
-    return fn(xp, arrays, params, tail)
-
-
-@movement("reshape")
-def _reshape(xp, xs, params, tail):
-    return [xs[0].reshape((*params["new_sizes"], *tail))]
-
-
-@movement("squeeze")
-def _squeeze(xp, xs, params, tail):
-    return [xp.squeeze(xs[0], tuple(params["dimensions"]))]
-
-
-@movement("transpose")
-def _transpose(xp, xs, params, tail):
-    order = params["permutation"]
-    return [xp.transpose(xs[0], (*order, *range(len(order), xs[0].ndim)))]
-
-
-@movement("rev")
-def _rev(xp, xs, params, tail):
-    return [xp.flip(xs[0], tuple(params["dimensions"]))]
-
-
-@movement("slice")
-def _slice(xp, xs, params, tail):
-    starts, ends = params["start_indices"], params["limit_indices"]
-    strides = params["strides"] or (1,) * len(starts)
-    return [xs[0][tuple(map(slice, starts, ends, strides))]]
-
-
-@movement("concatenate")
-def _concatenate(xp, xs, params, tail):
-    return [xp.concatenate(xs, params["dimension"])]
-
-
-@movement("stack")
-def _stack(xp, xs, params, tail):
-    return [xp.stack(xs, params["axis"])]
-
-
-@movement("unstack")
-def _unstack(xp, xs, params, tail):
-    axis = params["axis"]
-    where = (slice(None),) * axis
-    return [xs[0][(*where, i)] for i in range(xs[0].shape[axis])]
-
-
-@movement("split")
-def _split(xp, xs, params, tail):
-    return xp.split(xs[0], np.cumsum(params["sizes"])[:-1].tolist(), params["axis"])
-
-
-@movement("tile")
-def _tile(xp, xs, params, tail):
-    return [xp.tile(xs[0], (*params["reps"], *(1 for _ in tail)))]
-
-
-@movement("broadcast_in_dim")
-def _broadcast_in_dim(xp, xs, params, tail):
-    (x,) = xs
-    shape, dims = params["shape"], params["broadcast_dimensions"]
-    if xp is jnp:
-        lane = (len(shape),) if tail else ()
-        return [lax.broadcast_in_dim(x, (*shape, *tail), (*dims, *lane))]
-    kept = [x.shape[dims.index(d)] if d in dims else 1 for d in range(len(shape))]
-    return [np.broadcast_to(x.reshape(kept), shape)]
+@rule(" ".join(MOVEMENTS))
+def _moved(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
+    move, params = MOVEMENTS[eqn.primitive.name], eqn.params
+    shapes = [v.aval.shape for v in eqn.outvars]
+    sizes = [math.prod(s) for s in shapes]
+    if all(isinstance(x, Scalars) for x in ins) and sum(sizes) <= run.limits.moved:
+        entries = [unpack(x) for x in ins]
+        return rearranged(entries, lambda xs: move(np, xs, params, ()), shapes)
+    tail = tail_of(*ins)
+    arrays = [spread(x, tail) for x in ins]
+    run.count(len(arrays))
+    outs = move(jnp, arrays, params, tail)
+    if tail:
+        outs = [run.computed_once(eqn.primitive.name, x) for x in outs]
+    return run.results(outs, bool(tail))
 
 
 @rule("pad")
@@ -210,7 +126,14 @@ def _pad(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     shape = eqn.outvars[0].aval.shape
     few = math.prod(shape) <= run.limits.moved
     if few and isinstance(x, Scalars) and isinstance(value, Scalars):
-        return rearranged([x, value], lambda xs: [_pad_numbers(*xs, config)], [shape])
+
+        def placed(xs):
+            kept, numbers = padded(np, x.shape, config)
+            whole = np.full(math.prod(shape), xs[1])
+            whole[numbers] = xs[0][kept]
+            return [whole]
+
+        return rearranged([x, value], placed, [shape])
     if value.batched:
         return mapped(run, eqn, ins)
     run.count(1)
@@ -219,18 +142,6 @@ def _pad(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     if x.batched:
         array = run.computed_once("pad", array)
     return run.results([array], x.batched)
-
-
-def _pad_numbers(x: np.ndarray, value: np.ndarray, config: Sequence) -> np.ndarray:
-    for axis, (low, high, interior) in enumerate(config):
-        n = x.shape[axis]
-        x = np.moveaxis(x, axis, 0)
-        spaced = np.full((max(n + (n - 1) * interior, 0), *x.shape[1:]), value)
-        spaced[:: interior + 1] = x
-        ends = [np.full((max(k, 0), *x.shape[1:]), value) for k in (low, high)]
-        cut = spaced[max(-low, 0) : len(spaced) - max(-high, 0)]
-        x = np.moveaxis(np.concatenate([ends[0], cut, ends[1]]), 0, axis)
-    return x
 
 
 @rule("iota")
@@ -248,34 +159,7 @@ def _iota(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 #
 
 
-_REDUCE: dict[str, Callable] = {
-    "reduce_and": lax.bitwise_and,
-    "reduce_max": lax.max,
-    "reduce_min": lax.min,
-    "reduce_or": lax.bitwise_or,
-    "reduce_prod": lax.mul,
-    "reduce_sum": lax.add,
-    "reduce_xor": lax.bitwise_xor,
-}
-_CUMULATE: dict[str, Callable] = {
-    "cummax": lax.max,
-    "cummin": lax.min,
-    "cumprod": lax.mul,
-    "cumsum": lax.add,
-}
-# The name of the elementwise primitive, by what folding and pruning know it.
-_ELEMENT = {
-    "and": "and",
-    "max": "max",
-    "min": "min",
-    "or": "or",
-    "prod": "mul",
-    "sum": "add",
-    "xor": "xor",
-}
-
-
-@rule(" ".join(_REDUCE))
+@rule(" ".join(REDUCTIONS))
 def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     (x,) = ins
     aval, axes = eqn.outvars[0].aval, eqn.params["axes"]
@@ -312,43 +196,11 @@ def _reduce_by(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
         return [Scalars(a.shape, a.dtype, c) for a, c in zip(avals, columns, strict=True)]
     run.count(size)
     tail = tail_of(*ins)
-    rows = [_rows(spread(x, tail), axes) for x in arrays]
+    rows = [as_rows(spread(x, tail), axes) for x in arrays]
     like = rows[0].shape[1:]
     lane = range(len(like) - len(tail), len(like))
     starts = [lax.broadcast_in_dim(spread(x, tail), like, tuple(lane)) for x in inits]
-    return run.results(_folded(body, starts, rows), bool(tail))
-
-
-def _rows(x: Any, axes: Sequence[int]) -> Any:
-    """What is reduced over, as the first axis."""
-    x = jnp.moveaxis(x, axes, range(len(axes)))
-    return x.reshape((-1, *x.shape[len(axes) :]))
-
-
-def _folded(body: Any, starts: list, rows: list) -> list:
-    """The rows combined by `body`, one after the other.
-
-    Not by JAX's primitive: its derivative has another initial value than it has itself (JAX 0.12).
-    """
-    known = _known_reduction(body)
-    if known is not None:
-        whole = getattr(lax, "reduce_" + known)(rows[0], (0,))
-        return [_REDUCE["reduce_" + known](starts[0], whole)]
-    combine = jex.jaxpr_as_fun(body)
-    for _ in starts[0].shape:
-        combine = jax.vmap(combine)
-    return lax.scan(lambda carry, row: (combine(*carry, *row), None), starts, rows)[0]
-
-
-def _known_reduction(body: Any) -> str | None:
-    """The name, in `_ELEMENT`, of a reduction that is a primitive of its own."""
-    jaxpr = body.jaxpr
-    if len(jaxpr.eqns) != 1 or len(jaxpr.invars) != 2:
-        return None
-    (eqn,) = jaxpr.eqns
-    if set(eqn.invars) != set(jaxpr.invars) or eqn.outvars != jaxpr.outvars:
-        return None
-    return next((k for k, v in _ELEMENT.items() if v == eqn.primitive.name), None)
+    return run.results(folded(body, starts, rows), bool(tail))
 
 
 @rule("reduce_window")
@@ -369,7 +221,7 @@ def _not_joined(x: Value) -> Stacked:
     return Stacked(lax.optimization_barrier(packed.array), packed.batched)
 
 
-@rule(" ".join(_CUMULATE))
+@rule("cummax cummin cumprod cumsum")
 def _cumulate(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     (x,) = ins
     if not isinstance(x, Scalars) or not 0 < len(x.entries) <= run.largest:
@@ -386,10 +238,8 @@ def _cumulate(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 
 
 def _combiner(run: Interpreter, eqn: Any) -> Callable:
-    name = eqn.primitive.name
-    emit = (_REDUCE | _CUMULATE)[name]
-    element = _ELEMENT[name.removeprefix("reduce_").removeprefix("cum")]
-    return lambda x, y: run.scalar(element, emit, (x, y), eqn.outvars[0].aval.dtype)
+    by = (REDUCTIONS | CUMULATIVE)[eqn.primitive.name]
+    return lambda x, y: run.scalar(by.name, by.emit, (x, y), eqn.outvars[0].aval.dtype)
 
 
 @rule("argmax argmin cumlogsumexp sort")
@@ -434,7 +284,7 @@ def _dot_general(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value
 def _expanded_dot(run: Interpreter, eqn: Any, x: Scalars, y: Scalars) -> Scalars:
     aval = eqn.outvars[0].aval
     dtype = aval.dtype
-    xs, ys = _dot_layout(eqn, x.shape, y.shape)
+    xs, ys = layouts(eqn, x.shape, y.shape)
 
     def entry(value, i):
         e = value.entries[i]
@@ -454,18 +304,6 @@ def _expanded_dot(run: Interpreter, eqn: Any, x: Scalars, y: Scalars) -> Scalars
         for column in columns
     ]
     return Scalars(aval.shape, dtype, entries)
-
-
-def _dot_layout(eqn: Any, *shapes: tuple) -> list[np.ndarray]:
-    """The numbers of the operands' components as `[batch, free, contracted]`."""
-    contracted, batch = eqn.params["dimension_numbers"]
-    layouts = []
-    for shape, c, b in zip(shapes, contracted, batch, strict=True):
-        free = [i for i in range(len(shape)) if i not in c and i not in b]
-        numbers = np.arange(math.prod(shape)).reshape(shape).transpose([*b, *free, *c])
-        sizes = [math.prod(shape[i] for i in axes) for axes in (b, free, c)]
-        layouts.append(numbers.reshape(sizes))
-    return layouts
 
 
 def _reduced_dot(eqn: Any, x: Any, y: Any) -> Any:

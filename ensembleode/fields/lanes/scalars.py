@@ -16,39 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from ..folding import FOLDED
 from .values import fill, is_batched, is_constant
 
 
-# What NumPy computes as XLA does, for numbers and for integers that stay in range.
-_FOLD: dict[str, Callable] = {
-    "abs": np.abs,
-    "add": np.add,
-    "add_any": np.add,
-    "and": np.bitwise_and,
-    "ceil": np.ceil,
-    "convert_element_type": lambda x: x,
-    "copy": lambda x: x,
-    "eq": np.equal,
-    "floor": np.floor,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "is_finite": np.isfinite,
-    "le": np.less_equal,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "neg": np.negative,
-    "not": np.bitwise_not,
-    "or": np.bitwise_or,
-    "sign": np.sign,
-    "sqrt": np.sqrt,
-    "square": np.square,
-    "stop_gradient": lambda x: x,
-    "sub": np.subtract,
-    "xor": np.bitwise_xor,
-}
 # What leaves a zero that stands for nothing one.
 _KEPT_ABSENT = ("convert_element_type", "copy", "neg", "stop_gradient")
 # Whose operands must all have the same shape, or nearly so.
@@ -115,8 +86,8 @@ def _fold(name: str, params: dict, args: Sequence, dtype: Any) -> Any:
             return None  # out of range, it is up to the platform
         if name == "integer_pow" and dtype.kind not in "iu":
             return dtype.type(np.power(args[0], dtype.type(params["y"])))
-        if name in _FOLD:
-            return np.asarray(_FOLD[name](*args)).astype(dtype)[()]
+        if name in FOLDED:
+            return np.asarray(FOLDED[name](*args)).astype(dtype)[()]
     return None
 
 

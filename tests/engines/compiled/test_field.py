@@ -17,9 +17,9 @@ from ensembleode.engines.compiled.field import evaluate_apart
 from ensembleode.engines.compiled.functions import FUNCTIONS
 from ensembleode.engines.compiled.operations import OPERATIONS
 from ensembleode.engines.compiled.reading import Given, Memory
-from ensembleode.fields import Inputs, parameters_of
+from ensembleode.fields import Inputs, parameters_of, UntranslatableError
+from ensembleode.fields.equations import ELEMENTWISE
 from ensembleode.fields.ir import For
-from ensembleode.fields.lower import ELEMENTWISE, UntranslatableError
 from ensembleode.tracing.program import trace
 
 from ...fields.test_primitives import ALONE, BOTH, CASES

@@ -16,6 +16,7 @@ import pytest
 from jax import lax
 
 from ensembleode.engines.julia.source import julia_source, TYPES
+from ensembleode.fields.equations import ELEMENTWISE
 from ensembleode.fields.ir import (
     Assign,
     Buffer,
@@ -31,7 +32,6 @@ from ensembleode.fields.ir import (
     Store,
     Var,
 )
-from ensembleode.fields.lower import ELEMENTWISE
 
 from ...fields.fields import FIELDS, jacobian, vjp
 from ...fields.lowered import Lowered

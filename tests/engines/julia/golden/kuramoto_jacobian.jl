@@ -1,9 +1,9 @@
-function f_6aa03bb449901385(out, u, p, t)
+function f_103b66c9132d64fa(out, u, p, t)
     (work1,) = p.work.f
     @inbounds begin
         for i1 in 0:19
             @simd for i2 in 0:19
-                work1[20 * i1 + i2 + 1] = Float64(((i1 + 0) == i2))
+                work1[20 * i1 + i2 + 1] = Float64((i1 == i2))
             end
         end
         for i3 in 0:19

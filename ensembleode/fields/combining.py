@@ -1,0 +1,110 @@
+"""By what numbers are combined in a reduction, a cumulative operation or a scatter."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+
+class Combination(NamedTuple):
+    """Of two numbers one.
+
+    - `name`: of the elementwise primitive; of what is none, its own.
+    - `emit`: of two arrays.
+    - `neutral`: of a dtype, the number that changes nothing.
+    """
+
+    name: str
+    emit: Callable
+    neutral: Callable[[np.dtype], Any]
+
+
+def least(dtype: np.dtype) -> Any:
+    """The smallest number of a dtype."""
+    return -np.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
+
+
+def most(dtype: np.dtype) -> Any:
+    """The largest number of a dtype."""
+    return np.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max
+
+
+def _logaddexp(x: Any, y: Any) -> Any:
+    """`log(exp(x) + exp(y))`, also of infinities."""
+    more = lax.log1p(lax.exp(lax.neg(lax.abs(lax.sub(x, y)))))
+    equal = lax.add(x, lax.full_like(x, math.log(2)))
+    return lax.select(lax.eq(x, y), equal, lax.add(lax.max(x, y), more))
+
+
+_ADD = Combination("add", lax.add, lambda dtype: 0)
+_AND = Combination("and", lax.bitwise_and, lambda dtype: True if dtype.kind == "b" else -1)
+_LOGADDEXP = Combination("logaddexp", _logaddexp, least)
+_MAX = Combination("max", lax.max, least)
+_MIN = Combination("min", lax.min, most)
+_MUL = Combination("mul", lax.mul, lambda dtype: 1)
+_OR = Combination("or", lax.bitwise_or, lambda dtype: 0)
+_SUB = Combination("sub", lax.sub, lambda dtype: 0)
+_XOR = Combination("xor", lax.bitwise_xor, lambda dtype: 0)
+
+# By primitive. (What a scatter writes may replace what was there.)
+REDUCTIONS = {
+    "reduce_and": _AND,
+    "reduce_max": _MAX,
+    "reduce_min": _MIN,
+    "reduce_or": _OR,
+    "reduce_prod": _MUL,
+    "reduce_sum": _ADD,
+    "reduce_xor": _XOR,
+}
+CUMULATIVE = {
+    "cumlogsumexp": _LOGADDEXP,
+    "cummax": _MAX,
+    "cummin": _MIN,
+    "cumprod": _MUL,
+    "cumsum": _ADD,
+}
+SCATTERS = {
+    "scatter": None,
+    "scatter-add": _ADD,
+    "scatter-max": _MAX,
+    "scatter-min": _MIN,
+    "scatter-mul": _MUL,
+    "scatter-sub": _SUB,
+}
+
+
+def as_rows(x: Any, axes: Sequence[int]) -> Any:
+    """What is reduced over, as the first axis."""
+    x = jnp.moveaxis(x, axes, range(len(axes)))
+    return x.reshape((-1, *x.shape[len(axes) :]))
+
+
+def folded(body: Any, starts: list, rows: list) -> list:
+    """The rows combined by `body`, one after the other.
+
+    Not by JAX's primitive: its derivative has another initial value than it has itself (JAX 0.12).
+    """
+    known = _known_reduction(body)
+    if known is not None:
+        whole = getattr(lax, known)(rows[0], (0,))
+        return [REDUCTIONS[known].emit(starts[0], whole)]
+    combine = jex.jaxpr_as_fun(body)
+    for _ in starts[0].shape:
+        combine = jax.vmap(combine)
+    return lax.scan(lambda carry, row: (combine(*carry, *row), None), starts, rows)[0]
+
+
+def _known_reduction(body: Any) -> str | None:
+    """The name of a reduction that is a primitive of its own."""
+    jaxpr = body.jaxpr
+    if len(jaxpr.eqns) != 1 or len(jaxpr.invars) != 2:
+        return None
+    (eqn,) = jaxpr.eqns
+    if set(eqn.invars) != set(jaxpr.invars) or eqn.outvars != jaxpr.outvars:
+        return None
+    return next((k for k, by in REDUCTIONS.items() if by.name == eqn.primitive.name), None)

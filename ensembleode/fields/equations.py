@@ -1,0 +1,74 @@
+"""The equations of a jaxpr: which are used, what they call, what they carry."""
+
+import collections
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import numpy as np
+from jax.extend import source_info_util
+
+
+# The primitives that act component by component, on numbers that are not complex.
+ELEMENTWISE = """
+    abs acos acosh add and asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt ceil clamp clz
+    cos cosh digamma div eq eq_to erf erf_inv erfc exp exp2 expm1 floor ge gt igamma igammac
+    integer_pow is_finite le le_to lgamma log log1p log2 logistic lt lt_to max min mul ne neg
+    nextafter not one_minus_square or polygamma population_count pow regularized_incomplete_beta
+    rem round rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin sinh
+    sqrt square sub tan tanh xor zeta
+"""
+# A function with a derivative rule is what it computes: derivatives have been taken by now.
+CALLS = {
+    "checkpoint": "jaxpr",
+    "closed_call": "call_jaxpr",
+    "core_call": "call_jaxpr",
+    "custom_jvp_call": "call_jaxpr",
+    "custom_lin": "call_jaxpr",
+    "custom_vjp_call": "call_jaxpr",
+    "jit": "jaxpr",
+    "remat2": "jaxpr",
+}
+
+
+def called(eqn: Any) -> Any:
+    """The jaxpr that an equation calls, closed or not; None if it calls none."""
+    name = eqn.primitive.name
+    if name in CALLS:
+        return eqn.params[CALLS[name]]
+    if name != "call_hi_primitive":
+        return None
+    # Newer versions of JAX have primitives that are written in others, such as a search.
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    with source_info_util.user_context(eqn.source_info.traceback):
+        return jax.make_jaxpr(lambda *xs: eqn.primitive.to_lojax(*xs, **eqn.params))(*structs)
+
+
+def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
+    """The equations whose results are used, and how often each variable is."""
+    eqns: list = []
+    uses = collections.Counter(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
+    for eqn in reversed(jaxpr.eqns):
+        if eqn.effects or any(uses[v] for v in eqn.outvars):
+            eqns.append(eqn)
+            uses.update(v for v in eqn.invars if not isinstance(v, jex.Literal))
+    return eqns[::-1], uses
+
+
+def scan_parts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried. (What is scanned over,
+    or stacked, has one more axis outside than inside.)"""
+
+    def same(outside: Any, inside: Any) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(o.aval.shape) == len(i.aval.shape) for o, i in pairs)
+
+    body = eqn.params["jaxpr"].jaxpr
+    n_carry = same(eqn.outvars, body.outvars)
+    return same(eqn.invars, body.invars) - n_carry, n_carry
+
+
+def branch_here(eqn: Any) -> Any:
+    """Of the branches for different platforms, the one that is taken here."""
+    platforms = eqn.params["platforms"]
+    return np.int32(next(i for i, names in enumerate(platforms) if not names or "cpu" in names))

@@ -1,0 +1,57 @@
+"""Elementwise operations that NumPy computes as XLA does, for what is known while tracing."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+
+# For numbers, and for integers that stay in range.
+FOLDED: dict[str, Callable] = {
+    "abs": np.abs,
+    "add": np.add,
+    "add_any": np.add,
+    "and": np.bitwise_and,
+    "ceil": np.ceil,
+    "convert_element_type": lambda x: x,
+    "copy": lambda x: x,
+    "eq": np.equal,
+    "floor": np.floor,
+    "ge": np.greater_equal,
+    "gt": np.greater,
+    "is_finite": np.isfinite,
+    "le": np.less_equal,
+    "lt": np.less,
+    "max": np.maximum,
+    "min": np.minimum,
+    "mul": np.multiply,
+    "ne": np.not_equal,
+    "neg": np.negative,
+    "not": np.bitwise_not,
+    "or": np.bitwise_or,
+    "sign": np.sign,
+    "sqrt": np.sqrt,
+    "square": np.square,
+    "stop_gradient": lambda x: x,
+    "sub": np.subtract,
+    "xor": np.bitwise_xor,
+}
+
+
+def _divided(x: Any, y: Any) -> Any:
+    """Rounded towards zero."""
+    whole = np.abs(x) // np.where(y == 0, 1, np.abs(y))
+    return np.where(y == 0, -1, np.where((x < 0) == (y < 0), whole, -whole))
+
+
+def _remainder(x: Any, y: Any) -> Any:
+    return np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y)))
+
+
+# For integers alone, as indices are computed with.
+FOLDED_INTEGERS: dict[str, Callable] = {
+    **FOLDED,
+    "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
+    "div": _divided,
+    "rem": _remainder,
+}

@@ -1,0 +1,77 @@
+"""What acts component by component."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..equations import branch_here, ELEMENTWISE
+from ..ir import Const, Op
+from .movement import picked
+from .passing import aval_of, Lowering, rule
+from .values import cast, elementwise, operation, scalar, Value
+
+
+# An expression of more operations is stored before it is used in another one.
+_DEEPEST = 40
+_SAME = {"add_any": "add"}
+_PARAM = {"integer_pow": "y", "round": "rounding_method"}
+
+
+@rule(ELEMENTWISE + "add_any")
+def _elementwise(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+    aval, name = aval_of(eqn), str(eqn.primitive.name)
+    param = int(eqn.params[_PARAM[name]]) if name in _PARAM else None
+    name = _SAME.get(name, name)
+    dtype = np.dtype(aval.dtype)
+    return [mapped(run, aval, ins, lambda *args: operation(name, args, dtype, param))]
+
+
+def mapped(run: Lowering, aval: Any, ins: Sequence[Value], fn: Callable) -> Value:
+    """`fn` of the components."""
+    ins = [_broadcast(run, x, aval.shape) for x in ins]
+    if sum(x.depth for x in ins) > _DEEPEST:
+        ins = [run.stored(x) for x in ins]
+    size = math.prod(aval.shape)
+    if size != 1:
+        # What they share is computed before the loop.
+        ins = [scalar(x.expr) if x.size == 1 else x for x in ins]
+    return elementwise(aval.shape, aval.dtype, ins, fn)
+
+
+def _broadcast(run: Lowering, x: Value, shape: Sequence[int]) -> Value:
+    """`x` along its axes of length one, if it isn't a number."""
+    if x.size == 1 or x.shape == tuple(shape):
+        return x
+    return picked(run, [x], np.broadcast_to(np.arange(x.size).reshape(x.shape), shape))
+
+
+@rule("convert_element_type")
+def _convert(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+    del run
+    return [cast(ins[0], aval_of(eqn).dtype)]
+
+
+@rule("bitcast_convert_type")
+def _bitcast(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+    aval = aval_of(eqn)
+    return [mapped(run, aval, ins, lambda x: Op(eqn.primitive.name, (x,), np.dtype(aval.dtype)))]
+
+
+@rule("copy copy_p device_put optimization_barrier stop_gradient")
+def _identity(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+    del run, eqn
+    return ins
+
+
+@rule("empty empty2")
+def _empty(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+    del ins
+    return [run.constant(np.zeros(aval_of(eqn).shape, aval_of(eqn).dtype))]
+
+
+@rule("platform_index")
+def _platform_index(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+    del run, ins
+    return [scalar(Const(branch_here(eqn)))]

@@ -1,0 +1,113 @@
+"""From a jaxpr to the small language of `ir.py`."""
+
+import collections
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax.extend.core as jex
+import numpy as np
+
+from ..ir import Buffer, Function, Index, Store, Var
+from ..scalarise import scalarise
+from . import (
+    control as control,
+    elementwise as elementwise,
+    memory as memory,
+    movement as movement,
+    products as products,
+    reductions as reductions,
+)
+from .checking import check
+from .passing import Lowering
+from .values import apart_of, loaded, scalar
+
+
+# A state of more components is an array, and its function stores the result.
+LARGEST_RETURNED = 24
+
+
+class Inputs(NamedTuple):
+    """Where a program's numbers lie.
+
+    - `places`: of each constant, and then of each argument between the state and the time, the
+        group and the place of its first component in it.
+    - `storage`: the dtype of the groups `own` and `shared`; None where there is one of each for
+        every dtype.
+    """
+
+    places: tuple[tuple[str, int], ...]
+    storage: np.dtype | None
+
+    @classmethod
+    def laid_out(cls, shapes: Sequence, groups: Sequence[str], storage: Any) -> "Inputs":
+        """One after the other in each group."""
+        ends: collections.Counter = collections.Counter()
+        places = []
+        for shape, group in zip(shapes, groups, strict=True):
+            places.append((group, ends[group]))
+            ends[group] += math.prod(shape)
+        return cls(tuple(places), np.dtype(storage))
+
+    @classmethod
+    def as_they_are(cls, avals: Sequence, groups: Sequence[str]) -> "Inputs":
+        """One after the other in each group of a dtype."""
+        ends: collections.Counter = collections.Counter()
+        places = []
+        for aval, group in zip(avals, groups, strict=True):
+            key = group, np.dtype(aval.dtype)
+            places.append((group, ends[key]))
+            ends[key] += math.prod(aval.shape)
+        return cls(tuple(places), None)
+
+
+def lower(
+    jaxpr: jex.Jaxpr,
+    inputs: Inputs,
+    largest_returned: int = LARGEST_RETURNED,
+    *,
+    apart: bool = True,
+) -> Function:
+    """Lower a function of a state, parameters and the time, whose result is one array.
+
+    **Arguments:**
+
+    - `jaxpr`: its constants are parameters, too; its arguments are the state, the parameters and
+        the time.
+    - `inputs`: where the parameters lie.
+    - `largest_returned`: a result of more components is stored.
+    - `apart`: whether a small one is taken apart into scalars.
+
+    **Raises:** [`UntranslatableError`][] for a primitive that has no rule.
+    """
+    check(jaxpr)
+    outs: list[Any] = [v.aval for v in jaxpr.outvars]
+    size, dtype = math.prod(outs[0].shape), np.dtype(outs[0].dtype)
+    if not size:
+        return Function((), (), 0, dtype, (), ())
+    n_consts = len(jaxpr.constvars)
+    avals: list[Any] = [v.aval for v in (*jaxpr.constvars, *jaxpr.invars)]
+    state, t = avals[n_consts], avals[-1]
+    values = []
+    parameters = [*avals[:n_consts], *avals[n_consts + 1 : -1]]
+    for aval, (group, start) in zip(parameters, inputs.places, strict=True):
+        storage = inputs.storage if group in ("own", "shared") else None
+        values.append(loaded(group, start, aval, storage or aval.dtype))
+    u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
+    consts, ins = values[:n_consts], [u, *values[n_consts:]]
+    result = Buffer("out", dtype, 0, size)
+    scalars = scalarise(jaxpr) if apart else None
+    if scalars is not None:
+        run = Lowering()
+        components = [x for v in (*consts, *ins) for x in apart_of(v)]
+        exprs = [x.expr for x in run.evaluate(scalars, [], [*components, time])]
+        if size <= largest_returned and not run.work:
+            return run.function(tuple(exprs), size, dtype)
+        if not run.work:
+            for i, x in enumerate(exprs):
+                run.emit(Store(result, Index(i), x))
+            return run.function((), size, dtype)
+    run = Lowering()
+    (du,) = run.evaluate(jaxpr, consts, [*ins, time])
+    run.copy(du, result)
+    return run.function((), size, dtype)

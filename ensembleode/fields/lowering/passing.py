@@ -1,0 +1,181 @@
+"""One pass over a program: how its equations become statements."""
+
+import itertools
+import math
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, TypeAlias
+
+import jax.extend.core as jex
+import numpy as np
+
+from ..equations import used
+from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
+from ..plain import written_out
+from .errors import UntranslatableError
+from .values import cast, INT, number, position, scalar, stored, strides_of, Value
+
+
+Rule: TypeAlias = Callable[["Lowering", Any, list[Value]], list[Value]]
+RULES: dict[str, Rule] = {}
+
+
+def rule(names: str) -> Callable[[Rule], Rule]:
+    """Registers how the primitives of these names, with spaces between, are lowered."""
+
+    def register(fn: Rule) -> Rule:
+        RULES.update(dict.fromkeys(names.split(), fn))
+        return fn
+
+    return register
+
+
+class Lowering:
+    """One pass over a program: the statements so far, and what has been named."""
+
+    def __init__(self) -> None:
+        self.blocks: list[list[Stmt]] = [[]]
+        self.work: dict[np.dtype, int] = {}
+        self.tables: list[int] = []
+        self._names = itertools.count(1)
+        self._counters = itertools.count(1)
+
+    def function(self, outputs: tuple[Expr, ...], size: int, dtype: Any) -> Function:
+        body = tuple(self.blocks[0])
+        work = tuple(self.work.items())
+        return Function(body, outputs, size, np.dtype(dtype), work, tuple(self.tables))
+
+    def evaluate(self, jaxpr: Any, consts: Sequence[Value], ins: Sequence[Value]) -> list[Value]:
+        eqns, uses = used(jaxpr)
+        env: dict = {}
+        for v, x in zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *ins], strict=True):
+            env[v] = self.settled(x, uses[v]) if uses[v] > 1 else x
+
+        def read(atom: Any) -> Value:
+            if isinstance(atom, jex.Literal):
+                aval: Any = atom.aval
+                return self.constant(np.asarray(atom.val, aval.dtype))
+            return env[atom]
+
+        for eqn in eqns:
+            inner, values = written_out(eqn), [read(v) for v in eqn.invars]
+            if inner is None:
+                outs = RULES[eqn.primitive.name](self, eqn, values)
+            else:
+                outs = self.closed(inner, values)
+            for v, out in zip(eqn.outvars, outs, strict=True):
+                env[v] = self.settled(out.reshaped(v.aval.shape), uses[v])
+        return [read(v) for v in jaxpr.outvars]
+
+    def closed(self, closed: Any, ins: Sequence[Value]) -> list[Value]:
+        """The outputs of a jaxpr that is closed, or has no constants."""
+        consts = [self.constant(np.asarray(c)) for c in getattr(closed, "consts", ())]
+        return self.evaluate(getattr(closed, "jaxpr", closed), consts, ins)
+
+    def settled(self, value: Value, uses: int) -> Value:
+        """The value in a variable or in memory, where it would be computed more than once."""
+        if value.size == 1:
+            return scalar(self.let(value.expr), value.shape)
+        return self.stored(value) if uses > 1 and value.depth else value
+
+    def constant(self, array: np.ndarray) -> Value:
+        first = array.reshape(-1)[:1]
+        if array.tobytes() == first.tobytes() * array.size:
+            return scalar(Const(first[0]) if array.size else number(0, array.dtype), array.shape)
+        return self.table(array)
+
+    def table(self, array: np.ndarray) -> Value:
+        if array.dtype.kind not in "iub":
+            raise UntranslatableError("a constant array", "an unknown place")
+        buffer = Buffer("table", INT, len(self.tables), array.size)
+        self.tables += array.reshape(-1).astype(INT).tolist()
+        return cast(stored(buffer, array.shape), array.dtype)
+
+    #
+    # Statements
+    #
+
+    def emit(self, stmt: Stmt) -> None:
+        self.blocks[-1].append(stmt)
+
+    @contextmanager
+    def block(self) -> Iterator[list[Stmt]]:
+        self.blocks.append([])
+        yield self.blocks[-1]
+        self.blocks.pop()
+
+    def fresh(self, dtype: Any) -> Var:
+        return Var(f"x{next(self._names)}", np.dtype(dtype))
+
+    def let(self, expr: Expr) -> Expr:
+        if not isinstance(expr, Op):
+            return expr
+        return self.variable(expr)
+
+    def variable(self, expr: Expr) -> Var:
+        var = self.fresh(expr.dtype)
+        self.emit(Let(var, expr))
+        return var
+
+    def allocate(self, dtype: Any, size: int) -> Buffer:
+        dtype = np.dtype(dtype)
+        start = self.work.get(dtype, 0)
+        self.work[dtype] = start + size
+        return Buffer("work", dtype, start, size)
+
+    @contextmanager
+    def loops(self, *sizes: int) -> Iterator[list[Expr]]:
+        """Inside, one of each size: the counters."""
+        counters: list[Expr] = []
+        opened: list[tuple[Var, int]] = []
+        for n in sizes:
+            if n == 1:
+                counters.append(number(0, INT))
+                continue
+            var = Var(f"i{next(self._counters)}", INT)
+            counters.append(var)
+            opened.append((var, n))
+            self.blocks.append([])
+        yield counters
+        for var, n in reversed(opened):
+            body = tuple(self.blocks.pop())
+            self.emit(For(var, n, body))
+
+    def copy(self, value: Value, buffer: Buffer, offset: Index | None = None) -> None:
+        """Write a value to a buffer, from this index on."""
+        if value.along is not None:
+            with self.loops(*value.shape) as counters:
+                target = (offset or Index()).plus(
+                    *zip(counters, strides_of(value.shape), strict=True)
+                )
+                self.emit(Store(buffer, target, value.along(counters)))
+            return
+        with self.loops(value.size) as (i,):
+            target = (offset or Index()).plus((i, 1))
+            self.emit(Store(buffer, target, value.at(Index().plus((i, 1)))))
+
+    def stored(self, value: Value) -> Value:
+        """The value in memory."""
+        if value.buffer is not None or value.size <= 1:
+            return value
+        buffer = self.allocate(value.dtype, value.size)
+        self.copy(value, buffer)
+        return stored(buffer, value.shape)
+
+    def flat(self, value: Value) -> Value:
+        """The value in row-major order."""
+        return value if value.along is None else self.stored(value)
+
+    def built(self, shape: Sequence[int], dtype: Any, component: Callable) -> Value:
+        """An array in memory, from `component(counters)`."""
+        if math.prod(shape) == 1:
+            return scalar(self.let(component([number(0, INT)] * len(shape))), tuple(shape))
+        buffer = self.allocate(dtype, math.prod(shape))
+        with self.loops(*shape) as counters:
+            expr = component(counters)
+            self.emit(Store(buffer, position(counters, strides_of(shape)), expr))
+        return stored(buffer, tuple(shape))
+
+
+def aval_of(eqn: Any) -> Any:
+    return eqn.outvars[0].aval

@@ -1,0 +1,69 @@
+"""Products of arrays."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ..ir import Assign, Matrix, Op, Product
+from .passing import aval_of, Lowering, rule
+from .values import BOOL, cast, number, position, stored, strides_of, Value
+
+
+# A product of matrices with fewer multiplications is written out as loops.
+LEAST_PRODUCT = 64
+
+
+@rule("dot_general")
+def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
+    aval = aval_of(eqn)
+    dtype = np.dtype(aval.dtype)
+    (contracted, batch) = eqn.params["dimension_numbers"]
+    free = [
+        [a for a in range(len(x.shape)) if a not in c and a not in b]
+        for x, c, b in zip(ins, contracted, batch, strict=True)
+    ]
+    inner = math.prod(ins[0].shape[a] for a in contracted[0])
+    ins = [cast(x, dtype) for x in ins]
+    if dtype.kind == "f" and not batch[0] and math.prod(aval.shape) * inner >= LEAST_PRODUCT:
+        x, y = (run.stored(v) for v in ins)
+        left = _matrix(x, free[0], contracted[0], first=False)
+        right = _matrix(y, free[1], contracted[1], first=True)
+        if left is not None and right is not None:
+            out = run.allocate(dtype, math.prod(aval.shape))
+            run.emit(Product(Matrix(out, left.rows, right.columns, False), left, right))
+            return [stored(out, aval.shape)]
+    # Of each component of the result, all of an operand's are used.
+    x, y = (run.flat(run.settled(v, 2)) for v in ins)
+    strides = [strides_of(v.shape) for v in (x, y)]
+    n_batch, n_x = len(batch[0]), len(free[0])
+    times, plus = ("and", "or") if dtype == BOOL else ("mul", "add")
+
+    def component(counters):
+        b, fx, fy = counters[:n_batch], counters[n_batch : n_batch + n_x], counters[n_batch + n_x :]
+        total = run.variable(number(0, dtype))
+        with run.loops(*(x.shape[a] for a in contracted[0])) as k:
+            places = [
+                position([*b, *f, *k], [s[a] for a in (*bs, *fs, *cs)])
+                for f, s, bs, fs, cs in zip((fx, fy), strides, batch, free, contracted, strict=True)
+            ]
+            product = Op(times, (x.at(places[0]), y.at(places[1])), dtype)
+            run.emit(Assign(total, Op(plus, (total, product), dtype)))
+        return total
+
+    return [run.built(aval.shape, dtype, component)]
+
+
+def _matrix(x: Value, free: Sequence[int], contracted: Sequence[int], first: bool) -> Matrix | None:
+    """An operand as a matrix `[free, contracted]`, or with the contracted axes `first`."""
+    if x.buffer is None:
+        return None
+    shape = [math.prod(x.shape[a] for a in axes) for axes in (free, contracted)]
+    rows, columns = reversed(shape) if first else shape
+    by_free, by_contracted = [*free, *contracted], [*contracted, *free]
+    order = list(range(len(x.shape)))
+    straight, swapped = (by_contracted, by_free) if first else (by_free, by_contracted)
+    if straight == order:
+        return Matrix(x.buffer, rows, columns, False)
+    return Matrix(x.buffer, rows, columns, True) if swapped == order else None

@@ -1,0 +1,135 @@
+"""What a lowering computes with: arrays as what their components are."""
+
+import dataclasses as dc
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+
+from ..folding import FOLDED_INTEGERS
+from ..ir import Buffer, Const, Expr, Index, Load, Op
+
+
+INT = np.dtype(np.int64)
+BOOL = np.dtype(bool)
+
+
+@dc.dataclass(frozen=True, slots=True)
+class Value:
+    """An array, as what its component is at an index into it in row-major order.
+
+    - `buffer`: where it lies, if that is in memory as it is.
+    - `depth`: how many operations are done for a component.
+    - `along`: what its component is at a counter for each axis, of what has no `at`, as a slice of
+        a matrix hasn't.
+    """
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    at: Callable[[Index], Expr]
+    buffer: Buffer | None = None
+    depth: int = 0
+    along: Callable[[Sequence[Expr]], Expr] | None = None
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape)
+
+    @property
+    def expr(self) -> Expr:
+        """Of a value with one component."""
+        return self.at(Index())
+
+    def by_axes(self, counters: Sequence[Expr]) -> Expr:
+        """Its component at a counter for each axis; of a number, that number."""
+        if self.along is not None:
+            return self.along(counters)
+        if self.size == 1:
+            return self.expr
+        return self.at(position(counters, strides_of(self.shape)))
+
+    def reshaped(self, shape: tuple[int, ...]) -> "Value":
+        assert self.along is None or shape == self.shape
+        return dc.replace(self, shape=tuple(shape))
+
+
+def scalar(expr: Expr, shape: tuple[int, ...] = ()) -> Value:
+    return Value(shape, expr.dtype, lambda _: expr)
+
+
+def number(value: Any, dtype: Any) -> Const:
+    with np.errstate(all="ignore"):
+        return Const(np.asarray(value).astype(dtype)[()])
+
+
+def stored(buffer: Buffer, shape: tuple[int, ...]) -> Value:
+    return Value(shape, buffer.dtype, lambda i: Load(buffer, i), buffer)
+
+
+def converted(x: Expr, dtype: Any) -> Expr:
+    dtype = np.dtype(dtype)
+    if isinstance(x, Const) and (x.dtype.kind in "biu" or dtype.kind == "f"):
+        return number(x.value, dtype)
+    return x if x.dtype == dtype else Op("convert_element_type", (x,), dtype)
+
+
+# Of integers.
+_CHANGES_NOTHING = {"add": 0, "mul": 1}
+
+
+def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = None) -> Expr:
+    """The elementwise operation of this name, or what it is of integers that are known."""
+    if name == "select_n" and isinstance(args[0], Const):
+        return args[1 + int(args[0].value)]
+    if name in FOLDED_INTEGERS and args[0].dtype.kind in "iub":
+        if all(isinstance(x, Const) for x in args):
+            with np.errstate(all="ignore"):
+                return number(FOLDED_INTEGERS[name](*(x.value for x in args)), dtype)  # pyright: ignore
+        if name in _CHANGES_NOTHING:
+            for x, y in (args, args[::-1]):
+                if isinstance(x, Const) and x.value == _CHANGES_NOTHING[name]:
+                    return y
+    return Op(name, args, dtype, param)
+
+
+def only_by_axes(
+    shape: Sequence[int], dtype: np.dtype, along: Callable[[Sequence[Expr]], Expr], depth: int
+) -> Value:
+    def at(_: Index) -> Expr:
+        raise AssertionError("this array has no row-major order")
+
+    return Value(tuple(shape), dtype, at, None, depth, along)
+
+
+def elementwise(shape: Sequence[int], dtype: Any, ins: Sequence[Value], fn: Callable) -> Value:
+    """`fn` of the components."""
+    shape, dtype, depth = tuple(shape), np.dtype(dtype), 1 + sum(x.depth for x in ins)
+    if any(x.along for x in ins):
+        return only_by_axes(shape, dtype, lambda c: fn(*(x.by_axes(c) for x in ins)), depth)
+    return Value(shape, dtype, lambda i: fn(*(x.at(i) for x in ins)), depth=depth)
+
+
+def cast(value: Value, dtype: Any) -> Value:
+    dtype = np.dtype(dtype)
+    if value.dtype == dtype:
+        return value
+    return elementwise(value.shape, dtype, [value], lambda x: converted(x, dtype))
+
+
+def loaded(group: Any, start: int, aval: Any, storage: Any) -> Value:
+    """A parameter, or the state."""
+    buffer = Buffer(group, np.dtype(storage), start, math.prod(aval.shape))
+    return cast(stored(buffer, aval.shape), aval.dtype)
+
+
+def apart_of(value: Value) -> list[Value]:
+    return [scalar(value.at(Index(i)), (1,)) for i in range(value.size)]
+
+
+def strides_of(shape: Sequence[int]) -> list[int]:
+    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
+
+
+def position(counters: Sequence[Expr], strides: Sequence[int], offset: int = 0) -> Index:
+    return Index(offset).plus(*zip(counters, strides, strict=True))

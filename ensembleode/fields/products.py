@@ -1,0 +1,18 @@
+"""The order in which a product of arrays runs through its operands."""
+
+import math
+from typing import Any
+
+import numpy as np
+
+
+def layouts(eqn: Any, *shapes: tuple) -> list[np.ndarray]:
+    """The numbers of the operands' components as `[batch, free, contracted]`."""
+    contracted, batch = eqn.params["dimension_numbers"]
+    layouts = []
+    for shape, c, b in zip(shapes, contracted, batch, strict=True):
+        free = [i for i in range(len(shape)) if i not in c and i not in b]
+        numbers = np.arange(math.prod(shape)).reshape(shape).transpose([*b, *free, *c])
+        sizes = [math.prod(shape[i] for i in axes) for axes in (b, free, c)]
+        layouts.append(numbers.reshape(sizes))
+    return layouts
