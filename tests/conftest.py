@@ -50,14 +50,17 @@ def on_host(monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    """Eagerly, workers are tested in tests/executors every time, columns in the tutorial; in the
-    conformance suite both are inside jit."""
+    """Of the conformance suite, what is run every time; elsewhere, workers are tested in
+    tests/executors, or by tests marked slow."""
+    from .test_conformance import is_slow
+
     for item in items:
-        names = getattr(getattr(item, "callspec", None), "params", {})
-        eager = names.get("mode") == "eager"
-        if names.get("name") == "distributed" and (eager or "mode" not in names):
-            item.add_marker(pytest.mark.slow)
-        if names.get("name") == "columns" and eager:
+        if "name" not in (given := getattr(getattr(item, "callspec", None), "params", {})):
+            continue
+        if item.module.__name__.endswith("test_conformance"):
+            if is_slow(item.originalname, **given):
+                item.add_marker(pytest.mark.slow)
+        elif given["name"] == "distributed":
             item.add_marker(pytest.mark.slow)
 
 
