@@ -26,7 +26,7 @@ from ensembleode.core.on_disk import OnDisk
 from ensembleode.training.checkpoints import Folder
 from ensembleode.training.log import Log
 
-from . import several
+from . import parity, resumed, several
 from .test_fit import fit_line, FLAT, line, QUIET, squares
 
 
@@ -139,7 +139,7 @@ def test_on_other_devices(tmp_path, before, after):
 
 def test_a_process_is_killed(tmp_path):
     """The other stops with what to do; and the run goes on with another number of processes."""
-    expected, _ = result_of(alone("none"))
+    expected = parity.numbers(resumed.fitted("none"))
     processes = begun(tmp_path / "run", {"slow": 0.1}, count=2)
     first, second = processes
     wait_for_step(first, 8)
