@@ -66,8 +66,8 @@ QUICK = ("serial", "threads", "columns", "kernel", "distributed")
 
 
 # Of these, the features below run every time, which an executor has code of its own for; the others
-# (batches, reruns, keys, outputs, reductions) are the same code for all, that `threads` runs. (Eagerly,
-# workers are tested in tests/executors, columns in the tutorial.)
+# (batches, reruns, keys, outputs, reductions) are the same code for all, that `threads` runs.
+# (Eagerly, workers are tested in tests/executors, columns in the tutorial.)
 IN_PART = {
     "serial": ("eager", "jit"),
     "columns": ("jit",),

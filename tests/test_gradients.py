@@ -79,11 +79,7 @@ def check_against_differences(loss, x, gradient, directions=3, rtol=1e-6):
 
 @pytest.mark.parametrize(
     ("field", "name"),
-    [
-        slow_unless(name == "serial", field, name)
-        for field in FIELDS
-        for name in ALGORITHMS
-    ],
+    [slow_unless(name == "serial", field, name) for field in FIELDS for name in ALGORITHMS],
 )
 def test_finite_differences(field, name):
     loss, x = loss_of(field, ALGORITHMS[name])
