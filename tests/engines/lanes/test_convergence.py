@@ -10,6 +10,8 @@ import pytest
 import ensembleode as eo
 from ensembleode import solvers
 
+from ...marks import slow_unless
+
 
 METHODS = [cls for cls in vars(solvers).values() if hasattr(cls, "tableau")]
 methods = functools.partial(pytest.mark.parametrize, "cls", ids=lambda cls: cls.__name__)
