@@ -50,32 +50,52 @@ def on_host(monkeypatch):
 
 
 def pytest_collection_modifyitems(items):
-    """Eagerly, workers are tested in tests/executors every time, columns in the tutorial; in the
-    conformance suite both are inside jit."""
+    """Of the conformance suite, what is run every time; elsewhere, workers are tested in
+    tests/executors, or by tests marked slow."""
+    from .test_conformance import is_slow
+
     for item in items:
-        names = getattr(getattr(item, "callspec", None), "params", {})
-        eager = names.get("mode") == "eager"
-        if names.get("name") == "distributed" and (eager or "mode" not in names):
-            item.add_marker(pytest.mark.slow)
-        if names.get("name") == "columns" and eager:
+        if "name" not in (given := getattr(getattr(item, "callspec", None), "params", {})):
+            continue
+        if item.module.__name__.endswith("test_conformance"):
+            if is_slow(item.originalname, **given):
+                item.add_marker(pytest.mark.slow)
+        elif given["name"] == "distributed":
             item.add_marker(pytest.mark.slow)
 
 
-_MOST_MEMORY = 700  # MiB
+# What a process may take more than when it was last cleared, in MiB. (The libraries that all tests
+# import take some 700.)
+_MOST_MORE = 250
 _MOST_MAPPINGS = 15_000  # of which Linux gives a process 65,530, and each program takes some
 
 
-def pytest_runtest_teardown(item, nextitem):
-    """Give back the memory that compiling leaves behind, gigabytes of it; and where that is not
-    enough, forget compiled programs, of which modules have few in common."""
-    if _resident() > _MOST_MEMORY:
-        _trim()
-    if nextitem is None or nextitem.module is item.module:
-        return
-    if _resident() > _MOST_MEMORY or _mappings() > _MOST_MAPPINGS:
-        jax.clear_caches()
-        gc.collect()
-        _trim()
+class _Memory:
+    """Gives back the memory that compiling leaves behind, and forgets compiled programs, of which
+    tests have few in common."""
+
+    def __init__(self):
+        self.trimmed = self.cleared = _resident()
+
+    def __call__(self):
+        if _resident() > self.trimmed + _MOST_MORE / 2:
+            _trim()
+            self.trimmed = _resident()
+        if self.trimmed > self.cleared + _MOST_MORE or _mappings() > _MOST_MAPPINGS:
+            jax.clear_caches()
+            gc.collect()
+            _trim()
+            self.trimmed = self.cleared = _resident()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_collection_finish(session):
+    session.config.memory = _Memory()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_runtest_teardown(item):
+    item.config.memory()
 
 
 def _resident() -> int:

@@ -65,6 +65,47 @@ CLOSE = {"rtol": 1e-8, "atol": 1e-8}
 QUICK = ("serial", "threads", "columns", "kernel", "distributed")
 
 
+# Of these, the features below run every time, which an executor has code of its own for; the others
+# (batches, reruns, keys, outputs, reductions) are the same code for all, that `threads` runs.
+# (Eagerly, workers are tested in tests/executors, columns in the tutorial.)
+IN_PART = {
+    "serial": ("eager", "jit"),
+    "columns": ("jit",),
+    "kernel": ("jit",),
+    "distributed": ("jit",),
+}
+OF_EXECUTORS = {
+    "test_backwards_in_time",
+    "test_batches_change_nothing",
+    "test_closed_form",
+    "test_closure_of_each",
+    "test_every_step",
+    "test_gradient",
+    "test_matrix_state_and_scalar_state",
+    "test_output_func",
+    "test_parameters_of_each_and_shared",
+    "test_retcodes",
+    "test_retcodes_with_a_fixed_step",
+    "test_saveat_of_each",
+    "test_spacing_over_tspan_of_each",
+    "test_tolerance_of_each",
+    "test_tspan_of_each",
+    "test_vmap_over_a_solve",
+}
+
+
+def is_slow(test, name, mode=None, batch_size=None, **_):
+    """Whether a test of this suite, with these parameters, is one for `pytest -m slow`."""
+    if name == "distributed" and mode != "jit":
+        return True
+    if name == "columns" and mode == "eager":
+        return True
+    if name not in IN_PART or (mode and mode not in IN_PART[name]):
+        return False
+    few = {"test_batches_change_nothing": (3,), "test_gradient": (None,)}.get(test, (batch_size,))
+    return test not in OF_EXECUTORS or batch_size not in few
+
+
 _CASES = [slow_unless(name in QUICK, name) for name in (*ALGORITHMS, *BY_LANES)]
 
 

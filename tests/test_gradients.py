@@ -79,23 +79,24 @@ def check_against_differences(loss, x, gradient, directions=3, rtol=1e-6):
 
 @pytest.mark.parametrize(
     ("field", "name"),
-    [
-        slow_unless(name == "serial" or (field, name) == ("linear", "columns"), field, name)
-        for field in FIELDS
-        for name in ALGORITHMS
-    ],
+    [slow_unless(name == "serial", field, name) for field in FIELDS for name in ALGORITHMS],
 )
 def test_finite_differences(field, name):
     loss, x = loss_of(field, ALGORITHMS[name])
     check_against_differences(loss, x, jax.jit(jax.grad(loss))(x))
 
 
+@pytest.fixture(scope="module")
+def expected():
+    """The gradient that the default adjoint has."""
+    loss, x = loss_of("lotka_volterra", eo.EnsembleGPUArray())
+    return jax.jit(jax.grad(loss))(x)
+
+
 @pytest.mark.parametrize("name", [slow_unless(name == "threads", name) for name in ALGORITHMS])
 @pytest.mark.parametrize("sensealg", [eo.DirectAdjoint(), eo.BacksolveAdjoint()])
-def test_adjoints_agree(name, sensealg):
+def test_adjoints_agree(name, sensealg, expected):
     loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)
-    reference, _ = loss_of("lotka_volterra", eo.EnsembleGPUArray())
-    expected = jax.jit(jax.grad(reference))(x)
     got = jax.jit(jax.grad(loss))(x)
     for key, value in expected.items():
         np.testing.assert_allclose(got[key], value, rtol=1e-7, err_msg=key)
@@ -103,10 +104,8 @@ def test_adjoints_agree(name, sensealg):
 
 @pytest.mark.parametrize("name", [slow_unless(name == "serial", name) for name in ALGORITHMS])
 @pytest.mark.parametrize("sensealg", [eo.ForwardDiffSensitivity(), eo.DirectAdjoint()])
-def test_forward_mode(name, sensealg):
+def test_forward_mode(name, sensealg, expected):
     loss, x = loss_of("lotka_volterra", ALGORITHMS[name], sensealg=sensealg, maxiters=512)
-    reference, _ = loss_of("lotka_volterra", eo.EnsembleGPUArray())
-    expected = jax.jit(jax.grad(reference))(x)
     along = jax.tree.map(jnp.ones_like, x)
     _, tangent = jax.jit(lambda x: jax.jvp(loss, (x,), (along,)))(x)
     np.testing.assert_allclose(tangent, sum(jnp.sum(g) for g in expected.values()), rtol=1e-7)
@@ -162,7 +161,8 @@ ONCE = [
 
 @pytest.mark.parametrize(
     ("engine", "sensealg", "wrap"),
-    [(*which, lambda f: f) for which in ONCE] + [(*ONCE[0], jax.jit), (*ONCE[4], jax.jit)],
+    [(*which, jax.jit) for which in ONCE]
+    + [slow_unless(which is ONCE[0], *which, lambda f: f) for which in ONCE],
 )
 def test_second_derivatives_work_or_name_the_remedy(engine, sensealg, wrap):
     """Nothing is left to JAX's own errors, which say nothing of `sensealg`."""
@@ -242,10 +242,11 @@ def test_failed_trajectories_do_not_spoil_the_gradient(name, sensealg):
     np.testing.assert_allclose(gradient, np.sum(good**2 / (1 - good) ** 2), rtol=1e-7)
 
 
-def test_implicit_solver():
+# (By default those of tests/engines/test_implicit.py.)
+@pytest.mark.slow
+def test_implicit_solver(expected):
     loss, x = loss_of("lotka_volterra", eo.EnsembleGPUArray(), solver=eo.Kvaerno5())
-    reference, _ = loss_of("lotka_volterra", eo.EnsembleGPUArray())
-    got, expected = jax.jit(jax.grad(loss))(x), jax.jit(jax.grad(reference))(x)
+    got = jax.jit(jax.grad(loss))(x)
     for key, value in expected.items():
         np.testing.assert_allclose(got[key], value, rtol=1e-5, err_msg=key)
 
@@ -265,7 +266,7 @@ def test_gradient_of_closures_spans_and_save_times():
     np.testing.assert_allclose(d_save, -np.exp(-0.5), rtol=1e-4)
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
+@pytest.mark.parametrize("name", [slow_unless(name != "columns", name) for name in ALGORITHMS])
 def test_every_step(name):
     """Through all accepted steps, the room that is left over, and interpolation."""
 

@@ -41,6 +41,19 @@ def ids(case):
     return type(case).__name__ if not isinstance(case, int) else ""
 
 
+# Each method by some of the tests every time, by all with the slow ones.
+QUICK = {
+    "order": {eo.ImplicitEuler, eo.Kvaerno5, eo.KenCarp4, *(type(alg) for alg, _ in EXPLICIT)},
+    "tolerance": {eo.Heun, eo.Bosh3, eo.Dopri8, eo.Kvaerno3, eo.KenCarp3},
+    "stiff": {eo.Kvaerno4, eo.KenCarp5},
+    "stiff in single precision": {eo.KenCarp4},
+}
+
+
+def cases(test, methods):
+    return [slow_unless(type(alg) in QUICK[test], alg, order) for alg, order in methods]
+
+
 def oscillator():
     """u'' = -u to t = 20."""
     prob = eo.ODEProblem(
@@ -67,7 +80,7 @@ STEPS = {
 }
 
 
-@pytest.mark.parametrize(("alg", "order"), EXPLICIT + IMPLICIT, ids=ids)
+@pytest.mark.parametrize(("alg", "order"), cases("order", EXPLICIT + IMPLICIT), ids=ids)
 def test_order(alg, order):
     """The order of convergence with a fixed step."""
     assert alg.order == order
@@ -84,7 +97,7 @@ def test_order(alg, order):
     assert abs(measured - order) < 0.2
 
 
-@pytest.mark.parametrize(("alg", "order"), EXPLICIT[1:] + IMPLICIT, ids=ids)
+@pytest.mark.parametrize(("alg", "order"), cases("tolerance", EXPLICIT[1:] + IMPLICIT), ids=ids)
 def test_tolerance_is_met(alg, order):
     prob = eo.ODEProblem(lambda u, p, t: jnp.cos(t) * u, jnp.array([1.0]), (0.0, 2.0))
     tol = 1e-4 if order < 3 else 1e-7
@@ -93,8 +106,8 @@ def test_tolerance_is_met(alg, order):
     assert abs(float(sol.u[-1, 0]) - np.exp(np.sin(2.0))) < 300 * tol
 
 
-@pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
-def test_stiff(alg):
+@pytest.mark.parametrize(("alg", "order"), cases("stiff", IMPLICIT[1:]), ids=ids)
+def test_stiff(alg, order):
     """Robertson's problem; its solution at t = 40 after Hairer and Wanner."""
 
     def robertson(u, p, t):
@@ -110,9 +123,11 @@ def test_stiff(alg):
     assert sol.stats.nf is None
 
 
-@pytest.mark.parametrize("alg", [a for a, _ in IMPLICIT[1:]], ids=ids)
+@pytest.mark.parametrize(
+    ("alg", "order"), cases("stiff in single precision", IMPLICIT[1:]), ids=ids
+)
 @pytest.mark.parametrize("stiffness", [slow_unless(False, 1e2), slow_unless(True, 1e4)])
-def test_stiff_in_single_precision(alg, stiffness):
+def test_stiff_in_single_precision(alg, order, stiffness):
     """The residual of a stage is rounding times the stiffness, which no iteration makes smaller."""
     k = jnp.float32(stiffness)
     u0 = jnp.zeros(1, jnp.float32)
@@ -139,31 +154,38 @@ def test_very_stiff_oscillations(alg):
     np.testing.assert_allclose(sol.u[-1], [1.71858721, -0.00879682], rtol=1e-3)
 
 
+def robertson(u, p, t):
+    a, b, c = 0.04 * u[0], 3e7 * u[1] ** 2, 1e4 * u[1] * u[2]
+    return jnp.array([-a + c, a - b - c, b])
+
+
+# field, start, end, step
+FIXED = {
+    "exponential": (lambda u, p, t: 1 - jnp.exp(u), [2.0], 1.0, 0.1),
+    "robertson": (robertson, [1.0, 0.0, 0.0], 1.0, 0.5),
+    "stiff": (lambda u, p, t: -u.dtype.type(1e4) * (u - jnp.cos(t)), [0.0], 1.0, 0.1),
+}
+
+
 @pytest.mark.parametrize(
-    ("dtype", "rtol"), [(jnp.float64, 1e-6), slow_unless(False, jnp.float32, 1e-3)]
+    ("name", "dtype", "rtol"),
+    [
+        slow_unless((name, dtype) == ("robertson", jnp.float64), name, dtype, rtol)
+        for name in FIXED
+        for dtype, rtol in ((jnp.float64, 1e-6), (jnp.float32, 1e-3))
+    ],
 )
-def test_fixed_steps_of_implicit_euler(dtype, rtol):
+def test_fixed_steps_of_implicit_euler(name, dtype, rtol):
     """Iterations from a rough guess come no closer at first; in single precision the residual of a
     stiff step is never small."""
-
-    def robertson(u):
-        a, b, c = 0.04 * u[0], 3e7 * u[1] ** 2, 1e4 * u[1] * u[2]
-        return jnp.array([-a + c, a - b - c, b])
-
-    stiff = dtype(1e4)
-    cases = [
-        (lambda u, p, t: 1 - jnp.exp(u), [2.0], 1.0, 0.1),
-        (lambda u, p, t: robertson(u), [1.0, 0.0, 0.0], 1.0, 0.5),
-        (lambda u, p, t: -stiff * (u - jnp.cos(t)), [0.0], 1.0, 0.1),
-    ]
-    for f, start, end, dt in cases:
-        prob = eo.ODEProblem(f, jnp.array(start, dtype), (0.0, end))
-        sol = solve(prob, eo.ImplicitEuler(), dt=dt, adaptive=False)
-        assert (sol.retcode, sol.stats.naccept) == (eo.ReturnCode.Success, round(end / dt))
-        u = jnp.array(start, dtype)
-        for n in range(1, round(end / dt) + 1):
-            u = implicit_euler_step(f, u, dtype(n * dt), dtype(dt))
-        np.testing.assert_allclose(sol.u[-1], u, rtol=rtol, atol=1e-6)
+    f, start, end, dt = FIXED[name]
+    prob = eo.ODEProblem(f, jnp.array(start, dtype), (0.0, end))
+    sol = solve(prob, eo.ImplicitEuler(), dt=dt, adaptive=False)
+    assert (sol.retcode, sol.stats.naccept) == (eo.ReturnCode.Success, round(end / dt))
+    u = jnp.array(start, dtype)
+    for n in range(1, round(end / dt) + 1):
+        u = implicit_euler_step(f, u, dtype(n * dt), dtype(dt))
+    np.testing.assert_allclose(sol.u[-1], u, rtol=rtol, atol=1e-6)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -179,18 +201,26 @@ def implicit_euler_step(f, u, t, dt):
     return jax.lax.fori_loop(0, 30, iterate, u)
 
 
-def test_counts_of_work():
-    """nf is the number of evaluations that the method needs, the automatic first step included."""
-    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
-    for alg, per_step, once in (
-        (eo.Euler(), 1, 0),
+@pytest.mark.parametrize(
+    ("alg", "per_step", "once"),
+    [
+        slow_unless(False, eo.Euler(), 1, 0),
         (eo.Heun(), 2, 0),
         (eo.Bosh3(), 3, 1),
-        (eo.Tsit5(), 6, 1),
-        (eo.Dopri8(), 13, 1),
-    ):
-        fixed = solve(prob, alg, dt=0.1, adaptive=False).stats
-        assert (fixed.naccept, fixed.nreject, fixed.nf) == (10, 0, 10 * per_step + once)
+        slow_unless(False, eo.Tsit5(), 6, 1),
+        slow_unless(False, eo.Dopri8(), 13, 1),
+    ],
+    ids=ids,
+)
+def test_counts_of_work(alg, per_step, once):
+    """nf is the number of evaluations that the method needs, the first one included."""
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
+    fixed = solve(prob, alg, dt=0.1, adaptive=False).stats
+    assert (fixed.naccept, fixed.nreject, fixed.nf) == (10, 0, 10 * per_step + once)
+
+
+def test_counts_of_work_with_an_automatic_first_step():
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
     stats = solve(prob, eo.Tsit5()).stats
     assert stats.nf == 6 * (stats.naccept + stats.nreject) + 1 + 2
 

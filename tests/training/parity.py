@@ -25,7 +25,7 @@ def start():
     return {"rates": jnp.array([0.5, 1.0]), "coupling": jnp.array(0.1)}
 
 
-def trajectories(engine="lanes", noise=0.1, **options):
+def trajectories(engine="auto", noise=0.1, **options):
     """The loss of each trajectory of an ensemble, with noise of its own."""
 
     def field(u, p, t):

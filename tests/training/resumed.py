@@ -11,17 +11,8 @@ import ensembleode as eo
 from tests.training import parity, several
 
 
-def main():
-    folder, where = sys.argv[1], json.loads(sys.argv[2])
-    several.join(patience=3)
-    slow = where.pop("slow", 0.0)
-
-    def callback(state):
-        if jax.process_index() == 0:
-            print("step", state.step, flush=True)
-        time.sleep(slow)
-
-    result = eo.fit(
+def fitted(folder, callback=None, **where):
+    return eo.fit(
         parity.trajectories(),
         parity.start(),
         parity.items(),
@@ -33,6 +24,19 @@ def main():
         progress=False,
         **where,
     )
+
+
+def main():
+    folder, where = sys.argv[1], json.loads(sys.argv[2])
+    several.join(patience=3)
+    slow = where.pop("slow", 0.0)
+
+    def callback(state):
+        if jax.process_index() == 0:
+            print("step", state.step, flush=True)
+        time.sleep(slow)
+
+    result = fitted(folder, callback, **where)
     if jax.process_index() == 0:
         print("result", json.dumps([x.hex() for x in parity.numbers(result)]), flush=True)
 

@@ -26,7 +26,8 @@ from ensembleode.core.on_disk import OnDisk
 from ensembleode.training.checkpoints import Folder
 from ensembleode.training.log import Log
 
-from . import several
+from ..marks import slow_unless
+from . import parity, resumed, several
 from .test_fit import fit_line, FLAT, line, QUIET, squares
 
 
@@ -91,14 +92,24 @@ def test_killed_at_random_moments(tmp_path, kills):
     assert steps[-1] == 40
 
 
-@pytest.mark.parametrize("how", [{}, {"devices": 2}], ids=str)
+OPTIMISERS = {
+    "adam": optax.adam(0.1),
+    "lbfgs": optax.lbfgs(),
+    "noise": optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1)),
+}
+
+
 @pytest.mark.parametrize(
-    "optimizer",
-    [optax.adam(0.1), optax.lbfgs(), optax.chain(optax.add_noise(0.1, 0.5, 0), optax.sgd(0.1))],
+    ("name", "how"),
+    [
+        slow_unless(not how or name == "adam", name, how, id=f"{name}-{how}")
+        for name in OPTIMISERS
+        for how in ({}, {"devices": 2})
+    ],
 )
-def test_interrupted_or_not(tmp_path, optimizer, how):
+def test_interrupted_or_not(tmp_path, name, how):
     """By the callback in the middle of a pass, with whatever state an optimiser has."""
-    options = {"optimizer": optimizer, "batch_size": 4, "maxiters": 8, **how}
+    options = {"optimizer": OPTIMISERS[name], "batch_size": 4, "maxiters": 8, **how}
     expected = fit_line(**options)
     path = tmp_path / "run"
     first = fit_line(**options, checkpoint=path, callback=lambda s: s.step == 5)
@@ -139,7 +150,7 @@ def test_on_other_devices(tmp_path, before, after):
 
 def test_a_process_is_killed(tmp_path):
     """The other stops with what to do; and the run goes on with another number of processes."""
-    expected, _ = result_of(alone("none"))
+    expected = parity.numbers(resumed.fitted("none"))
     processes = begun(tmp_path / "run", {"slow": 0.1}, count=2)
     first, second = processes
     wait_for_step(first, 8)
@@ -450,6 +461,7 @@ def test_an_exception_keeps_what_there_is(tmp_path, error, where):
     assert caught.value.result.steps == done
 
 
+@pytest.mark.slow
 def test_sigterm(tmp_path):
     """Leaves a checkpoint, and the exit code of one who was told to end."""
     process = alone(tmp_path, {"slow": 0.01})

@@ -192,8 +192,14 @@ def test_long_data():
 #
 
 
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.float64, jnp.complex64, jnp.complex128])
-@pytest.mark.parametrize("state", [(), (2, 3)])
+@pytest.mark.parametrize(
+    ("dtype", "state"),
+    [
+        slow_unless((dtype, state) in ((jnp.float32, ()), (jnp.complex128, (2, 3))), dtype, state)
+        for dtype in (jnp.float32, jnp.float64, jnp.complex64, jnp.complex128)
+        for state in ((), (2, 3))
+    ],
+)
 def test_dtypes_and_shapes(dtype, state):
     data = jnp.broadcast_to(jnp.sin(TS).reshape(-1, *[1] * len(state)), (61, *state)).astype(dtype)
     got = eo.collocate_data(TS, data, "epanechnikov", 0.05)
@@ -255,7 +261,13 @@ def test_fit_without_solving():
 #
 
 
-@pytest.mark.parametrize("kernel", sorted(set(KERNELS) - {"silverman"}))
+@pytest.mark.parametrize(
+    "kernel",
+    [
+        slow_unless(name in ("triangular", "gaussian", "uniform"), name)
+        for name in sorted(set(KERNELS) - {"silverman"})
+    ],
+)
 def test_bandwidth_that_is_too_small(kernel):
     data = TS**2
     with pytest.raises(ValueError, match=f"parabola around t=.*{kernel} kernel") as e:

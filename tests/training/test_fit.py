@@ -70,6 +70,14 @@ def test_devices_change_nothing(name, where, on_one):
     same(parity.numbers(parity.fitted(name, **where)), on_one[name])
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("name", parity.FITS)
+def test_devices_change_nothing_by_lanes(name):
+    loss = parity.trajectories("lanes")
+    one, two = (parity.numbers(parity.fitted(name, loss, devices=n)) for n in (1, 2))
+    same(two, one)
+
+
 def test_the_device_that_is_named():
     last = jax.local_devices()[-1]
     for where in ({"devices": [last]}, {"ensemblealg": eo.EnsembleGPUArray(devices=[last])}):
@@ -141,13 +149,15 @@ def test_under_mpirun(on_one):
         same(found[name], expected)
 
 
-@pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
+@pytest.mark.parametrize(
+    "engine", ["compiled", slow_unless(False, "lanes"), slow_unless(False, "diffrax")]
+)
 def test_the_gradient_is_that_of_the_mean(engine):
     """Of one step of gradient descent, with what a solver of each engine gives."""
     loss, rate = parity.trajectories(engine, noise=0.0), 0.01
     keys = jax.random.split(jax.random.key(0), parity.N)
     batch = jax.tree.map(jnp.asarray, parity.items())
-    expected = jax.grad(lambda p: jnp.mean(loss(p, batch, keys)))(parity.start())
+    expected = jax.jit(jax.grad(lambda p: jnp.mean(loss(p, batch, keys))))(parity.start())
     for devices in (1, 2):
         options = {"optimizer": optax.sgd(rate), "maxiters": 1, "devices": devices}
         found = eo.fit(loss, parity.start(), parity.items(), **options, **QUIET).params
@@ -164,7 +174,7 @@ ADJOINTS = {
 }
 
 
-@pytest.mark.parametrize("name", [slow_unless(name == "gauss", name) for name in ADJOINTS])
+@pytest.mark.parametrize("name", [slow_unless(name == "replay", name) for name in ADJOINTS])
 def test_every_adjoint(name):
     loss = parity.trajectories("auto", sensealg=ADJOINTS[name], maxiters=64)
     one, two = (parity.fitted("minibatches", loss, devices=n) for n in (1, 2))

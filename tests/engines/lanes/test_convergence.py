@@ -10,6 +10,8 @@ import pytest
 import ensembleode as eo
 from ensembleode import solvers
 
+from ...marks import slow_unless
+
 
 METHODS = [cls for cls in vars(solvers).values() if hasattr(cls, "tableau")]
 methods = functools.partial(pytest.mark.parametrize, "cls", ids=lambda cls: cls.__name__)
@@ -107,8 +109,15 @@ def test_order_within_one_step(cls):
     assert declared - 0.2 < order < declared + (1.2 if more else 0.2)
 
 
-@pytest.mark.parametrize("engine", ["lanes", pytest.param("compiled", marks=pytest.mark.slow)])
-@methods([cls for cls in METHODS if cls.order > 4])
+@pytest.mark.parametrize(
+    ("cls", "engine"),
+    [
+        slow_unless(engine == "compiled" or cls is eo.Tsit5, cls, engine)
+        for cls in METHODS
+        if cls.order > 4
+        for engine in ("lanes", "compiled")
+    ],
+)
 def test_errors_and_steps_follow_the_tolerance(cls, engine):
     """From 1e-4 to 1e-10, at the ends of steps as within them."""
     prob = eo.ODEProblem(field, jnp.array([0.0, 1.0]), (0.0, 3.0), jnp.array([2.0]))

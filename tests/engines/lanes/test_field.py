@@ -15,6 +15,7 @@ from jax.sharding import PartitionSpec
 from ensembleode.fields.lanes.field import LaneField, MOST_OPERATIONS
 from ensembleode.tracing.program import trace
 
+from ...marks import slow_unless
 from ...problems import lorenz
 
 
@@ -303,8 +304,18 @@ def assert_close(x, y):
 #
 
 
-@pytest.mark.parametrize(("p_batched", "t_batched"), [(False, True), (True, False)])
-@pytest.mark.parametrize("name", FIELDS)
+# (To compile: these twice only with the slow tests.)
+LONG = {"activations", "forced", "loops_array", "quadrature", "sorting", "sorting_array"}
+
+
+@pytest.mark.parametrize(
+    ("name", "p_batched", "t_batched"),
+    [
+        slow_unless(t_batched or name not in LONG, name, not t_batched, t_batched)
+        for name in FIELDS
+        for t_batched in (True, False)
+    ],
+)
 def test_agrees_with_the_mapped_field(name, p_batched, t_batched):
     fn, shape, p, scalarised = FIELDS[name]
     p = as_arrays(p)

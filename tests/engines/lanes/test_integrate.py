@@ -357,27 +357,41 @@ def lorenz_ensemble(u0=U0):
 HOW = {"adaptive": {"saveat": 0.5}, "fixed": {"saveat": 0.5, "dt": 0.01, "adaptive": False}}
 
 
-@pytest.mark.parametrize("how", [slow_unless(how == "adaptive", how) for how in HOW])
-def test_the_same_bits_however_many_and_wherever(optimised, how):
+# (Each is a program of its own, optimised: seconds to compile.)
+FEW = {"counts": (7, WIDTH + 1), "sizes": (77,), "where": (eo.EnsembleSerial(),), "jit": (100,)}
+MANY = {
+    "counts": (1, 2, 7, WIDTH, WIDTH + 1),
+    "sizes": (100, 77),
+    "where": (eo.EnsembleSerial(), eo.EnsembleGPUArray()),
+    "jit": (None, 100),
+}
+
+
+@pytest.mark.parametrize(
+    ("how", "others"),
+    [("adaptive", FEW), *(slow_unless(False, how, MANY) for how in HOW)],
+    ids=["adaptive, few", *HOW],
+)
+def test_the_same_bits_however_many_and_wherever(optimised, how, others):
     """Of a scalarised field: whatever the number of trajectories, the batches, and what runs it."""
     ens, options = lorenz_ensemble(), HOW[how]
     n = 300
     whole = solve(ens, n, **options)
     assert whole.stats.naccept.max() > 40
-    for some in (1, 2, 7, WIDTH, WIDTH + 1):
+    for some in others["counts"]:
         assert_same(whole, solve(ens, some, **options), slice(0, some))
-    assert_same(whole, solve(ens, n, batch_size=100, **options))
-    assert_same(whole, solve(ens, n, batch_size=77, **options))
-    assert_same(whole, solve(ens, n, where=eo.EnsembleSerial(), **options))
-    assert_same(whole, solve(ens, n, where=eo.EnsembleGPUArray(), **options))
+    for size in others["sizes"]:
+        assert_same(whole, solve(ens, n, batch_size=size, **options))
+    for where in others["where"]:
+        assert_same(whole, solve(ens, n, where=where, **options))
     # (u0 is an argument: a program that knows it has its first steps computed by the compiler,
     # which rounds differently.)
-    for size in (None, 100):
+    for size in others["jit"]:
         inside = jax.jit(lambda u0: solve(lorenz_ensemble(u0), n, batch_size=size, **options))  # noqa: B023
         assert_same(whole, inside(U0))
 
 
-@pytest.mark.parametrize("how", HOW)
+@pytest.mark.parametrize("how", [slow_unless(how == "adaptive", how) for how in HOW])
 def test_alone_as_among_others(optimised, how):
     """A problem alone has the bits and the counts that its trajectory has in an ensemble."""
     ens, options = lorenz_ensemble(), HOW[how]

@@ -18,6 +18,7 @@ import pytest
 
 import ensembleode as eo
 
+from ...marks import slow_unless
 from ...problems import lorenz, lotka_volterra
 from ...test_tutorial import loss, PUBLISHED
 
@@ -127,7 +128,16 @@ def check_counts(sol, case):
     assert sol.u.dtype == case["dtype"].lower()
 
 
-@pytest.mark.parametrize("name", CASES)
+# (A field and a method are a program, which takes seconds to compile.)
+LONG = [
+    name
+    for name, case in CASES.items()
+    if case["field"] in ("mlp", "pendulum")
+    or (case["alg"], "saveat" in case["options"]) == ("Vern9", True)
+]
+
+
+@pytest.mark.parametrize("name", [slow_unless(name not in LONG, name) for name in CASES])
 def test_steps(name):
     case = CASES[name]
     sol = solved(case)

@@ -354,13 +354,12 @@ def inputs(args, kinds):
     ]
 
 
-def by_jax(fn, args, kinds):
+def by_jax(fn, arrays, kinds):
     """The mapped function, lanes last."""
-    arrays = [jnp.asarray(x) for x in inputs(args, kinds)]
     if "lanes" in kinds:
         axes = [-1 if k == "lanes" else None for k in kinds]
         fn = jax.vmap(fn, in_axes=axes, out_axes=-1)
-    return jtu.tree_leaves(jax.jit(fn)(*arrays))
+    return jtu.tree_leaves(fn(*arrays))
 
 
 def value_of(run, array, kind):
@@ -374,11 +373,10 @@ def value_of(run, array, kind):
     return Scalars(shape, array.dtype, [jnp.asarray(x) for x in rows])
 
 
-def by_lanes(closed, args, kinds, scalarised):
+def by_lanes(closed, arrays, kinds, scalarised):
     """The interpreter; None where it declines to take a matrix product apart."""
     run = Interpreter(scalarised)
-    pairs = zip(inputs(args, kinds), kinds, strict=True)
-    values = [value_of(run, array, kind) for array, kind in pairs]
+    values = [value_of(run, array, kind) for array, kind in zip(arrays, kinds, strict=True)]
     try:
         outs = run.evaluate_closed(closed, values)
     except TooLong:
@@ -386,6 +384,29 @@ def by_lanes(closed, args, kinds, scalarised):
         assert "dot_general" in primitives_of(closed.jaxpr)
         return None
     return [spread(x, (LANES,) if "lanes" in kinds else ()) for x in outs]
+
+
+def both(fn, closed, args, kinds):
+    """For each of these kinds, what JAX has, and what the interpreter, in scalars and in arrays.
+
+    All in one program, as compiling is what takes the time.
+    """
+    constants = [inputs(args, each) for each in kinds]
+
+    @jax.jit
+    def program(given):
+        outs = []
+        for numbers, arrays, each in zip(constants, given, kinds, strict=True):
+            mixed = [
+                x if kind == "constant" else y
+                for x, y, kind in zip(numbers, arrays, each, strict=True)
+            ]
+            # (For JAX, a constant is what all lanes share.)
+            expected = by_jax(fn, arrays, each)
+            outs.append((expected, [by_lanes(closed, mixed, each, s) for s in (True, False)]))
+        return outs
+
+    return program(constants)
 
 
 def assert_same(got, expected, rtol=1e-13):
@@ -414,11 +435,9 @@ def test_agrees_with_jax(name, i):
     kinds = [["lanes"] * len(args), ["shared"] * len(args), ["constant"] * len(args)]
     if len(args) > 1:
         kinds += [["shared", *kinds[0][1:]], [*kinds[0][1:], "constant"]]
-    for each in kinds:
-        # Constants are what all lanes share.
-        expected = expected if each[0] == "constant" else by_jax(fn, args, each)
-        for scalarised in (True, False):
-            assert_same(by_lanes(traced(name, i), args, each, scalarised), expected)
+    for expected, found in both(fn, traced(name, i), args, kinds):
+        for got in found:
+            assert_same(got, expected)
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
@@ -435,10 +454,11 @@ def test_cases_use_their_primitive(name):
 def agree(fn, *args, rtol=1e-13):
     """In both forms, with the first argument in lanes, and with all of them."""
     closed = jax.make_jaxpr(fn)(*args)
-    for kinds in (["lanes"] * len(args), ["lanes", *["shared"] * (len(args) - 1)]):
-        expected = by_jax(fn, args, kinds)
-        for scalarised in (True, False):
-            assert_same(by_lanes(closed, args, kinds, scalarised), expected, rtol)
+    kinds = [["lanes"] * len(args), ["lanes", *["shared"] * (len(args) - 1)]]
+    # (Of one argument, these are the same.)
+    for expected, found in both(fn, closed, args, kinds[: len(args)]):
+        for got in found:
+            assert_same(got, expected, rtol)
 
 
 shapes = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
@@ -540,7 +560,7 @@ def test_constants_fold_as_jax_computes(name, x, y, dtype):
     closed = jax.make_jaxpr(fn)(*args)
     expected = [np.asarray(fn(*args))]
     for kinds in (["constant"] * 2, ["constant", "shared"], ["shared", "constant"]):
-        got = by_lanes(closed, args, kinds, True)
+        got = by_lanes(closed, inputs(args, kinds), kinds, True)
         assert_same(got, expected, 1e-6 if dtype is np.float32 else 1e-13)
 
 
