@@ -4,7 +4,7 @@ from typing import Any, NamedTuple
 
 from .. import sensitivity
 from ..solvers.control import PIController
-from ..solvers.tableau import Tableau
+from ..solvers.runge_kutta import RungeKutta
 from ..tracing.program import Static
 from .checks import check_steps
 
@@ -16,17 +16,17 @@ REVERSE = (
 )
 
 
-class Method(NamedTuple):
+class Solver(NamedTuple):
     """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
 
-    tableau: Tableau
+    method: RungeKutta
     controller: PIController | None
     direction: str
     adjoint: str
 
     @property
     def stages(self) -> int:
-        return self.tableau.stages
+        return self.method.stages
 
 
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
@@ -46,4 +46,4 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     adjoint = next((x for x in REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
     controller = PIController(alg.order) if adaptive else None
     direction = "forward" if forward else "reverse"
-    return Static(Method(alg.tableau, controller, direction, adjoint.__name__))
+    return Static(Solver(alg.method, controller, direction, adjoint.__name__))

@@ -1,8 +1,12 @@
 """What the formulas of solvers are written over: JAX arrays, or values of generated code."""
 
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable, TypeAlias
 
 import numpy as np
+
+
+# A state, as a tuple of numbers.
+Components: TypeAlias = tuple[Any, ...]
 
 
 @runtime_checkable

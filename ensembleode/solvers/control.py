@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from .arithmetic import Arithmetic, NUMBERS
-from .runge_kutta import add_scaled, Components
+from .arithmetic import Arithmetic, Components, NUMBERS
+from .runge_kutta import add_scaled
 
 
 class PIController(NamedTuple):

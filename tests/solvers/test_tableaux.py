@@ -24,7 +24,7 @@ from ensembleode.solvers.tableau import Interpolant, is_end_of_step, Tableau
 FILES = sorted(
     {name for _, name, _ in pkgutil.iter_modules(solvers.__path__)}
     - {"base", "implicit", "julia_alg", "tableau"}
-    - {"arithmetic", "control", "runge_kutta", "time"}
+    - {"arithmetic", "control", "method", "runge_kutta", "time"}
 )
 METHODS = sorted(
     (cls for cls in vars(solvers).values() if isinstance(cls, type) and hasattr(cls, "tableau")),

@@ -16,11 +16,12 @@ import numpy as np
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
 from ...solvers.control import initial_step, PIController, scaled, Tolerances
+from ...solvers.method import Attempt
+from ...solvers.runge_kutta import RungeKutta
 from ...solvers.time import adaptive_step, fixed_step, min_step
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
 from .numbers import Held
-from .steps import Attempt, RungeKutta
 
 
 class Problem(NamedTuple):

@@ -57,7 +57,7 @@ class Setup(NamedTuple):
         return Description(
             plan.field,
             self.controlled,
-            solver.tableau,
+            solver.method,
             solver.controller,
             # The number of rows is no part of the code.
             plan.saving._replace(rows=0),
