@@ -44,6 +44,8 @@ class ExplicitRungeKutta(ODESolver):
 
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        if not isinstance(getattr(cls, "tableau", None), Tableau):
+            return  # (each of its objects has one)
         cls.order = cls.tableau.order
         cls.adaptive = cls.tableau.error is not None
         cls.stages = cls.tableau.stages

@@ -59,6 +59,7 @@ class Setup(NamedTuple):
             self.controlled,
             solver.method,
             solver.controller,
+            solver.norm,
             # The number of rows is no part of the code.
             plan.saving._replace(rows=0),
             layout_of(plan, lanes),

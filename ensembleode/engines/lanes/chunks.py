@@ -16,6 +16,7 @@ from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ...fields.lanes.field import LaneField
 from ...solvers.control import Tolerances
+from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved, with_times
 from .adjoint import buffers, Cotangent, pull_back, Wide
@@ -52,7 +53,7 @@ class Setup(NamedTuple):
     @property
     def stepping(self) -> Stepping:
         solver = self.plan.method.value
-        return Stepping(solver.method, solver.controller, self.plan.maxiters)
+        return Stepping(solver.method, solver.controller, solver.norm, self.plan.maxiters)
 
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
@@ -180,7 +181,8 @@ def _chunk(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
         pair = ((lane.abstol, batched.abstol), (lane.reltol, batched.reltol))
         tol = Tolerances(*(_tolerance(field, last(x, b), b) for x, b in pair))
     t0, t1 = last(lane.t0, batched.t0), last(lane.t1, batched.t1)
-    dt = None if lane.dt is None else last(lane.dt, batched.dt)
+    sizes = ((lane.dt, batched.dt), (lane.dtmin, batched.dtmin), (lane.dtmax, batched.dtmax))
+    dt, *bounds = [None if x is None else last(x, b) for x, b in sizes]
     times = lane.saveat
     if times is not None and lane.count is not None:
         rows = jnp.arange(times.shape[-1], dtype=lane.count.dtype)
@@ -191,7 +193,9 @@ def _chunk(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
             times = jnp.where(wanted, jnp.broadcast_to(times, wanted.shape), beyond)
         else:
             times = jnp.where(rows < lane.count, times, beyond)
-    return Chunk(field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, times, mask)
+    return Chunk(
+        field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, StepBounds(*bounds), times, mask
+    )
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:

@@ -5,21 +5,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
-from ...solvers.control import initial_step, scaled
+from ...solvers.control import initial_step, is_moved, scaled
+from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
+from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.time import adaptive_step, fixed_step, min_step
-from .leaves import computed_once, is_finite, LANES, Leaves, mean_square, over, select, sum_of
+from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from .leaves import computed_once, is_finite, LANES, Leaves, over, select, sum_of
 
 
 class Stepping(NamedTuple):
     """What is fixed about the steps: static."""
 
     method: RungeKutta
-    controller: Any  # a PIController; None with a fixed step
+    controller: AbstractController | None  # None with a fixed step
+    norm: AbstractNorm
     maxiters: int
 
     @property
@@ -35,6 +39,7 @@ class Chunk(NamedTuple):
     - `t0`, `t1`: `[]` or `[lane]`.
     - `tol`: the `Tolerances`; None with a fixed step.
     - `dt`: the size of the (first) step, `[]` or `[lane]`; None for an automatic one.
+    - `bounds`: of an adaptive step, `[]` or `[lane]` each.
     - `times`: the times to save, `[time]` or `[lane, time]`; None where there are none. Those past
         the count of a lane are infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk. [lane]
@@ -46,6 +51,7 @@ class Chunk(NamedTuple):
     t1: Any
     tol: Any
     dt: Any
+    bounds: StepBounds
     times: Any
     mask: Any
 
@@ -57,7 +63,7 @@ class State(NamedTuple):
 
     - `t`, `y`: the time and the state; `k`: the field there, where the last step has computed it.
     - `h`: the size of the next step, positive; a fixed step that time can't resolve becomes zero.
-    - `memory`: the controller's; None with a fixed step.
+    - `memory`: what the controller remembers, a tuple; None with a fixed step.
     - `active`: whether the lane goes on.
     - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk, `[]`.
     """
@@ -118,14 +124,17 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
         k = field(y, t0)
     if h is None:
         at = jax.lax.stop_gradient((t0, y, k, t1 - t0))
-        order = stepping.controller.order
-        h = initial_step(LANES, _norm, _power_of_ten, field, *at, chunk.tol, order)
+        order, dtmax = stepping.method.order, chunk.bounds.dtmax
+        norm = stepping.norm
+        h = initial_step(LANES, norm, _power_of_ten, field, *at, chunk.tol, order, dtmax)
     # Steps are constants to whoever differentiates, but for the last.
     h = jax.lax.stop_gradient(jnp.abs(h))
-    if stepping.adaptive:
+    if stepping.controller is not None:
+        h = chunk.bounds.bounded(LANES, h)
         # Steps that time can't resolve would teach the controller nothing.
         h = jnp.maximum(h, 2 * jax.lax.stop_gradient(min_step(LANES, t0, t1 - t0)))
-        memory = jnp.broadcast_to(stepping.controller.initial_memory, (lanes,))
+        remembered = stepping.controller.initial_memory()
+        memory = tuple(jnp.broadcast_to(np.float32(x), (lanes,)) for x in remembered)
         h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
         active = active & jnp.isfinite(h)
     elif h.ndim or t0.ndim or t1.ndim:
@@ -211,16 +220,18 @@ def _control(
     # The steps are constants to whoever differentiates the solution.
     at = jax.lax.stop_gradient((attempt, h, y, attempt.y2))
     estimate = stepping.method.error(LANES, *at[:2])
-    squared = computed_once(mean_square(scaled(LANES, chunk.tol, estimate, *at[2:])))
-    accepted = (squared <= 1) & active
+    scaled_error = scaled(LANES, chunk.tol, estimate, *at[2:])
+    squared = computed_once(stepping.norm.squared(LANES, scaled_error))
+    accepted = stepping.controller.accepts(LANES, squared, state.memory) & active
     first = state.naccept == 0
     next_h, memory = computed_once(
         stepping.controller.next_step(LANES, size, squared, state.memory, accepted, first)
     )
-    # A step that time can't resolve: the lane is lost (`retcodes` says how).
-    lost = next_h <= min_step(LANES, jnp.where(accepted, t2, t), chunk.t1 - chunk.t0)
-    next_h = jnp.where(active, next_h, state.h)
     t2 = jnp.where(accepted, t2, t)
+    # If so the lane is lost (`retcodes` says how).
+    span = chunk.t1 - chunk.t0
+    lost = underflows(LANES, chunk.bounds, next_h, t2, chunk.t1, span, accepted)
+    next_h = jnp.where(active, chunk.bounds.bounded(LANES, next_h), state.h)
     return Step(t, t2, h, y, *attempt, accepted), _Controlled(next_h, memory, lost)
 
 
@@ -254,10 +265,6 @@ def _commit(
         ntried=_count(state.ntried, active),
     )
     return state, step
-
-
-def _norm(values: Leaves) -> Any:
-    return jnp.sqrt(mean_square(values))
 
 
 def _power_of_ten(x: Any, order: int) -> Any:
@@ -437,6 +444,8 @@ def retcodes(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
             lambda: _is_calm(stepping, field, chunk, state),
             lambda: jnp.zeros_like(lost),
         )
+        if chunk.bounds.dtmin is not None:
+            calm = calm | (lost & (state.h <= chunk.bounds.dtmin))
         failed = jnp.where(calm, code(ReturnCode.DtLessThanMin), failed)
     failed = jnp.where(state.active, code(ReturnCode.MaxIters), failed)
     return jnp.where(arrived, code(ReturnCode.Success), failed)
@@ -454,7 +463,7 @@ def _is_calm(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
 
     def moved(i, a, b):
         at = abstol[i] if isinstance(abstol, tuple) else abstol
-        return ~(jnp.abs(b - a) <= 1e-4 * jnp.abs(a) + over(at, a))
+        return is_moved(over(at, a), a, b)
 
     moves = tuple(
         moved(i, a, b).astype(a.dtype)
