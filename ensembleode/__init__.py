@@ -59,6 +59,7 @@ from .solvers import (
     Dopri5 as Dopri5,
     Dopri8 as Dopri8,
     Euler as Euler,
+    ExplicitRK as ExplicitRK,
     Heun as Heun,
     ImplicitEuler as ImplicitEuler,
     JuliaAlg as JuliaAlg,
@@ -78,6 +79,18 @@ from .solvers import (
     Vern8 as Vern8,
     Vern9 as Vern9,
 )
+from .solvers.controllers import (
+    AbstractController as AbstractController,
+    IController as IController,
+    PIController as PIController,
+    PIDController as PIDController,
+)
+from .solvers.norms import (
+    AbstractNorm as AbstractNorm,
+    MaxNorm as MaxNorm,
+    RMSNorm as RMSNorm,
+)
+from .solvers.tableau import Interpolant as Interpolant, Tableau as Tableau
 from .store import open_ensemble as open_ensemble, StoreError as StoreError
 from .tools.citation import citation as citation
 from .tools.column_check import check_columns as check_columns, ColumnReport as ColumnReport

@@ -7,17 +7,20 @@ import jax.numpy as jnp
 import numpy as np
 
 from .core.other_names import unknown_option
+from .solvers.controllers import AbstractController
+from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
 
 # Options whose value may differ from trajectory to trajectory, and those that may not.
-LANE_OPTIONS = ("saveat", "abstol", "reltol", "dt")
+LANE_OPTIONS = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 STATIC_OPTIONS = (
     "save_start",
     "save_everystep",
     "adaptive",
     "maxiters",
     "stepsize_controller",
+    "internalnorm",
     "sensealg",
 )
 DEFAULTS = {
@@ -27,9 +30,12 @@ DEFAULTS = {
     "abstol": 1e-6,
     "reltol": 1e-3,
     "dt": None,
+    "dtmin": None,
+    "dtmax": None,
     "adaptive": None,
     "maxiters": 100_000,
     "stepsize_controller": None,
+    "internalnorm": None,
     "sensealg": None,
 }
 
@@ -66,13 +72,19 @@ def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]
     """Options given to `solve` win over those kept with the problem, which win over defaults."""
     given = merge(problem_options, solve_options)
     options = {**DEFAULTS, **given}
-    if options["stepsize_controller"] is not None:
-        clash = sorted({"abstol", "reltol", "adaptive"} & set(given))
+    controller = options["stepsize_controller"]
+    if holds_tolerances(controller):
+        clash = sorted(set(_HELD) & set(given))
         if clash:
             raise ValueError(
-                f"stepsize_controller and {clash[0]} are both given; the controller holds the "
-                "tolerances itself, so drop one of the two."
+                f"stepsize_controller and {clash[0]} are both given; a controller of diffrax holds "
+                "tolerances, norm and bounds itself, so drop one of the two."
             )
+    elif controller is not None and options["adaptive"] is not None and not options["adaptive"]:
+        raise ValueError(
+            "stepsize_controller and adaptive=False are both given; with a fixed step nothing is "
+            "controlled, so drop one of the two."
+        )
     _check_static(options)
     options["maxiters_given"] = "maxiters" in given
     return options
@@ -82,6 +94,14 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
     """Options `old` with `new` ones, which also replace those that they exclude."""
     new = {k: v for k, v in new.items() if v is not None}
     excluded = {other for name in new for other in _EXCLUDES.get(name, ())}
+    if holds_tolerances(new.get("stepsize_controller")):
+        excluded |= set(_HELD)
+    if holds_tolerances(old.get("stepsize_controller")) and set(_HELD) & set(new):
+        excluded.add("stepsize_controller")
+    if new.get("stepsize_controller") is not None:
+        excluded.add("adaptive")
+    elif new.get("adaptive") is not None and not new["adaptive"]:
+        excluded.add("stepsize_controller")
     saveat = new.get("saveat")
     if isinstance(saveat, list | tuple) or getattr(saveat, "ndim", 0):  # saved as it is
         excluded.add("save_start")
@@ -91,11 +111,14 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
 _EXCLUDES = {
     "saveat": ("save_everystep",),
     "save_everystep": ("saveat",),
-    "stepsize_controller": ("abstol", "reltol", "adaptive"),
-    "abstol": ("stepsize_controller",),
-    "reltol": ("stepsize_controller",),
-    "adaptive": ("stepsize_controller",),
 }
+# What a step-size controller of diffrax holds itself.
+_HELD = ("abstol", "reltol", "adaptive", "dtmin", "dtmax", "internalnorm")
+
+
+def holds_tolerances(controller: Any) -> bool:
+    """Whether this is a step-size controller of diffrax, which brings its tolerances."""
+    return controller is not None and not isinstance(controller, AbstractController)
 
 
 def _check_static(options: Mapping[str, Any]) -> None:
@@ -117,8 +140,29 @@ def _check_static(options: Mapping[str, Any]) -> None:
         step = _real(dt, what)
         if step.ndim or not (np.isfinite(step) and step != 0):
             raise ValueError(what)
+    _check_bounds(options["dtmin"], options["dtmax"])
+    norm = options["internalnorm"]
+    if not (norm is None or isinstance(norm, AbstractNorm)):
+        raise TypeError(
+            "internalnorm must be a norm such as eo.RMSNorm() or eo.MaxNorm(), or one of your own, "
+            f"a subclass of eo.AbstractNorm; got {norm!r}."
+        )
     if options["save_everystep"] and options["saveat"] is not None:
         raise ValueError("saveat and save_everystep=True are both given; drop one of the two.")
+
+
+def _check_bounds(dtmin: Any, dtmax: Any) -> None:
+    known = {}
+    for name, value in (("dtmin", dtmin), ("dtmax", dtmax)):
+        if value is None or is_tracer(value):
+            continue
+        what = f"{name} must be a positive, finite step size, got {value!r}."
+        size = _real(value, what)
+        if size.ndim or not (np.isfinite(size) and size > 0):
+            raise ValueError(what)
+        known[name] = size
+    if len(known) == 2 and known["dtmin"] > known["dtmax"]:
+        raise ValueError(f"dtmin is {dtmin!r}, and dtmax is smaller: {dtmax!r}.")
 
 
 def check_tolerance_shape(name: str, value: Any, shape: tuple) -> None:

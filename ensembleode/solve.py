@@ -24,6 +24,7 @@ from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.retcode import count_codes, has_failed, ReturnCode
 from .core.trajectories import describe
+from .engines.checks import check_bounds
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
@@ -31,6 +32,7 @@ from .options import check_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
 from .solvers import Tsit5
+from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 from .tracing.trace_cache import key_of, traces
 
@@ -47,9 +49,12 @@ def solve(
     abstol: Any = None,
     reltol: Any = None,
     dt: Any = None,
+    dtmin: Any = None,
+    dtmax: Any = None,
     adaptive: bool | None = None,
     maxiters: int | None = None,
     stepsize_controller: Any = None,
+    internalnorm: AbstractNorm | None = None,
     sensealg: Any = None,
     batch_size: int | None = None,
     seed: int = 0,
@@ -94,7 +99,13 @@ def solve(
     - `maxiters`: the limit on steps of a trajectory, by default 100,000. Where most trajectories
         reach it with an explicit method, a few are solved again for up to 4096 steps, to say (in
         the log) whether the problem is stiff.
-    - `stepsize_controller`: a diffrax step-size controller, in place of the tolerances.
+    - `dtmin`, `dtmax`: bounds of the steps of step-size control. A trajectory that needs shorter
+        ones than `dtmin` ends with `ReturnCode.DtLessThanMin`.
+    - `stepsize_controller`: what chooses the steps, by default the engine's
+        [`PIController()`][ensembleode.PIController] (diffrax's own `PIDController` where
+        `engine="diffrax"`); or a diffrax step-size controller, in place of the tolerances.
+    - `internalnorm`: what makes one number of the errors of the components, by default
+        [`RMSNorm()`][ensembleode.RMSNorm].
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
         (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
@@ -160,9 +171,12 @@ def solve(
         "abstol": abstol,
         "reltol": reltol,
         "dt": dt,
+        "dtmin": dtmin,
+        "dtmax": dtmax,
         "adaptive": adaptive,
         "maxiters": maxiters,
         "stepsize_controller": stepsize_controller,
+        "internalnorm": internalnorm,
         "sensealg": sensealg,
     }
     where = EnsembleSerial() if alone else ensemblealg or EnsembleThreads()
@@ -460,6 +474,7 @@ def job_for(
         batched=every.batched,
         tree=every.tree,
     )
+    check_bounds(getattr(plan.method.value, "adaptive", None), every.batched)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)

@@ -396,8 +396,8 @@ OTHER_NAMES = [
             "rtol": "it is called reltol",
             "atol": "it is called abstol",
             "method": r"alg, such as eo\.Tsit5\(\), or eo\.Kvaerno5\(\) if stiff",
-            "max_step": r"diffrax\.PIDController\(.*dtmax=",
-            "dtmax": r"diffrax\.PIDController\(.*dtmax=",
+            "max_step": "it is called dtmax",
+            "gamma": r"eo\.PIController\(gamma=",
             "events": DOSES,
             "callback": DOSES,
             "tstops": DOSES,
@@ -758,7 +758,7 @@ OPTIONS = [
     case(
         "stepsize_controller",
         TypeError,
-        "stepsize_controller must be a diffrax step-size controller, got 'pid'",
+        "stepsize_controller must be one such as eo.PIController.*got 'pid'",
         lambda: solve(stepsize_controller="pid"),
     ),
     *(
@@ -768,7 +768,14 @@ OPTIONS = [
             f"stepsize_controller and {name} are both given.*drop one",
             lambda name=name, value=value: solve(stepsize_controller=PID, **{name: value}),
         )
-        for name, value in {"abstol": 1e-3, "reltol": 1e-3, "adaptive": True}.items()
+        for name, value in {
+            "abstol": 1e-3,
+            "reltol": 1e-3,
+            "adaptive": True,
+            "dtmin": 1e-3,
+            "dtmax": 1e-3,
+            "internalnorm": eo.MaxNorm(),
+        }.items()
     ),
     case(
         "stepsize_controller without an error estimate",

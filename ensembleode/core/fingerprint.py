@@ -51,6 +51,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#abstol": shared.abstol,
         "#reltol": shared.reltol,
         "#dt": shared.dt,
+        "#dtmin and dtmax": (shared.dtmin, shared.dtmax),
         "#key (or seed)": job.key,
         "#what output_func closes over": job.output_consts,
         "#which of them prob_func changes": plan.batched,

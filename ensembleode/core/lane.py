@@ -25,6 +25,8 @@ class Lane(NamedTuple):
     abstol: Any
     reltol: Any
     dt: Any
+    dtmin: Any = None
+    dtmax: Any = None
 
 
 @dataclasses.dataclass

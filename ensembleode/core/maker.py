@@ -8,7 +8,13 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..options import check_tolerance_shape, resolve, STATIC_OPTIONS, time_dtype_of
+from ..options import (
+    check_tolerance_shape,
+    holds_tolerances,
+    resolve,
+    STATIC_OPTIONS,
+    time_dtype_of,
+)
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
@@ -94,12 +100,13 @@ class Maker:
         consts = self._trace_field(prob, p, types, dtype, index)
         t0, t1 = (_as_real(t, dtype) for t in prob.tspan)
         abstol = reltol = None
-        if options["stepsize_controller"] is None:
+        if not holds_tolerances(options["stepsize_controller"]):
             for name in ("abstol", "reltol"):
                 check_tolerance_shape(name, options[name], u0.shape)
             abstol, reltol = (_as_real(options[k], dtype) for k in ("abstol", "reltol"))
-        dt = None if options["dt"] is None else _as_real(options["dt"], dtype)
-        return Lane(u0, p, consts, t0, t1, times, None, abstol, reltol, dt)
+        given = (options[k] for k in ("dt", "dtmin", "dtmax"))
+        sizes = (None if x is None else _as_real(x, dtype) for x in given)
+        return Lane(u0, p, consts, t0, t1, times, None, abstol, reltol, *sizes)
 
     def _trace_field(self, prob, p, types, dtype, index) -> tuple:
         others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]

@@ -15,8 +15,7 @@ _PIECES = (
     "the documentation"
 )
 _CONTROLLER = (
-    "the bounds on the step size are those of a controller of diffrax, stepsize_controller="
-    "diffrax.PIDController(rtol=1e-6, atol=1e-8, dtmin=..., dtmax=...), in place of the tolerances"
+    "it is a constant of the controller, such as stepsize_controller=eo.PIController(gamma=0.8)"
 )
 _DENSE = "pass save_everystep=True, and call the solution with times, sol(t)"
 _DEVICES = "where it runs is said by ensemblealg, such as eo.EnsembleThreads(devices=4)"
@@ -41,10 +40,15 @@ _OPTIONS = {
     "save_on": "leave it out: without saveat the two ends are saved",
     "save_end": "the end is saved where saveat is not an array of times",
     "save_idxs": "pass EnsembleProblem(prob, output_func=lambda sol, ctx: (sol.u[:, idxs], False))",
-    "max_step": _CONTROLLER,
-    "min_step": _CONTROLLER,
-    "dtmax": _CONTROLLER,
-    "dtmin": _CONTROLLER,
+    "max_step": "it is called dtmax",
+    "min_step": "it is called dtmin",
+    "controller": "it is called stepsize_controller",
+    "norm": "it is called internalnorm, such as eo.MaxNorm()",
+    "gamma": _CONTROLLER,
+    "qmin": _CONTROLLER,
+    "qmax": _CONTROLLER,
+    "beta1": _CONTROLLER,
+    "beta2": _CONTROLLER,
     "first_step": "it is called dt",
     "dt0": "it is called dt",
     "h0": "it is called dt",
@@ -134,7 +138,6 @@ _THINGS = {
     "solve_ivp": "it is called solve, of an ODEProblem(f, u0, tspan, p) with f(u, p, t)",
     "ODETerm": "pass f(u, p, t) to ODEProblem",
     "ODEFunction": "pass f(u, p, t) to ODEProblem",
-    "PIDController": "it is diffrax's: solve(..., stepsize_controller=diffrax.PIDController(...))",
     "ClipStepSizeController": (
         "it is diffrax's: solve(..., stepsize_controller=diffrax.ClipStepSizeController(...))"
     ),

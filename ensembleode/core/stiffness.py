@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..executors.serial import Serial
+from ..options import holds_tolerances
 from ..solvers import ExplicitRungeKutta
 from ..solvers.tableau import Tableau
 from . import batches
@@ -52,7 +53,7 @@ def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
         isinstance(alg, ExplicitRungeKutta)
         and alg.adaptive
         and options["adaptive"] is not False
-        and options["stepsize_controller"] is None
+        and not holds_tolerances(options["stepsize_controller"])
         and job.plan.engine.name in ("compiled", "lanes", "diffrax")
         and jnp.issubdtype(job.plan.state.dtype, jnp.floating)
     )

@@ -15,9 +15,9 @@ from .over_index import Impure, Made, taken_apart, Trace, trace_checked
 
 
 # What of a Lane is checked where it is known.
-_CHECKED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
+_CHECKED = ("t0", "t1", "saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 # Options that are objects.
-_OBJECTS = ("stepsize_controller", "sensealg")
+_OBJECTS = ("stepsize_controller", "internalnorm", "sensealg")
 _BY_VALUE = "by value"
 
 

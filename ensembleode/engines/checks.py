@@ -4,7 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from ..core.lane import Lane
+from ..options import holds_tolerances
 from ..solvers import ODESolver
+from ..solvers.controllers import AbstractController
 
 
 def refusal_of_ours(
@@ -20,9 +23,28 @@ def refusal_of_ours(
         return f"it runs ensembleode's own solvers{more}."
     if name not in alg.engines:
         return f"it runs on {', '.join(alg.engines)}."
-    if options["stepsize_controller"] is not None:
+    if holds_tolerances(options["stepsize_controller"]):
         return "stepsize_controller is one of diffrax."
     return None
+
+
+def check_controller(label: str, can_adapt: bool, controller: Any) -> None:
+    """
+    **Raises:** `TypeError` for what is no step-size controller of ours; `ValueError` where the
+    method can't choose its steps.
+    """
+    if controller is None:
+        return
+    if not isinstance(controller, AbstractController):
+        raise TypeError(
+            "stepsize_controller must be one such as eo.PIController(), or a diffrax step-size "
+            f"controller, got {controller!r}."
+        )
+    if not can_adapt:
+        raise ValueError(
+            f"{label} has no error estimate for stepsize_controller to choose steps by: drop it "
+            "and pass dt, or use an adaptive solver."
+        )
 
 
 def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> None:
@@ -37,3 +59,17 @@ def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> No
     if not adaptive and not has_dt:
         reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+
+
+def check_bounds(adaptive: bool | None, batched: Lane) -> None:
+    """
+    **Arguments:** `batched`: a Lane whose leaves are None where nothing is given.
+
+    **Raises:** `ValueError` for bounds of a step that is fixed.
+    """
+    for name in ("dtmin", "dtmax"):
+        if adaptive is False and getattr(batched, name) is not None:
+            raise ValueError(
+                f"{name} is given with a fixed step, which dt says: it bounds the steps that "
+                "step-size control takes, so drop one of the two."
+            )

@@ -3,10 +3,11 @@
 from typing import Any, NamedTuple
 
 from .. import sensitivity
-from ..solvers.control import PIController
-from ..solvers.tableau import Tableau
+from ..solvers.controllers import AbstractController, PIController
+from ..solvers.norms import AbstractNorm, RMSNorm
+from ..solvers.runge_kutta import RungeKutta
 from ..tracing.program import Static
-from .checks import check_steps
+from .checks import check_controller, check_steps
 
 
 REVERSE = (
@@ -16,17 +17,22 @@ REVERSE = (
 )
 
 
-class Method(NamedTuple):
+class Solver(NamedTuple):
     """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
 
-    tableau: Tableau
-    controller: PIController | None
+    method: RungeKutta
+    controller: AbstractController | None
+    norm: AbstractNorm
     direction: str
     adjoint: str
 
     @property
+    def adaptive(self) -> bool:
+        return self.controller is not None
+
+    @property
     def stages(self) -> int:
-        return self.tableau.stages
+        return self.method.stages
 
 
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
@@ -36,6 +42,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     estimate, or an adjoint that can't be used with `save_everystep`.
     """
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
+    check_controller(type(alg).__name__, alg.adaptive, options["stepsize_controller"])
     check_steps(type(alg).__name__, alg.adaptive, adaptive, has_dt)
     sensealg = options["sensealg"]
     if isinstance(sensealg, sensitivity.BacksolveAdjoint) and options["save_everystep"]:
@@ -44,6 +51,10 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
         )
     forward = isinstance(sensealg, sensitivity.ForwardDiffSensitivity)
     adjoint = next((x for x in REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
-    controller = PIController(alg.order) if adaptive else None
+    controller = None
+    if adaptive:
+        chosen = options["stepsize_controller"] or PIController()
+        controller = chosen.for_method(alg.order, alg.method.embedded_order)
+    norm = options["internalnorm"] or RMSNorm()
     direction = "forward" if forward else "reverse"
-    return Static(Method(alg.tableau, controller, direction, adjoint.__name__))
+    return Static(Solver(alg.method, controller, norm, direction, adjoint.__name__))

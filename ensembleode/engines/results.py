@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
 from ..core.retcode import ReturnCode
-from ..solvers.tableau import Tableau
+from ..solvers.method import Method
 
 
 class Numbers(NamedTuple):
@@ -40,7 +40,7 @@ class Counts(NamedTuple):
 
 def result_of(
     plan: Plan,
-    tableau: Tableau,
+    method: Method,
     has_dt: bool,
     numbers: Numbers,
     end: Any,
@@ -81,9 +81,7 @@ def result_of(
         else:
             t = numbers.times if saved.t is None else saved.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
-    nf = counts.ntried * tableau.stages
-    if tableau.fsal:
-        nf = counts.ntried * (tableau.stages - 1) + 1
+    nf = method.evaluations(counts.ntried)
     if not has_dt:
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)

@@ -14,7 +14,7 @@ from ..core.plan import Plan, Result
 from ..tracing.program import Program
 
 
-_SHARED = ("t0", "t1", "saveat", "abstol", "reltol", "dt")
+_SHARED = ("t0", "t1", "saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 
 
 class Columns(Executor):

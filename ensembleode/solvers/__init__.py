@@ -6,6 +6,7 @@ from .bs5 import BS5 as BS5
 from .dopri5 import Dopri5 as Dopri5
 from .dopri8 import Dopri8 as Dopri8
 from .euler import Euler as Euler
+from .explicit_rk import ExplicitRK as ExplicitRK
 from .heun import Heun as Heun
 from .implicit import (
     ImplicitEuler as ImplicitEuler,

@@ -1,8 +1,14 @@
 """What the formulas of solvers are written over: JAX arrays, or values of generated code."""
 
-from typing import Any, Protocol, runtime_checkable
+import functools
+import operator
+from typing import Any, Protocol, runtime_checkable, TypeAlias
 
 import numpy as np
+
+
+# A state, as a tuple of numbers.
+Components: TypeAlias = tuple[Any, ...]
 
 
 @runtime_checkable
@@ -48,6 +54,18 @@ class Arithmetic(Protocol):
         """The same, computed once and not again for every use."""
         ...
 
+    def mean(self, components: Components, /) -> Any:
+        """Of all components of a state, one number a trajectory; NaN where one of them is."""
+        ...
+
+    def total(self, components: Components, /) -> Any:
+        """Their sum, likewise."""
+        ...
+
+    def largest(self, components: Components, /) -> Any:
+        """The largest of them, likewise."""
+        ...
+
 
 class ArrayArithmetic:
     """The arrays of a module, NumPy or one like it: numbers of a trajectory each."""
@@ -72,6 +90,15 @@ class ArrayArithmetic:
 
     def once(self, x: Any) -> Any:
         return x
+
+    def mean(self, components: Components) -> Any:
+        return self.total(components) * (1.0 / len(components))
+
+    def total(self, components: Components) -> Any:
+        return functools.reduce(operator.add, components)
+
+    def largest(self, components: Components) -> Any:
+        return functools.reduce(self.maximum, components)
 
 
 NUMBERS: Arithmetic = ArrayArithmetic(np)

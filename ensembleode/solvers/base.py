@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import equinox as eqx
 
+from .runge_kutta import RungeKutta
 from .tableau import Tableau
 
 
@@ -31,14 +32,20 @@ class ODESolver(eqx.Module):
 class ExplicitRungeKutta(ODESolver):
     """An explicit Runge-Kutta method: a subclass gives its tableau, and all else follows.
 
-    - `tableau`: its coefficients, which every engine reads.
+    - `tableau`: its coefficients; `method`: what engines make of it.
     """
 
     tableau: ClassVar[Tableau]
     engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes", "diffrax", "julia")
 
+    @property
+    def method(self) -> RungeKutta:
+        return RungeKutta(self.tableau)
+
     def __init_subclass__(cls, **kwargs):
         super().__init_subclass__(**kwargs)
+        if not isinstance(getattr(cls, "tableau", None), Tableau):
+            return  # (each of its objects has one)
         cls.order = cls.tableau.order
         cls.adaptive = cls.tableau.error is not None
         cls.stages = cls.tableau.stages

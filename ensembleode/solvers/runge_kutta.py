@@ -4,17 +4,89 @@ A state is a tuple of components, numbers of an
 [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 """
 
+import dataclasses
 import functools
 import math
 import operator
 from collections.abc import Callable, Sequence
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple
 
-from .arithmetic import Arithmetic
+from .arithmetic import Arithmetic, Components
+from .method import Attempt, Method
 from .tableau import Interpolant, Tableau
 
 
-Components: TypeAlias = tuple[Any, ...]
+class Stage(NamedTuple):
+    """The derivative at `t + node h`, in the state `y + h sum_j(row_j k_j)`."""
+
+    node: float
+    row: tuple[float, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class RungeKutta(Method):
+    """An explicit method: between steps it keeps the derivative at their end, where that is its
+    last stage."""
+
+    tableau: Tableau
+
+    @property
+    def order(self) -> int:
+        return self.tableau.order
+
+    @property
+    def embedded_order(self) -> int | None:
+        return self.tableau.embedded_order
+
+    @property
+    def stages(self) -> int:
+        return self.tableau.stages
+
+    @property
+    def keeps(self) -> bool:
+        return self.tableau.fsal
+
+    @property
+    def has_extra_stages(self) -> bool:
+        return bool(self.tableau.interpolant.extra_c)
+
+    def step(
+        self, xp: Arithmetic, field: Callable, y: Components, k: Components | None, t: Any, h: Any
+    ) -> Attempt:
+        k1 = field(y, t) if k is None or not self.keeps else k
+        return Attempt(*step(xp, self.tableau, field, y, k1, t, h))
+
+    def error(self, xp: Arithmetic, attempt: Attempt, h: Any) -> Components:
+        return error_estimate(xp, self.tableau, attempt.ks, h)
+
+    def dense(
+        self, xp: Arithmetic, field: Callable, y: Components, attempt: Attempt, t: Any, h: Any
+    ) -> tuple[Components, ...]:
+        return dense_stages(xp, self.tableau.interpolant, field, y, attempt.ks, t, h)
+
+    def weights(self, xp: Arithmetic, theta: Any) -> list[Any]:
+        return weights_at(xp, self.tableau.interpolant, theta)
+
+    def interpolate(
+        self, xp: Arithmetic, y: Components, dense: tuple[Components, ...], h: Any, theta: Any
+    ) -> Components:
+        return interpolate(xp, self.tableau.interpolant, y, dense, h, theta)
+
+    #
+    # For those that go through the stages themselves, such as adjoints
+    #
+
+    @property
+    def every_stage(self) -> tuple[Stage, ...]:
+        """The stages of a step, and then those of its dense output."""
+        tableau, more = self.tableau, self.tableau.interpolant
+        nodes = (*tableau.c, *more.extra_c)
+        return tuple(map(Stage, nodes, ((), *tableau.a, *more.extra_a)))
+
+    @property
+    def end(self) -> tuple[float, ...]:
+        """The weights of the stages in the state at the end of the step."""
+        return self.tableau.b
 
 
 def step(

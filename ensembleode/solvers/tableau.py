@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 
 # Whole numbers may be written as such; they are kept as floats.
@@ -41,6 +41,9 @@ class Interpolant:
         return len(self.weights[0])
 
 
+_BY_DEFAULT: Any = None
+
+
 @dataclass(frozen=True)
 class Tableau:
     """The coefficients of an explicit Runge-Kutta method of `s` stages.
@@ -51,17 +54,21 @@ class Tableau:
     - `a`: a row for each stage from the second; row `i` has `i` entries.
     - `b`: weights. [s]
     - `order`: of `b`.
-    - `interpolant`: the solution within the step.
+    - `interpolant`: the solution within the step; by default the cubic of the states and slopes at
+        both ends.
     - `error`: `b` less the weights of the embedded method, so that `h sum_i(error_i k_i)`
       estimates the error of the step; None if there is no embedded method. [s]
     - `embedded_order`: of the embedded method.
+
+    **Raises:** `ValueError` for coefficients that don't fit together. (That they are of the order
+    they claim, [`ExplicitRK`][ensembleode.ExplicitRK] checks.)
     """
 
     c: Row
     a: Rows
     b: Row
     order: int
-    interpolant: Interpolant
+    interpolant: Interpolant = _BY_DEFAULT
     error: Row | None = None
     embedded_order: int | None = None
 
@@ -70,12 +77,25 @@ class Tableau:
         if self.error is not None:
             _set(self, error=tuple(map(float, self.error)))
         if not len(self.c) == len(self.b) == len(self.a) + 1 or self.c[0] != 0:
-            raise ValueError("c, a and b are not of the same number of stages, or c[0] is not 0.")
+            raise ValueError(
+                "c, a and b are not of the same number of stages, or c[0] is not 0: with s stages "
+                f"c and b have s entries, and a has s - 1 rows, from that of the second stage. "
+                f"They have {len(self.c)}, {len(self.b)} and {len(self.a)}."
+            )
+        if not isinstance(self.order, int) or self.order < 1:
+            raise ValueError(f"order must be a positive integer, got {self.order!r}.")
         _check_rows(self.c[1:], self.a, first=1)
         if (self.error is None) != (self.embedded_order is None):
             raise ValueError("error and embedded_order come together.")
         if self.error is not None and len(self.error) != len(self.b):
             raise ValueError("error is not of as many stages as b.")
+        if self.error is not None and abs(math.fsum(self.error)) > 1e-12:
+            raise ValueError(
+                "error does not add up to 0: it is b less the weights of the embedded method, "
+                "which add up to 1, too."
+            )
+        if self.interpolant is None:
+            _set(self, interpolant=cubic_hermite(self.b, order=self.order, fsal=self.fsal))
         if len(self.interpolant.weights) - len(self.interpolant.extra_c) != len(self.b):
             raise ValueError("The interpolant is not of as many stages as b.")
 

@@ -10,7 +10,7 @@ All functions are elementwise, over whatever has the operations of an
 [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic], `xp`.
 """
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -58,6 +58,31 @@ def adaptive_step(xp: Arithmetic, t: Any, t1: Any, direction: Any, h: Any) -> An
     largest = xp.maximum(xp.abs(t), xp.abs(t1))
     reach = xp.minimum(REACH * np.finfo(t.dtype).eps * largest, REACH_OF_STEP * h)
     return xp.where((h >= left) | (xp.abs(t1 - t2) < reach), t1, t2)
+
+
+class StepBounds(NamedTuple):
+    """What bounds the steps, positive; None where nothing does."""
+
+    dtmin: Any = None
+    dtmax: Any = None
+
+    def bounded(self, xp: Arithmetic, h: Any) -> Any:
+        """A step size within them; NaN remains."""
+        if self.dtmax is not None:
+            h = xp.minimum(self.dtmax, h)
+        return h if self.dtmin is None else xp.maximum(self.dtmin, h)
+
+
+def underflows(
+    xp: Arithmetic, bounds: StepBounds, next_h: Any, t: Any, t1: Any, span: Any, accepted: Any
+) -> Any:
+    """Whether the next step from `t` is too short to be taken: for time to resolve it, or shorter
+    than `dtmin`, unless it only has to reach the end."""
+    found = next_h <= min_step(xp, t, span)
+    if bounds.dtmin is None:
+        return found
+    too_short = next_h <= bounds.dtmin
+    return found | (too_short & (~accepted | (bounds.dtmin < xp.abs(t1 - t))))
 
 
 def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:

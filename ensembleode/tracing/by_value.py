@@ -76,6 +76,7 @@ _ASIDE = {
     "__firstlineno__",
     "__module__",
     "__qualname__",
+    "__slotnames__",  # (kept there by copyreg, once an object has been pickled)
     "__static_attributes__",
     "__weakref__",
     "_abc_impl",

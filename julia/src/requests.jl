@@ -96,13 +96,35 @@ function trajectories(arrays::Arrays)
         u0 = arrays["u0"], own = arrays["own"], shared = arrays["shared"],
         t0 = arrays["t0"], t1 = arrays["t1"], times = of("times"), counts = of("counts"),
         abstol = arrays["abstol"], reltol = arrays["reltol"], dt = of("dt"),
+        dtmin = of("dtmin"), dtmax = of("dtmax"),
     )
 end
 
 function common(request)
     given = Pair{Symbol,Any}[:maxiters => request["maxiters"]]
     haskey(request, "adaptive") && push!(given, :adaptive => request["adaptive"])
+    haskey(request, "controller") && append!(given, pairs(control(request["controller"])))
+    get(request, "norm", "") == "MaxNorm" && push!(given, :internalnorm => largest)
     return (; given...)
+end
+
+largest(u, t) = maximum(abs, u)
+
+"""
+The options of a solve by the step-size controller of `Dict("name" => "PIController", "arguments" =>
+[0.14, 0.08], "options" => Dict("gamma" => 0.9))`.
+"""
+function control(description)
+    name, arguments = Symbol(description["name"]), description["arguments"]
+    name in (:PIController, :IController, :PIDController) || error("$name is not a controller.")
+    kind = getproperty(load("OrdinaryDiffEqCore"), name)
+    constants = (; (Symbol(k) => v for (k, v) in description["options"])...)
+    # They are the controller's own since OrdinaryDiffEq 7, and before that options of the solve.
+    is_own = name === :PIDController || hasfield(kind, :gamma)
+    is_own && return (; controller = Base.invokelatest(kind, arguments...; constants...))
+    # (That of the first step is fixed there.)
+    constants = Base.structdiff(constants, NamedTuple{(:qmax_first_step,)})
+    return (; controller = Base.invokelatest(kind, arguments...), constants...)
 end
 
 function operation_solve(request)

@@ -11,7 +11,7 @@ struct Numbers{O,S,W}
 end
 
 """
-    Trajectories(; u0, own, shared, t0, t1, times, counts, abstol, reltol, dt)
+    Trajectories(; u0, own, shared, t0, t1, times, counts, abstol, reltol, dt, dtmin, dtmax)
 
 An ensemble as arrays, whose last axis is the trajectory where the numbers differ by it:
 
@@ -20,10 +20,10 @@ An ensemble as arrays, whose last axis is the trajectory where the numbers diffe
 - `t0`, `t1`: `[1]` or `[trajectory]`.
 - `times`: what is saved, `[time]` or `[time, trajectory]`, of which the first `counts` are meant;
   or nothing.
-- `abstol`, `reltol`: `[1]` or `[state]`, or with the trajectory as a second axis; `dt`: `[1]`,
-  `[trajectory]`, or nothing.
+- `abstol`, `reltol`: `[1]` or `[state]`, or with the trajectory as a second axis; `dt`, `dtmin`,
+  `dtmax`: `[1]`, `[trajectory]`, or nothing.
 """
-Base.@kwdef struct Trajectories{T,P,Times,Counts,Step}
+Base.@kwdef struct Trajectories{T,P,Times,Counts,Step,Least,Most}
     u0::VecOrMat{T}
     own::Matrix{P}
     shared::Vector{P}
@@ -34,6 +34,8 @@ Base.@kwdef struct Trajectories{T,P,Times,Counts,Step}
     abstol::VecOrMat{T}
     reltol::VecOrMat{T}
     dt::Step
+    dtmin::Least = nothing
+    dtmax::Most = nothing
 end
 
 column(x::AbstractMatrix, i) = view(x, :, i)
@@ -102,6 +104,9 @@ function options(ens::Trajectories, kind::Kind, i = nothing)
     end
     for (name, x) in (:abstol => ens.abstol, :reltol => ens.reltol)
         differs(x) == is_own && push!(given, name => tolerance(x, kind, at))
+    end
+    for (name, x) in (:dtmin => ens.dtmin, :dtmax => ens.dtmax)
+        x === nothing || (length(x) > 1) != is_own || push!(given, name => entry(x, at))
     end
     # Its sign is that of the span.
     own_step = ens.dt !== nothing && (length(ens.dt) > 1 || length(ens.t0) + length(ens.t1) > 2)

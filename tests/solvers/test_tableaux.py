@@ -24,7 +24,8 @@ from ensembleode.solvers.tableau import Interpolant, is_end_of_step, Tableau
 FILES = sorted(
     {name for _, name, _ in pkgutil.iter_modules(solvers.__path__)}
     - {"base", "implicit", "julia_alg", "tableau"}
-    - {"arithmetic", "control", "runge_kutta", "time"}
+    - {"arithmetic", "control", "controllers", "method", "norms", "powers", "runge_kutta", "time"}
+    - {"explicit_rk", "order_conditions"}
 )
 METHODS = sorted(
     (cls for cls in vars(solvers).values() if isinstance(cls, type) and hasattr(cls, "tableau")),

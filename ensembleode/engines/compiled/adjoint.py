@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from ...solvers.runge_kutta import add_scaled, weights_at
+from ...solvers.runge_kutta import add_scaled
 from .builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
 from .loop import Loop, Step
 from .numbers import Held
@@ -341,7 +341,6 @@ class Replay:
         """Through one step, in the lanes that took it."""
         b, p = self.b, self.problem
         took = h.ne(0.0)
-        tableau = p.method.tableau
         size = range(p.size)
         if p.saving.mode == "steps":
             self.rows.set_where(took, self.rows.get() - 1)
@@ -351,10 +350,8 @@ class Replay:
         def field(y: tuple, t: Value) -> tuple:
             return self.field(y, t, took)
 
-        attempt = p.method.step(b, field, y, field(y, t), t, h)
-        interpolant = tableau.interpolant
-        stages = len(tableau.b)
-        every = stages + len(interpolant.extra_c)
+        attempt = p.method.step(b, field, y, None, t, h)
+        stages, every = p.method.stages, len(p.method.every_stage)
         dense = p.saving.mode == "times"
         to_y: Any = [b.variable(p.dtype, 0) for _ in size] if dense else None
         to_k: list[Any] = [None] * every
@@ -377,26 +374,25 @@ class Replay:
 
     def _stages(self, y, t, h, attempt, adjoint, pulled) -> None:
         """Through the stages of the step, from the cotangent of its end."""
-        b, tableau = self.b, self.problem.method.tableau
+        b, method = self.b, self.problem.method
         pulled.add_y(adjoint)
-        row = tableau.a[-1] if tableau.fsal else tableau.b
-        pulled.spread(row, h, adjoint)
-        last = tableau.stages - 1 if tableau.fsal else tableau.stages
+        # (The last that is kept matters for the next step only.)
+        last = method.stages - 1 if method.keeps else method.stages
+        pulled.spread(method.end[:last], h, adjoint)
         for s in reversed(range(last)):
             if pulled.to_k[s] is None:
                 continue
-            weights = tableau.a[s - 1] if s else ()
-            w = add_scaled(b, y, h, weights, attempt.ks[:s]) if s else y
-            at = t + tableau.c[s] * h if s else t
+            stage = method.every_stage[s]
+            w = add_scaled(b, y, h, stage.row, attempt.ks[:s]) if s else y
+            at = t + stage.node * h if s else t
             to_w = pulled.through(self.transposed, w, at, pulled.to_k[s])
             pulled.add_y(to_w)
-            pulled.spread(weights, h, to_w)
+            pulled.spread(stage.row, h, to_w)
         pulled.fill(self.pullback.n_own + self.pullback.n_shared)
 
     def _dense(self, took, y, t, h, attempt, to_y, to_k) -> None:
         """Through what was saved within the step."""
         b, p, loop = self.b, self.problem, self.loop
-        interpolant = p.method.tableau.interpolant
         held = self.held
         direction = b.sign(held.number("t1") - held.number("t0"))
 
@@ -420,7 +416,7 @@ class Replay:
                 for variable, x in zip(to_y, row, strict=True):
                     variable.set(variable.get() + x)
                 moved = [x * h for x in row]
-                for ks, weight in zip(to_k, weights_at(b, interpolant, theta), strict=True):
+                for ks, weight in zip(to_k, p.method.weights(b, theta), strict=True):
                     if isinstance(weight, float):
                         continue
                     for variable, x in zip(ks, moved, strict=True):
@@ -436,18 +432,15 @@ class Replay:
         """Through the stages that matter for dense output only: the extra ones, and the last where
         it is the first of the next step."""
         b, p = self.b, self.problem
-        tableau = p.method.tableau
-        interpolant = tableau.interpolant
+        method = p.method
 
         def field(y: tuple, t: Value) -> tuple:
             return self.field(y, t, concerned)
 
-        ks = p.method.dense(b, field, y, attempt, t, h)
-        rows = [(c, row) for c, row in zip(interpolant.extra_c, interpolant.extra_a, strict=True)]
-        stages = [(tableau.stages + i, c, row) for i, (c, row) in enumerate(rows)]
-        if tableau.fsal:
-            stages.insert(0, (tableau.stages - 1, tableau.c[-1], tableau.a[-1]))
-        for s, c, row in reversed(stages):
+        ks = method.dense(b, field, y, attempt, t, h)
+        first = method.stages - 1 if method.keeps else method.stages
+        for s in reversed(range(first, len(method.every_stage))):
+            c, row = method.every_stage[s]
             pulled = _Pulled(b, None, [None] * s, concerned)
             w = add_scaled(b, y, h, row, ks[: len(row)])
             cotangent = [x.get() for x in to_k[s]]

@@ -570,6 +570,22 @@ class Builder:
     def stopped(self, x: Value) -> Value:
         return x
 
+    def mean(self, components: Sequence[Value]) -> Value:
+        return self.total(components) * (1.0 / len(components))
+
+    def total(self, components: Sequence[Value]) -> Value:
+        total = components[0]
+        for x in components[1:]:
+            total = total + x
+        return total
+
+    def largest(self, components: Sequence[Value]) -> Value:
+        largest = components[0]
+        for x in components[1:]:
+            # (What is NaN remains, whichever it is.)
+            largest = self.where((x > largest) | x.ne(x), x, largest)
+        return largest
+
     #
     # Functions
     #

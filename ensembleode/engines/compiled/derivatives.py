@@ -41,8 +41,8 @@ def _finished(plan: Plan, lanes: Lane, n: int, found: tuple) -> Result:
     end, saved, counts = found
     u0 = _each(lanes.u0, plan.batched.u0, n)
     numbers = Numbers(u0, jnp.asarray(lanes.t0), jnp.asarray(lanes.t1), _times(plan, lanes))
-    tableau = plan.method.value.tableau
-    return result_of(plan, tableau, lanes.dt is not None, numbers, end, saved, counts)
+    method = plan.method.value.method
+    return result_of(plan, method, lanes.dt is not None, numbers, end, saved, counts)
 
 
 def _each(x: Any, batched: bool, n: int) -> Any:

@@ -14,8 +14,10 @@ import numpy as np
 from ...core.saving import Saving
 from ...fields import parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
-from ...solvers.control import PIController
-from ...solvers.tableau import Tableau
+from ...solvers.controllers import AbstractController
+from ...solvers.norms import AbstractNorm
+from ...solvers.runge_kutta import RungeKutta
+from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from .adjoint import Cotangents, pull_back, Pullback, Work
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
@@ -24,7 +26,6 @@ from .loop import Loop, Outputs, Problem, Queue
 from .numbers import Held, Layout, Order
 from .operations import check
 from .reading import Memory, Numbers
-from .steps import RungeKutta
 
 
 # A field of more statements, loops unrolled, is a function of its own, called at every stage.
@@ -39,7 +40,7 @@ class Description:
 
     - `field`: the vector field, `field(consts, u, p, t)`.
     - `controlled`: how many components of the state step-size control looks at.
-    - `tableau`, `controller`: the method; no controller with a fixed step.
+    - `method`, `controller`, `norm`: how it steps; no controller with a fixed step.
     - `saving`: what is saved (however many rows).
     - `layout`: what the numbers of a trajectory are.
     - `own_times`: whether each trajectory has its own times to save.
@@ -50,8 +51,9 @@ class Description:
 
     field: Program
     controlled: int
-    tableau: Tableau
-    controller: PIController | None
+    method: RungeKutta
+    controller: AbstractController | None
+    norm: AbstractNorm
     saving: Saving
     layout: Layout
     own_times: bool
@@ -76,8 +78,9 @@ class Description:
     def problem(self, field: Callable) -> Problem:
         return Problem(
             field,
-            RungeKutta(self.tableau),
+            self.method,
             self.controller,
+            self.norm,
             self.size,
             self.controlled,
             self.dtype,
@@ -85,6 +88,7 @@ class Description:
             self.own_times,
             self.layout.find("count") is not None,
             self.layout.find("dt") is not None,
+            tuple(x for x in StepBounds._fields if self.layout.find(x) is not None),
         )
 
 

@@ -15,12 +15,15 @@ import numpy as np
 
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
-from ...solvers.control import initial_step, PIController, scaled, Tolerances
-from ...solvers.time import adaptive_step, fixed_step, min_step
+from ...solvers.control import initial_step, is_moved, scaled, Tolerances
+from ...solvers.controllers import AbstractController
+from ...solvers.method import Attempt
+from ...solvers.norms import AbstractNorm
+from ...solvers.runge_kutta import RungeKutta
+from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
 from .numbers import Held
-from .steps import Attempt, RungeKutta
 
 
 class Problem(NamedTuple):
@@ -30,12 +33,14 @@ class Problem(NamedTuple):
         the mask is of the lanes that count.
     - `controlled`: how many components of the state step-size control looks at (the first ones).
     - `saving`: what is saved (however many rows); `own_times`, `has_count`: of the times to save.
-    - `has_dt`: whether the size of the (first) step is given.
+    - `has_dt`: whether the size of the (first) step is given; `bounds`: which bounds of steps are,
+        the names of `StepBounds`.
     """
 
     field: Callable[[Held], Callable]
     method: RungeKutta
-    controller: PIController | None
+    controller: AbstractController | None
+    norm: AbstractNorm
     size: int
     controlled: int
     dtype: np.dtype
@@ -43,6 +48,7 @@ class Problem(NamedTuple):
     own_times: bool
     has_count: bool
     has_dt: bool
+    bounds: tuple[str, ...]
 
     @property
     def adaptive(self) -> bool:
@@ -121,7 +127,8 @@ class Loop:
         self.occupied = b.variable(BOOL, False)
         self.naccept = b.variable(I32, 0)
         self.ntried = b.variable(I32, 0, of_lanes=not is_uniform)
-        self.memory: Any = b.variable(F32, 1) if problem.adaptive else None
+        remembered = problem.controller.initial_memory() if problem.controller else ()
+        self.memory = [b.variable(F32, 1) for _ in remembered]
         self.probing: Any = b.variable(BOOL, False) if problem.adaptive else None
         if is_uniform:
             # Whether no step has failed; of those where one has, how many (one).
@@ -195,7 +202,7 @@ class Loop:
     def variables(self) -> list[Variable]:
         """All that goes on from turn to turn, but for the numbers that are held and `arrays`."""
         several = [*self.y, *self.k, self.t, self.h, self.active, self.occupied]
-        several += [self.naccept, self.ntried, self.memory, self.probing, self.row, self.time]
+        several += [self.naccept, self.ntried, *self.memory, self.probing, self.row, self.time]
         several += [
             self.alive,
             self.next,
@@ -243,12 +250,8 @@ class Loop:
 
         return Tolerances(of("abstol"), of("reltol"))
 
-    def mean_square(self, values: tuple) -> Value:
-        """Of the components that step-size control looks at."""
-        total = values[0] * values[0]
-        for x in values[1:]:
-            total = total + x * x
-        return total * (1.0 / len(values))
+    def bounds(self, held: Held) -> StepBounds:
+        return StepBounds(**{name: held.number(name) for name in self.problem.bounds})
 
     def is_finite(self, y: tuple) -> Value:
         total = y[0] * 0.0
@@ -347,8 +350,8 @@ class Loop:
         assert p.controller is not None
         tol = self.tolerances(held, p.size)
 
-        def norm(values: tuple) -> Value:
-            return b.sqrt(self.mean_square(values[: p.controlled]))
+        def norm(xp: Any, values: tuple) -> Value:
+            return p.norm(xp, values[: p.controlled])
 
         def scaled_field(y: tuple, t: Value) -> tuple:
             return field(y, t, b.spread(inside))
@@ -363,7 +366,8 @@ class Loop:
             k,
             t1 - t0,
             tol,
-            p.controller.order,
+            p.method.order,
+            self.bounds(held).dtmax,
         )
         self._pool_h.store_lanes(0, h)
 
@@ -399,6 +403,7 @@ class Loop:
             h = held.number("dt") if p.has_dt else self._pool_h.gather(pool, fresh, 1)
             h = abs(h)
             if p.adaptive:
+                h = self.bounds(held).bounded(b, h)
                 # (In this order NaN remains.)
                 h = b.maximum(2 * min_step(b, t0, t1 - t0), h)
             self.h.set_where(fresh, h)
@@ -406,11 +411,11 @@ class Loop:
         active = self.queue.wanted.gather(held.index.get(), fresh, False)
         active = active & self.is_finite(self.state()) & t0.ne(t1)
         if p.adaptive:
-            assert self.memory is not None
             assert self.probing is not None
             active = active & (self.h.get() * 0.0).eq(0.0)
             assert p.controller is not None
-            self.memory.set_where(fresh, p.controller.initial_memory)
+            for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
+                variable.set_where(fresh, np.float32(x))
             self.probing.set_where(fresh, False)
         if self.is_uniform:
             self.active.set(active & fresh)
@@ -468,18 +473,20 @@ class Loop:
             accepted = active & self.is_finite(attempt.y2)
             return Step(t, t2, size, y, attempt, accepted), next_h, None, None
         assert p.controller is not None
-        assert self.memory is not None
         components = slice(0, p.controlled)
         estimate = p.method.error(b, attempt, size)[components]
         tol = self.tolerances(self.held, p.controlled)
-        squared = self.mean_square(scaled(b, tol, estimate, y[components], attempt.y2[components]))
-        accepted = (squared <= 1.0) & active & ~self.probing.get()
+        error = scaled(b, tol, estimate, y[components], attempt.y2[components])
+        squared = p.norm.squared(b, error)
+        before = tuple(x.get() for x in self.memory)
+        accepted = p.controller.accepts(b, squared, before) & active & ~self.probing.get()
         first = self.naccept.get().eq(0)
         tried = b.minimum(next_h, abs(self.t1 - t))
-        next_h, memory = p.controller.next_step(
-            b, tried, squared, self.memory.get(), accepted, first
-        )
-        lost = next_h <= min_step(b, b.where(accepted, t2, t), self.t1 - self.t0)
+        next_h, memory = p.controller.next_step(b, tried, squared, before, accepted, first)
+        bounds, span = self.bounds(self.held), self.t1 - self.t0
+        at = b.where(accepted, t2, t)
+        lost = underflows(b, bounds, next_h, at, self.t1, span, accepted)
+        next_h = bounds.bounded(b, next_h)
         return Step(t, t2, size, y, attempt, accepted), next_h, memory, lost
 
     def commit(self, step: Step, next_h: Value, memory: Any, lost: Any) -> None:
@@ -517,7 +524,8 @@ class Loop:
             for variable, x in zip(self.k, p.method.kept(step.attempt), strict=True):
                 variable.set_where(accepted, x)
         if p.adaptive:
-            self.memory.set(memory)
+            for variable, x in zip(self.memory, memory, strict=True):
+                variable.set(x)
             self.h.set_where(active, next_h)
             self.active.set(active & ~((accepted & ends) | lost))
         else:
@@ -649,13 +657,18 @@ class Loop:
             assert step is not None
             lost = ended & ~arrived & ~active
             starts = lost & ~self.probing.get()
+            dtmin = self.bounds(self.held).dtmin
+            below = None if dtmin is None else self.h.get() <= dtmin
+            if below is not None:
+                starts = starts & ~below
             # A step that failed for being infinite or NaN was that much longer.
             h = self.h.get() * 5.0
             calm = (self.h.get() * 0.0).eq(0.0)
             for c in range(p.controlled):
-                moved = abs(step.attempt.y2[c] - step.y[c])
-                bound = 1e-4 * abs(step.y[c]) + self.held.number("abstol", c)
-                calm = calm & (moved <= bound)
+                abstol = self.held.number("abstol", c)
+                calm = calm & ~is_moved(abstol, step.y[c], step.attempt.y2[c])
+            if below is not None:
+                calm = calm | below
             failed = b.where(calm, too_small, failed)
             self.h.set_where(starts, h)
             self.probing.set(self.probing.get() | starts)

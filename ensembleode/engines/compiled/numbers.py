@@ -100,7 +100,7 @@ def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str | None, Any, np.dtype
     for name in ("consts", "p"):
         for x, batched in zip(getattr(lanes, name), getattr(plan.batched, name), strict=True):
             yield None, x, np.dtype(x.dtype), batched
-    for name in ("u0", "t0", "t1", "abstol", "reltol", "dt", "count"):
+    for name in ("u0", "t0", "t1", "abstol", "reltol", "dt", "dtmin", "dtmax", "count"):
         x = getattr(lanes, name)
         if x is not None:
             dtype = np.int32 if name == "count" else plan.state.dtype

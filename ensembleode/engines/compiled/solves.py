@@ -57,8 +57,9 @@ class Setup(NamedTuple):
         return Description(
             plan.field,
             self.controlled,
-            solver.tableau,
+            solver.method,
             solver.controller,
+            solver.norm,
             # The number of rows is no part of the code.
             plan.saving._replace(rows=0),
             layout_of(plan, lanes),

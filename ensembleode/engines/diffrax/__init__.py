@@ -2,6 +2,7 @@
 
 - `solving.py`: a solve by diffrax. (It is imported when this engine is first asked for something,
     as importing diffrax takes a third of the time of importing everything else.)
+- `control.py`: our step-size controllers and norms within it.
 - `implicit.py`: diagonally implicit methods, with an explicit first stage.
 """
 

@@ -22,11 +22,15 @@ from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
-from ...solvers import ODESolver
-from ...solvers.time import STRETCH
+from ...solvers import ExplicitRungeKutta, ODESolver
+from ...solvers.control import is_moved, Tolerances
+from ...solvers.controllers import AbstractController
+from ...solvers.norms import AbstractNorm
+from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
 from ..checks import check_steps
 from . import implicit
+from .control import ARRAYS, norm_of_tree, OwnController
 
 
 _NONFINITE: Any = diffrax.RESULTS.nonfinite_input
@@ -37,7 +41,9 @@ class _Method(eqx.Module):
     """A diffrax solver with what is fixed about its steps."""
 
     solver: diffrax.AbstractSolver
-    controller: diffrax.AbstractStepSizeController | None
+    controller: diffrax.AbstractStepSizeController | AbstractController | None
+    norm: AbstractNorm | None
+    order: int
     adjoint: diffrax.AbstractAdjoint
     adaptive: bool
     imex: bool
@@ -87,11 +93,13 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     controller = options["stepsize_controller"]
     adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
     if controller is not None:
-        if not isinstance(controller, diffrax.AbstractStepSizeController):
+        is_ours = isinstance(controller, AbstractController)
+        if not (is_ours or isinstance(controller, diffrax.AbstractStepSizeController)):
             raise TypeError(
-                f"stepsize_controller must be a diffrax step-size controller, got {controller!r}."
+                "stepsize_controller must be one such as eo.PIController(), or a diffrax step-size "
+                f"controller, got {controller!r}."
             )
-        adaptive = isinstance(controller, diffrax.AbstractAdaptiveStepSizeController)
+        adaptive = is_ours or isinstance(controller, diffrax.AbstractAdaptiveStepSizeController)
     label = type(alg).__name__
     if adaptive and not can_adapt and controller is not None:
         raise ValueError(
@@ -115,7 +123,24 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
                 "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
             )
     stages, fsal = (alg.stages, alg.fsal) if ours else _cost(solver)
-    return Static(_Method(solver, controller, adjoint, adaptive, imex, stages, fsal, direction))
+    order, embedded_order = _orders(alg, solver)
+    if isinstance(controller, AbstractController):
+        controller = controller.for_method(order, embedded_order)
+    norm = options["internalnorm"]
+    counted = (stages, fsal)
+    return Static(
+        _Method(solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction)
+    )
+
+
+def _orders(alg: Any, solver: Any) -> tuple[int, int]:
+    """Of the method, and of that which it is compared with (or about that)."""
+    if isinstance(alg, ExplicitRungeKutta):
+        return alg.order, alg.method.embedded_order or alg.order - 1
+    if isinstance(alg, ODESolver):
+        return alg.order, alg.order - 1
+    order = solver.order(diffrax.ODETerm(_zero)) or 1
+    return int(order), max(1, int(order) - 1)
 
 
 def integrate(plan: Plan, lane: Lane) -> Result:
@@ -228,7 +253,7 @@ class _Field(eqx.Module):
         return self.field(args[: self.n_consts], u, args[self.n_consts :], t)
 
 
-def _zero(t, u, args):
+def _zero(t: Any, u: Any, args: Any) -> Any:
     del t, args
     return jnp.zeros_like(u)
 
@@ -296,11 +321,12 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of no length stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
-        return jnp.where(usable, first, t0), state
+        return jnp.where(usable, first, t0), (state, jnp.asarray(t1 - t0))
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
+        controller_state, span = controller_state
         y1, error = y1_candidate, y_error
         if self.adaptive:
             # An infinite error of an infinite state would be NaN, and so would be the next step.
@@ -314,7 +340,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         if self.adaptive:
             # A trial step to infinity is rejected like any with a large error, and tried shorter
             # until time stands still, or rounding makes it no shorter.
-            spacing = _spacing(next_t0)
+            spacing = min_step(ARRAYS, next_t0, span)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
             # Looked into only when it happens, as it costs a tenth of a small step.
@@ -335,7 +361,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
         result = diffrax.RESULTS.where(lost, _NONFINITE, result)
-        return keep, next_t0, next_t1, jump, state, result
+        return keep, next_t0, next_t1, jump, (state, span), result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
@@ -343,8 +369,14 @@ def _controller(method: _Method, lane: Lane) -> _Controller:
     inner: Any = method.controller
     rtol, atol = lane.reltol, lane.abstol
     norm: Any = optimistix.rms_norm
+    if method.norm is not None:
+        norm = norm_of_tree(method.norm)
     if inner is None and method.adaptive:
-        inner = diffrax.PIDController(rtol=rtol, atol=atol)
+        bounds = {"dtmin": lane.dtmin, "dtmax": lane.dtmax, "force_dtmin": lane.dtmin is None}
+        inner = diffrax.PIDController(rtol=rtol, atol=atol, norm=norm, **bounds)
+    elif isinstance(inner, AbstractController):
+        tol, bounds = Tolerances(lane.abstol, lane.reltol), StepBounds(lane.dtmin, lane.dtmax)
+        inner = OwnController.of(inner, method.norm, method.order, tol, bounds)
     elif inner is None:
         inner = diffrax.ConstantStepSize()
     elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
@@ -358,18 +390,12 @@ def _finite(y: Any) -> Any:
     return _everywhere(jnp.isfinite, y)
 
 
-def _spacing(t: Any) -> Any:
-    """The distance from `t` to the next floating-point number (for a normal `t`)."""
-    return jnp.abs(t) * jnp.finfo(t.dtype).eps + jnp.finfo(t.dtype).tiny
-
-
 def _calm(y0: Any, y1: Any, atol: Any) -> Any:
     """Whether a step too short for time to feel it leaves the state as good as unchanged.
 
-    (False for a state that is not finite.) If so, the tolerances can't be met; if not, the
-    solution diverges.
+    (False for a state that is not finite.)
     """
-    return _everywhere(lambda a, b: jnp.abs(b - a) <= 1e-4 * jnp.abs(a) + atol, y0, y1)
+    return _everywhere(lambda a, b: ~is_moved(atol, a, b), y0, y1)
 
 
 def _everywhere(test: Callable, *trees: Any) -> Any:

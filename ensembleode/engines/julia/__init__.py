@@ -23,9 +23,11 @@ from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...solvers import JuliaAlg
+from ...solvers.controllers import AbstractController, PIController
 from ...solvers.julia_alg import Description
+from ...solvers.norms import AbstractNorm
 from ...tracing.program import Program, Static, trace
-from ..checks import check_steps, refusal_of_ours
+from ..checks import check_controller, check_steps, refusal_of_ours
 from ..engine import Engine
 from ..rates import with_rates
 from . import environment, gradients as gradients, methods as methods
@@ -39,6 +41,8 @@ class Method(NamedTuple):
     implicit: bool
     stages: int | None
     sensealg: str | None
+    controller: AbstractController | None
+    norm: AbstractNorm | None
     place: methods.Place = methods.SERIAL
 
 
@@ -72,9 +76,10 @@ class Julia(Engine):
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
-        del ensemblealg
         sensealg = options["sensealg"]
         if reason := refusal_of_ours(self.name, alg, options, dtype, more=", and JuliaAlg(...)"):
+            return reason
+        if reason := methods.control_refusal(alg, options, ensemblealg):
             return reason
         if sensealg is not None and not isinstance(sensealg, _SENSEALGS):
             return f"sensealg={type(sensealg).__name__}() is not one of the Julia engine."
@@ -89,6 +94,7 @@ class Julia(Engine):
         known_by_name = isinstance(alg, JuliaAlg)
         label = alg.description.name if known_by_name else type(alg).__name__
         can_adapt = not alg.fixed_step if known_by_name else alg.adaptive
+        check_controller(label, can_adapt, options["stepsize_controller"])
         adaptive = options["adaptive"]
         if adaptive is None and not (known_by_name and can_adapt):
             adaptive = can_adapt
@@ -100,7 +106,12 @@ class Julia(Engine):
         implicit = alg.implicit or known_by_name
         description = methods.description(alg)
         adaptive = None if adaptive is None else bool(adaptive)
-        return Static(Method(description, adaptive, implicit, alg.stages or 8, chosen))
+        controller = options["stepsize_controller"]
+        if isinstance(controller, PIController) and not known_by_name:
+            controller = controller.for_method(alg.order, None)
+        norm = options["internalnorm"]
+        stages = alg.stages or 8
+        return Static(Method(description, adaptive, implicit, stages, chosen, controller, norm))
 
     def versions(self, method: Static) -> dict[str, str]:
         """Of Julia and its packages, without those of other methods.

@@ -37,7 +37,12 @@ class InJulia(Executor):
                 f"{self.place[0]} can't keep the forward solution that InterpolatingAdjoint() "
                 "follows back: leave sensealg out, or use BacksolveAdjoint()."
             )
-        shared = ("saveat", "abstol", "reltol", "dt")
+        for name in ("dtmin", "dtmax"):
+            if self.place[0].startswith("EnsembleGPU") and getattr(plan.batched, name) is not None:
+                raise ValueError(
+                    f"{self.place[0]} of DiffEqGPU has no {name}: use EnsembleThreads()."
+                )
+        shared = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
         if self.place[0] == "EnsembleGPUArray":
             shared = (*shared, "t0", "t1")
         for name in shared:

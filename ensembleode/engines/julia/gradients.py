@@ -336,7 +336,7 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         )
     others = {
         name: jnp.zeros_like(getattr(lanes, name))
-        for name in ("abstol", "reltol", "dt")
+        for name in ("abstol", "reltol", "dt", "dtmin", "dtmax")
         if getattr(perturbed, name)
     }
     empty = Lane(None, (None,) * len(lanes.p), (None,) * n_consts, *(None,) * 7)

@@ -14,7 +14,14 @@ from ...ensemble import (
     EnsembleThreads,
 )
 from ...solvers import JuliaAlg, ODESolver
+from ...solvers.controllers import (
+    AbstractController,
+    IController,
+    PIController,
+    PIDController,
+)
 from ...solvers.julia_alg import described, Description, Val
+from ...solvers.norms import MaxNorm, RMSNorm
 from . import environment
 
 
@@ -41,6 +48,46 @@ def as_table(method: Description) -> dict[str, Any]:
         "arguments": [_as_value(x) for x in arguments],
         "options": {k: _as_value(x) for k, x in options},
     }
+
+
+def control_refusal(alg: Any, options: dict, ensemblealg: Any) -> str | None:
+    """Why Julia can't take this step-size controller or this norm; None when it can."""
+    controller, norm = options["stepsize_controller"], options["internalnorm"]
+    if controller is None and norm is None:
+        return None
+    if isinstance(ensemblealg, EnsembleGPUArray | EnsembleGPUKernel):
+        return "DiffEqGPU has a step-size controller and a norm of its own."
+    if controller is not None and type(controller) not in _CONTROLLERS:
+        return (
+            f"stepsize_controller={type(controller).__name__}() is in Python, and Julia has "
+            "PIController, IController and PIDController."
+        )
+    if norm is not None and type(norm) not in (RMSNorm, MaxNorm):
+        return f"internalnorm={type(norm).__name__}() is in Python: it takes RMSNorm and MaxNorm."
+    betas = () if not isinstance(controller, PIController) else (controller.beta1, controller.beta2)
+    if isinstance(alg, JuliaAlg) and None in betas:
+        return "the order of a JuliaAlg is known to Julia only: give PIController(beta1, beta2)."
+    return None
+
+
+_CONTROLLERS = (PIController, IController, PIDController)
+
+
+def control_as_table(controller: AbstractController) -> dict[str, Any]:
+    """A step-size controller as a request has it."""
+    if isinstance(controller, PIDController):
+        arguments = [controller.beta1, controller.beta2, controller.beta3]
+        options = {"accept_safety": controller.accept_safety}
+    else:
+        arguments = []
+        names = ("gamma", "qmin", "qmax", "qmax_first_step")
+        options = {name: getattr(controller, name) for name in names}
+        # Steps that hardly differ do differ: as of explicit methods in Julia.
+        options |= {"qsteady_min": 1.0, "qsteady_max": 1.0}
+        if isinstance(controller, PIController):
+            arguments = [controller.beta1, controller.beta2]
+            options["qoldinit"] = controller.qoldinit
+    return {"name": type(controller).__name__, "arguments": arguments, "options": options}
 
 
 def _as_value(x: Any) -> Any:

@@ -38,8 +38,9 @@ def read_arrays(plan: Plan, field: Field, lanes: Lane, n: int) -> dict[str, np.n
         arrays["times"] = _array(lanes.saveat, dtype, (n, rows) if batched.saveat else (rows,))
     if lanes.count is not None:
         arrays["counts"] = _array(lanes.count, np.int32, (-1,))
-    if lanes.dt is not None:
-        arrays["dt"] = _array(lanes.dt, dtype, (-1,))
+    for name in ("dt", "dtmin", "dtmax"):
+        if (size_of_step := getattr(lanes, name)) is not None:
+            arrays[name] = _array(size_of_step, dtype, (-1,))
     return arrays
 
 

@@ -44,11 +44,14 @@ def options_of(plan: Plan, n: int) -> dict[str, Any]:
     """What a request says of a solve, besides its arrays."""
     method = plan.method.value
     place, options = method.place
+    controller, norm = method.controller, method.norm
     return {
         "trajectories": n,
         "maxiters": plan.maxiters,
         "adaptive": method.adaptive,
         "method": methods.as_table(method.description),
+        "controller": None if controller is None else methods.control_as_table(controller),
+        "norm": None if norm is None else type(norm).__name__,
         "place": {"name": place, **dict(options)},
     }
 

@@ -18,9 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from ...core.saving import Saving
-from ...solvers.runge_kutta import add_scaled, dense_stages, step, weights_at
+from ...solvers.runge_kutta import add_scaled
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, Method, running, start, State
+from .loop import advance, Chunk, running, start, State, Stepping
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
@@ -109,21 +109,21 @@ class Wide(NamedTuple):
         return not all(jax.tree.leaves(self.has_lanes))
 
 
-def buffers(method: Method, saving: Saving, like: Chunk) -> Buffers | None:
+def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
     """Room for chunks like this one (an abstract one will do); None where every step is saved."""
     if saving.mode == "steps":
         return None
-    state = jax.eval_shape(lambda c: start(method, _still, c), like)
+    state = jax.eval_shape(lambda c: start(stepping, _still, c), like)
     lanes = like.u0[0].shape[-1]
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
-    length = min(method.maxiters, max(math.isqrt(method.maxiters - 1) + 1, _RECORD // each))
-    segments = -(-method.maxiters // length)
+    length = min(stepping.maxiters, max(math.isqrt(stepping.maxiters - 1) + 1, _RECORD // each))
+    segments = -(-stepping.maxiters // length)
 
     def room(n, x):
         return jnp.zeros((n, *x.shape), x.dtype)
 
-    k = state.k if _is_chained(method, saving) else None
+    k = state.k if _is_chained(stepping, saving) else None
     record = Record(state.t, jax.ShapeDtypeStruct((lanes,), state.h.dtype), state.y, k)
     return Buffers(
         jax.tree.map(lambda x: room(length, x), record),
@@ -131,13 +131,13 @@ def buffers(method: Method, saving: Saving, like: Chunk) -> Buffers | None:
     )
 
 
-def _is_chained(method: Method, saving: Saving) -> bool:
+def _is_chained(stepping: Stepping, saving: Saving) -> bool:
     """Whether the dense output of a step depends on the first stage of the next."""
-    return method.tableau.fsal and saving.mode == "times"
+    return stepping.method.keeps and saving.mode == "times"
 
 
 def pull_back(
-    method: Method,
+    stepping: Stepping,
     field: Callable,
     saving: Saving,
     chunk: Chunk,
@@ -157,7 +157,7 @@ def pull_back(
     of `wide.args`; and the room.
     """
     args = wide.args
-    replay = Replay(method, field, saving, chunk, cotangent.rows, split, wide)
+    replay = Replay(stepping, field, saving, chunk, cotangent.rows, split, wide)
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
     if room is None:
@@ -166,7 +166,7 @@ def pull_back(
         pulled = replayed(record, length, Pulled(cotangent.end, None, grad, cotangent.length))
     else:
         k = None
-        if through is None and _is_chained(method, saving):
+        if through is None and _is_chained(stepping, saving):
             k = tuple(map(jnp.zeros_like, cotangent.end))
         pulled = Pulled(cotangent.end, k, grad, _rows_saved(saving, chunk))
         pulled, room = _replay_segments(replay, replayed, pulled, room)
@@ -185,10 +185,10 @@ def pull_back(
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
     """Record and replay, the last segment first."""
-    method, chunk = replay.method, replay.chunk
+    stepping, chunk = replay.stepping, replay.chunk
     field = replay.field(chunk.args)
-    state = start(method, field, chunk)
-    last, state, room, length = _record_all(method, field, chunk, state, room)
+    state = start(stepping, field, chunk)
+    last, state, room, length = _record_all(stepping, field, chunk, state, room)
 
     def going(carry):
         return carry[0] >= 0
@@ -197,7 +197,7 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
         number, again, length, record, pulled = carry
         # Recorded before it is read, in this order: XLA would copy the record otherwise.
         state = _read(room.checkpoints, number)
-        _, record, steps = _record_segment(method, field, chunk, state, record, again)
+        _, record, steps = _record_segment(stepping, field, chunk, state, record, again)
         length = jnp.where(again, steps, length)
         return number - 1, jnp.array(True), length, record, replayed(record, length, pulled)
 
@@ -212,17 +212,17 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 #
 
 
-def _record_all(method, field, chunk, state, room) -> tuple:
+def _record_all(stepping, field, chunk, state, room) -> tuple:
     """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
 
     def going(carry):
-        return running(method, carry[1])
+        return running(stepping, carry[1])
 
     def segment(carry):
         number, state, record, checkpoints, _ = carry
         number = number + 1
         checkpoints = _write(checkpoints, number, state)
-        state, record, length = _record_segment(method, field, chunk, state, record, True)
+        state, record, length = _record_segment(stepping, field, chunk, state, record, True)
         return number, state, record, checkpoints, length
 
     none = jnp.zeros((), jnp.int32)
@@ -231,17 +231,17 @@ def _record_all(method, field, chunk, state, room) -> tuple:
     return number, state, Buffers(record, checkpoints), length
 
 
-def _record_segment(method, field, chunk, state, record, wanted) -> tuple:
+def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
     """Run until the record is full, or all lanes are done."""
     room = record.t.shape[0]
 
     def going(carry):
         state, _, length = carry
-        return wanted & (length < room) & running(method, state)
+        return wanted & (length < room) & running(stepping, state)
 
     def one(carry):
         state, record, length = carry
-        state, tried = advance(method, field, chunk, state)
+        state, tried = advance(stepping, field, chunk, state)
         h = jnp.where(tried.accepted, tried.h, jnp.zeros_like(tried.h))
         k = None if record.k is None else tried.ks[0]
         return state, _write(record, length, Record(tried.t, h, tried.y, k)), length + 1
@@ -289,7 +289,7 @@ def _read(arrays: Any, i: Any) -> Any:
 
 
 class Replay(NamedTuple):
-    method: Method
+    stepping: Stepping
     field: Callable
     saving: Saving
     chunk: Chunk
@@ -329,20 +329,20 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Pull the cotangents back through one step."""
     adjoint, adjoint_k, grad, rows = pulled
     t, h, y, k = replay.safe(taken)
-    tableau = replay.method.tableau
+    method = replay.stepping.method
     dense = replay.saving.mode == "times"
 
     def forward(y, k, args):
         field = replay.field(replay.wide.combined(args))
-        y2, ks = step(LANES, tableau, field, y, field(y, t) if k is None else k, t, h)
-        return y2, dense_stages(LANES, tableau.interpolant, field, y, ks, t, h) if dense else ()
+        attempt = method.step(LANES, field, y, k, t, h)
+        return attempt.y2, method.dense(LANES, field, y, attempt, t, h) if dense else ()
 
     (_, ks), pullback = jax.vjp(forward, y, k, replay.wide.args)
     direct = tuple(map(jnp.zeros_like, y))
     adjoint_ks = list(jax.tree.map(jnp.zeros_like, ks))
     took = h != 0
     if k is not None:
-        adjoint_ks[tableau.stages - 1] = map_leaves(
+        adjoint_ks[method.stages - 1] = map_leaves(
             lambda x: jnp.where(over(took, x), x, 0), adjoint_k
         )
     adjoint_ks = tuple(adjoint_ks)
@@ -369,9 +369,11 @@ def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[
 def _rows_within(replay: Replay, taken: Record, carry: tuple) -> tuple:
     """Add the cotangents of the states that were saved within the step."""
     times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
-    interpolant = replay.method.tableau.interpolant
     t, h = taken.t, taken.h
     took = h != 0
+
+    def weights_at(theta):
+        return replay.stepping.method.weights(LANES, theta)
 
     def last(rows):
         """The time of the last row, and whether it lies in the step."""
@@ -386,7 +388,7 @@ def _rows_within(replay: Replay, taken: Record, carry: tuple) -> tuple:
         scaled = computed_once(map_leaves(lambda x: over(h, x) * x, ct))
         adjoint_ks = tuple(
             a if isinstance(w, float) else add_scaled(LANES, a, w, [1.0], [scaled])
-            for a, w in zip(adjoint_ks, weights_at(LANES, interpolant, theta), strict=True)
+            for a, w in zip(adjoint_ks, weights_at(theta), strict=True)
         )
         rows = rows - here.astype(rows.dtype)
         return map_leaves(jnp.add, direct, ct), adjoint_ks, rows, *last(rows)

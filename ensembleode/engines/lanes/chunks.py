@@ -16,12 +16,13 @@ from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ...fields.lanes.field import LaneField
 from ...solvers.control import Tolerances
+from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved, with_times
 from .adjoint import buffers, Cotangent, pull_back, Wide
 from .continuous import backsolve, gauss
 from .leaves import Leaves, map_leaves, select, sum_of
-from .loop import Chunk, Method, Output, retcodes, solve_chunk, State
+from .loop import Chunk, Output, retcodes, solve_chunk, State, Stepping
 
 
 # Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
@@ -50,9 +51,9 @@ class Setup(NamedTuple):
     width: int
 
     @property
-    def method(self) -> Method:
+    def stepping(self) -> Stepping:
         solver = self.plan.method.value
-        return Method(solver.tableau, solver.controller, self.plan.maxiters)
+        return Stepping(solver.method, solver.controller, solver.norm, self.plan.maxiters)
 
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
@@ -153,11 +154,11 @@ def _solve_one(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
     if not forward_mode:
         # The same bits, whatever the program does with these numbers before.
         chunk = jax.lax.optimization_barrier(chunk)
-    method, field = setup.method, setup.field_of(chunk.args)
+    stepping, field = setup.stepping, setup.field_of(chunk.args)
     state, out = solve_chunk(
-        method, field, setup.plan.saving, chunk, setup.field.join, forward_mode=forward_mode
+        stepping, field, setup.plan.saving, chunk, setup.field.join, forward_mode=forward_mode
     )
-    codes = retcodes(method, field, chunk, state)
+    codes = retcodes(stepping, field, chunk, state)
     return _result(setup, chunk, state, out, codes)
 
 
@@ -180,7 +181,8 @@ def _chunk(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
         pair = ((lane.abstol, batched.abstol), (lane.reltol, batched.reltol))
         tol = Tolerances(*(_tolerance(field, last(x, b), b) for x, b in pair))
     t0, t1 = last(lane.t0, batched.t0), last(lane.t1, batched.t1)
-    dt = None if lane.dt is None else last(lane.dt, batched.dt)
+    sizes = ((lane.dt, batched.dt), (lane.dtmin, batched.dtmin), (lane.dtmax, batched.dtmax))
+    dt, *bounds = [None if x is None else last(x, b) for x, b in sizes]
     times = lane.saveat
     if times is not None and lane.count is not None:
         rows = jnp.arange(times.shape[-1], dtype=lane.count.dtype)
@@ -191,7 +193,9 @@ def _chunk(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
             times = jnp.where(wanted, jnp.broadcast_to(times, wanted.shape), beyond)
         else:
             times = jnp.where(rows < lane.count, times, beyond)
-    return Chunk(field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, times, mask)
+    return Chunk(
+        field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, StepBounds(*bounds), times, mask
+    )
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
@@ -202,13 +206,13 @@ def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
 
 
 def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes: Any) -> Result:
-    field, method = setup.field, setup.method
+    field, stepping = setup.field, setup.stepping
     u0, end = (jnp.moveaxis(field.join(x), -1, 0) for x in (chunk.u0, state.y))
     saved = Saved(None, None, None) if out is None else Saved(out.u, out.t, out.row)
     numbers = Numbers(u0, chunk.t0, chunk.t1, chunk.times)
     counts = Counts(codes, state.naccept, state.ntried)
     has_dt = chunk.dt is not None
-    return result_of(setup.plan, method.tableau, has_dt, numbers, end, saved, counts)
+    return result_of(setup.plan, stepping.method, has_dt, numbers, end, saved, counts)
 
 
 def _first(tree: Any) -> Any:
@@ -273,7 +277,9 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
 
     like = jax.eval_shape(lambda e, s, m: _chunk(setup, e, s, m), *_firsts(numbers), mask[0])
     zero = jax.tree.map(jnp.zeros_like, shared)
-    room = None if adjoint == "BacksolveAdjoint" else buffers(setup.method, setup.plan.saving, like)
+    room = (
+        None if adjoint == "BacksolveAdjoint" else buffers(setup.stepping, setup.plan.saving, like)
+    )
     succeeded = _merged(mask & (codes == ReturnCode.Success.value))[order]
     (_, grad_shared), grad_every = jax.lax.scan(one, (room, zero), (order, succeeded))
     return jax.tree.map(lambda x: _merged(x)[back].reshape(x.shape), grad_every), grad_shared
@@ -285,7 +291,7 @@ def _by_cost(setup: Setup, steps: Any) -> tuple:
     **Returns:** which lane is at each place, `[chunk, lane]`, and at which place each is, `[n]`.
     """
     here = np.arange(steps.size, dtype=np.int32)
-    if setup.method.controller is None or steps.shape[0] == 1:
+    if setup.stepping.controller is None or steps.shape[0] == 1:
         return here.reshape(steps.shape), here
     order = jnp.argsort(steps.reshape(-1)).astype(np.int32)
     back = jnp.zeros_like(order).at[order].set(here, unique_indices=True)
@@ -327,7 +333,7 @@ def _pull_back(
     u, t, length = saved or (None, None, None)
     pulled = Cotangent(at_end, rows, u, t, length)
     adjoint, at_u0, grad_args, room = _ADJOINTS[setup.plan.method.value.adjoint](
-        setup.method, setup.field_of, saving, chunk, pulled, room, field.split, wide
+        setup.stepping, setup.field_of, saving, chunk, pulled, room, field.split, wide
     )
     (grad_args,) = narrow(grad_args)
     grad_u0 = map_leaves(jnp.add, at_u0, at_start)

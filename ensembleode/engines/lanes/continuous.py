@@ -20,8 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.saving import Saving
-from ...solvers.runge_kutta import add_scaled, dense_stages, interpolate, step
-from ...solvers.tableau import Tableau
+from ...solvers.runge_kutta import add_scaled
 from ...solvers.time import REACH_OF_STEP, rounding
 from .adjoint import (
     add_end,
@@ -36,7 +35,7 @@ from .adjoint import (
     Wide,
 )
 from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, Method, running, start, Step
+from .loop import advance, Chunk, running, start, Step, Stepping
 
 
 #
@@ -45,7 +44,7 @@ from .loop import advance, Chunk, Method, running, start, Step
 
 
 def gauss(
-    method: Method,
+    stepping: Stepping,
     field: Callable,
     saving: Saving,
     chunk: Chunk,
@@ -55,7 +54,7 @@ def gauss(
     wide: Wide,
 ) -> tuple[Leaves, Leaves, Any, Buffers | None]:
     """Integrate back over the steps of the lanes of the mask, which succeed."""
-    return pull_back(method, field, saving, chunk, cotangent, room, split, wide, _over_step)
+    return pull_back(stepping, field, saving, chunk, cotangent, room, split, wide, _over_step)
 
 
 class _Dense(NamedTuple):
@@ -70,8 +69,8 @@ class _Dense(NamedTuple):
         t, h, y, _ = self.taken
         if isinstance(theta, float) and theta == 0:
             return y, t
-        interpolant = self.replay.method.tableau.interpolant
-        return interpolate(LANES, interpolant, y, self.ks, h, theta), t + theta * h
+        method = self.replay.stepping.method
+        return method.interpolate(LANES, y, self.ks, h, theta), t + theta * h
 
 
 def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
@@ -79,10 +78,10 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     adjoint, _, grad, rows = pulled
     taken = replay.safe(taken)
     t, h, y, k = taken
-    tableau = replay.method.tableau
+    method = replay.stepping.method
     field = replay.field(replay.chunk.args)
-    _, ks = step(LANES, tableau, field, y, field(y, t) if k is None else k, t, h)
-    dense = _Dense(replay, taken, dense_stages(LANES, tableau.interpolant, field, y, ks, t, h))
+    attempt = method.step(LANES, field, y, k, t, h)
+    dense = _Dense(replay, taken, method.dense(LANES, field, y, attempt, t, h))
     if replay.saving.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
     if replay.saving.mode != "times":
@@ -134,7 +133,7 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
     The signs of backwards in time and of the adjoint ODE cancel.
     """
     replay, length = dense.replay, begin - stop
-    tableau, h = replay.method.tableau, length * dense.taken.h
+    method, h = replay.stepping.method, length * dense.taken.h
     # What is not finite elsewhere would be so times zero.
     moved = h != 0
 
@@ -149,25 +148,23 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
         return computed_once(rate)
 
     ks = []
-    interpolant = tableau.interpolant
-    nodes = (*tableau.c, *interpolant.extra_c)
-    for c, row in zip(nodes, ((), *tableau.a, *interpolant.extra_a), strict=True):
+    for c, row in method.every_stage:
         stage = computed_once(add_scaled(LANES, adjoint, h, row, ks)) if row else adjoint
         ks.append(rate(stage, c))
     ks = tuple(ks)
-    for x, weight in _quadrature(tableau):
+    for x, weight in _quadrature(method.order):
         u, t = at(x)
         weighed = map_leaves(
             lambda a, w=weight: over(w * h, a) * a,
-            interpolate(LANES, interpolant, adjoint, ks, h, x),
+            method.interpolate(LANES, adjoint, ks, h, x),
         )
         grad = _add_pulled(replay.field, replay.wide, u, t, weighed, grad, moved)
-    return add_scaled(LANES, adjoint, h, tableau.b, ks[: tableau.stages]), grad
+    return add_scaled(LANES, adjoint, h, method.end, ks[: method.stages]), grad
 
 
-def _quadrature(tableau: Tableau) -> list[tuple[float, float]]:
+def _quadrature(order: int) -> list[tuple[float, float]]:
     """Nodes and weights on [0, 1], of an order above that of the method."""
-    count = min(max(3, (tableau.order + 2) // 2), 5)
+    count = min(max(3, (order + 2) // 2), 5)
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return [(float(1 + x) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True)]
 
@@ -186,7 +183,7 @@ def _add_pulled(
 
 
 def backsolve(
-    method: Method,
+    stepping: Stepping,
     field: Callable,
     saving: Saving,
     chunk: Chunk,
@@ -196,7 +193,7 @@ def backsolve(
     wide: Wide,
 ) -> tuple[Leaves, Leaves, Any, None]:
     """Solve back through the lanes of the mask, which succeed; NaN where that fails."""
-    back = _Back(method, field, chunk, wide)
+    back = _Back(stepping, field, chunk, wide)
     adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, wide.args)
 
     def row_of(array, i):
@@ -233,7 +230,7 @@ def backsolve(
 class _Back(NamedTuple):
     """The ODE of the state and its adjoint, one after the other in the leaves."""
 
-    method: Method
+    stepping: Stepping
     field: Callable
     chunk: Chunk
     wide: Wide
@@ -250,15 +247,15 @@ class _Back(NamedTuple):
             tol = type(tol)(*(x * 2 if isinstance(x, tuple) else x for x in tol))
         both = (*u, *adjoint)
         chunk = self.chunk._replace(u0=both, t0=t, t1=stop, tol=tol, times=None)
-        state = start(self.method, self.rates, chunk)
+        state = start(self.stepping, self.rates, chunk)
 
         def one(carry):
             state, grad = carry
-            state, tried = advance(self.method, self.rates, chunk, state)
+            state, tried = advance(self.stepping, self.rates, chunk, state)
             return state, self.integrated(tried, grad)
 
         def going(carry):
-            return running(self.method, carry[0])
+            return running(self.stepping, carry[0])
 
         state, grad = jax.lax.while_loop(going, one, (state, grad))
         arrived = ~chunk.mask | ((state.t == stop) & is_finite(state.y))
@@ -268,7 +265,7 @@ class _Back(NamedTuple):
     def integrated(self, tried: Step, grad: Any) -> Any:
         """Add what the step adds to the cotangent of the parameters: its quadrature is the one of
         the method, at the stages."""
-        tableau, accepted = self.method.tableau, tried.accepted
+        method, accepted = self.stepping.method, tried.accepted
         # What is not finite in a step that was rejected would be so times zero; there the field is
         # evaluated where the trajectory starts, for its derivative may be infinite.
         ks = tuple(map_leaves(lambda x: jnp.where(over(accepted, x), x, 0), k) for k in tried.ks)
@@ -278,8 +275,8 @@ class _Back(NamedTuple):
             u0 = self.chunk.u0
             y = select(accepted, y, (*u0, *map_leaves(jnp.zeros_like, u0)))
             t0 = jnp.where(accepted, t0, self.chunk.t0)
-        stages = zip(tableau.c, ((), *tableau.a), tableau.b, strict=True)
-        for i, (c, row, weight) in enumerate(stages):
+        stages = zip(method.every_stage[: method.stages], method.end, strict=True)
+        for i, ((c, row), weight) in enumerate(stages):
             if weight == 0:
                 continue
             both = add_scaled(LANES, y, h, row, ks[:i]) if i else y

@@ -45,11 +45,6 @@ def select(mask: Any, new: Leaves, old: Leaves) -> Leaves:
     return map_leaves(lambda a, b: jnp.where(over(mask, a), a, b), new, old)
 
 
-def mean_square(leaves: Leaves) -> Any:
-    """The mean over the components of the squares: [lane]."""
-    return sum_of(jnp.square, leaves) / size(leaves)
-
-
 def sum_of(fn: Callable, *trees: Leaves) -> Any:
     """The sum over the components of `fn` of them: [lane]."""
     terms = [
@@ -84,6 +79,17 @@ class _Arithmetic(ArrayArithmetic):
 
     def once(self, x: Any) -> Any:
         return computed_once(x)
+
+    def mean(self, components: Leaves) -> Any:
+        return self.total(components) / size(components)
+
+    def total(self, components: Leaves) -> Any:
+        return sum_of(lambda x: x, components)
+
+    def largest(self, components: Leaves) -> Any:
+        axes = [tuple(range(x.ndim - 1)) for x in components]
+        each = [jnp.max(x, axis=a) for x, a in zip(components, axes, strict=True)]
+        return functools.reduce(jnp.maximum, each)
 
 
 LANES: Any = _Arithmetic(jnp)

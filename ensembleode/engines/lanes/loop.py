@@ -5,21 +5,25 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
-from ...solvers.control import initial_step, scaled
-from ...solvers.runge_kutta import dense_stages, error_estimate, interpolate, step
-from ...solvers.tableau import Tableau
-from ...solvers.time import adaptive_step, fixed_step, min_step
-from .leaves import computed_once, is_finite, LANES, Leaves, mean_square, over, select, sum_of
+from ...solvers.control import initial_step, is_moved, scaled
+from ...solvers.controllers import AbstractController
+from ...solvers.method import Attempt
+from ...solvers.norms import AbstractNorm
+from ...solvers.runge_kutta import RungeKutta
+from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from .leaves import computed_once, is_finite, LANES, Leaves, over, select, sum_of
 
 
-class Method(NamedTuple):
+class Stepping(NamedTuple):
     """What is fixed about the steps: static."""
 
-    tableau: Tableau
-    controller: Any  # a PIController; None with a fixed step
+    method: RungeKutta
+    controller: AbstractController | None  # None with a fixed step
+    norm: AbstractNorm
     maxiters: int
 
     @property
@@ -35,6 +39,7 @@ class Chunk(NamedTuple):
     - `t0`, `t1`: `[]` or `[lane]`.
     - `tol`: the `Tolerances`; None with a fixed step.
     - `dt`: the size of the (first) step, `[]` or `[lane]`; None for an automatic one.
+    - `bounds`: of an adaptive step, `[]` or `[lane]` each.
     - `times`: the times to save, `[time]` or `[lane, time]`; None where there are none. Those past
         the count of a lane are infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk. [lane]
@@ -46,6 +51,7 @@ class Chunk(NamedTuple):
     t1: Any
     tol: Any
     dt: Any
+    bounds: StepBounds
     times: Any
     mask: Any
 
@@ -57,7 +63,7 @@ class State(NamedTuple):
 
     - `t`, `y`: the time and the state; `k`: the field there, where the last step has computed it.
     - `h`: the size of the next step, positive; a fixed step that time can't resolve becomes zero.
-    - `memory`: the controller's; None with a fixed step.
+    - `memory`: what the controller remembers, a tuple; None with a fixed step.
     - `active`: whether the lane goes on.
     - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk, `[]`.
     """
@@ -105,7 +111,7 @@ def lanes_of(chunk: Chunk) -> int:
     return chunk.u0[0].shape[-1]
 
 
-def start(method: Method, field: Callable, chunk: Chunk) -> State:
+def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
     """The state of the loop at `t0`."""
     lanes = lanes_of(chunk)
     dtype = chunk.u0[0].dtype
@@ -114,18 +120,21 @@ def start(method: Method, field: Callable, chunk: Chunk) -> State:
     k: Any = None
     memory: Any = None
     h: Any = chunk.dt
-    if method.tableau.fsal or h is None:
+    if stepping.method.keeps or h is None:
         k = field(y, t0)
     if h is None:
         at = jax.lax.stop_gradient((t0, y, k, t1 - t0))
-        order = method.controller.order
-        h = initial_step(LANES, _norm, _power_of_ten, field, *at, chunk.tol, order)
+        order, dtmax = stepping.method.order, chunk.bounds.dtmax
+        norm = stepping.norm
+        h = initial_step(LANES, norm, _power_of_ten, field, *at, chunk.tol, order, dtmax)
     # Steps are constants to whoever differentiates, but for the last.
     h = jax.lax.stop_gradient(jnp.abs(h))
-    if method.adaptive:
+    if stepping.controller is not None:
+        h = chunk.bounds.bounded(LANES, h)
         # Steps that time can't resolve would teach the controller nothing.
         h = jnp.maximum(h, 2 * jax.lax.stop_gradient(min_step(LANES, t0, t1 - t0)))
-        memory = jnp.broadcast_to(method.controller.initial_memory, (lanes,))
+        remembered = stepping.controller.initial_memory()
+        memory = tuple(jnp.broadcast_to(np.float32(x), (lanes,)) for x in remembered)
         h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
         active = active & jnp.isfinite(h)
     elif h.ndim or t0.ndim or t1.ndim:
@@ -136,7 +145,7 @@ def start(method: Method, field: Callable, chunk: Chunk) -> State:
         t=t0,
         h=h.astype(dtype),
         y=y,
-        k=k if method.tableau.fsal else None,
+        k=k if stepping.method.keeps else None,
         memory=memory,
         active=active & (t0 != t1),
         naccept=none,
@@ -144,21 +153,45 @@ def start(method: Method, field: Callable, chunk: Chunk) -> State:
     )
 
 
-def running(method: Method, state: State) -> Any:
+def running(stepping: Stepping, state: State) -> Any:
     """Whether any lane goes on."""
-    return jnp.any(state.active) & (state.tries < method.maxiters)
+    return jnp.any(state.active) & (state.tries < stepping.maxiters)
 
 
-def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tuple[State, Step]:
-    """Try one step in every lane that is active."""
-    tableau = method.tableau
+def advance(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> tuple[State, Step]:
+    """Try one step in every lane that is active: attempt, control, commit."""
+    tried = _attempt(stepping, field, chunk, state)
+    return _commit(stepping, chunk, state, *_control(stepping, chunk, state, tried))
+
+
+class _Tried(NamedTuple):
+    """A step before it is judged: `size` is what it was to be, positive; of a fixed step zero where
+    time can't resolve it. `h` is its signed size, `t2` its end."""
+
+    size: Any
+    h: Any
+    t2: Any
+    attempt: Attempt
+
+
+class _Controlled(NamedTuple):
+    """Of a step that is judged: the size of the `next_h`, the controller's `memory`, and which
+    lanes are `lost`, as time can't resolve the next step; None with a fixed step."""
+
+    next_h: Any
+    memory: Any
+    lost: Any
+
+
+def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> _Tried:
+    """A step, as long as time has it."""
     t, y, active = state.t, state.y, state.active
     t1 = chunk.t1 + jnp.zeros_like(t)
     direction = jnp.sign(chunk.t1 - chunk.t0)
     # Steps are constants to whoever differentiates, but for the last, which moves with its end.
     size = jax.lax.stop_gradient(state.h)
-    next_h, unresolved = size, None
-    if method.adaptive:
+    unresolved = None
+    if stepping.adaptive:
         t2 = adaptive_step(LANES, t, t1, direction, size)
         size = jnp.minimum(size, jax.lax.stop_gradient(jnp.abs(t1 - t)))
     else:
@@ -166,44 +199,63 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
         t2, unresolved = fixed_step(LANES, chunk.t0, t1, t, size, state.tries)
         unresolved = unresolved & (active if t.ndim else jnp.any(active))
         t2 = jnp.where(unresolved, t, t2)
-        next_h = jnp.where(unresolved, jnp.zeros_like(size), size)
+        size = jnp.where(unresolved, jnp.zeros_like(size), size)
     # As time has it after rounding: otherwise the state would be ahead of it, or behind.
     h = t2 - t
     if unresolved is not None:
         # The state becomes NaN, and the lane ends.
         h = jnp.where(unresolved, jnp.nan, h)
-    k1 = field(y, t) if state.k is None else state.k
-    y2, ks = step(LANES, tableau, field, y, k1, t, h)
-    memory = state.memory
-    lost = None
-    if method.controller is not None:
-        # The steps are constants to whoever differentiates the solution.
-        at = jax.lax.stop_gradient((ks, h, y, y2))
-        estimate = error_estimate(LANES, tableau, *at[:2])
-        squared = computed_once(mean_square(scaled(LANES, chunk.tol, estimate, *at[2:])))
-        accepted = (squared <= 1) & active
-        first = state.naccept == 0
-        next_h, memory = computed_once(
-            method.controller.next_step(LANES, size, squared, memory, accepted, first)
-        )
-        # A step that time can't resolve: the lane is lost (`retcodes` says how).
-        lost = next_h <= min_step(LANES, jnp.where(accepted, t2, t), chunk.t1 - chunk.t0)
-        next_h = jnp.where(active, next_h, state.h)
-        t2 = jnp.where(accepted, t2, t)
-    else:
-        accepted = is_finite(y2) & active
-    ends = t2 == t1
+    return _Tried(size, h, t2, stepping.method.step(LANES, field, y, state.k, t, h))
+
+
+def _control(
+    stepping: Stepping, chunk: Chunk, state: State, tried: _Tried
+) -> tuple[Step, _Controlled]:
+    """Whether the step is accepted, and the next one."""
+    t, y, active = state.t, state.y, state.active
+    size, h, t2, attempt = tried
+    if stepping.controller is None:
+        accepted = is_finite(attempt.y2) & active
+        return Step(t, t2, h, y, *attempt, accepted), _Controlled(size, state.memory, None)
+    # The steps are constants to whoever differentiates the solution.
+    at = jax.lax.stop_gradient((attempt, h, y, attempt.y2))
+    estimate = stepping.method.error(LANES, *at[:2])
+    scaled_error = scaled(LANES, chunk.tol, estimate, *at[2:])
+    squared = computed_once(stepping.norm.squared(LANES, scaled_error))
+    accepted = stepping.controller.accepts(LANES, squared, state.memory) & active
+    first = state.naccept == 0
+    next_h, memory = computed_once(
+        stepping.controller.next_step(LANES, size, squared, state.memory, accepted, first)
+    )
+    t2 = jnp.where(accepted, t2, t)
+    # If so the lane is lost (`retcodes` says how).
+    span = chunk.t1 - chunk.t0
+    lost = underflows(LANES, chunk.bounds, next_h, t2, chunk.t1, span, accepted)
+    next_h = jnp.where(active, chunk.bounds.bounded(LANES, next_h), state.h)
+    return Step(t, t2, h, y, *attempt, accepted), _Controlled(next_h, memory, lost)
+
+
+def _commit(
+    stepping: Stepping, chunk: Chunk, state: State, step: Step, controlled: _Controlled
+) -> tuple[State, Step]:
+    """The state after a step."""
+    t, t2, accepted, active = step.t, step.t2, step.accepted, state.active
+    next_h, memory, lost = controlled
+    ends = t2 == chunk.t1 + jnp.zeros_like(t)
     going = accepted & ~ends
     if lost is not None:
         going = active & ~(ends | lost)
-    own_steps = t.ndim > 0
-    if own_steps:
-        state = state._replace(
-            t=jnp.where(accepted, t2, t), y=select(accepted, y2, y), k=_next_k(state, ks, accepted)
-        )
+    k = state.k
+    if k is not None:
+        k = stepping.method.kept(Attempt(step.y2, step.ks))
+    if t.ndim > 0:
+        if k is not None and state.k is not None:
+            k = select(accepted, k, state.k)
+        y = select(accepted, step.y2, step.y)
+        state = state._replace(t=jnp.where(accepted, t2, t), y=y, k=k)
     else:
         # All lanes end together, and what is NaN stays NaN.
-        state = state._replace(t=t2, y=y2, k=_next_k(state, ks, None))
+        state = state._replace(t=t2, y=step.y2, k=k)
     state = state._replace(
         tries=state.tries + 1,
         h=next_h,
@@ -212,21 +264,11 @@ def advance(method: Method, field: Callable, chunk: Chunk, state: State) -> tupl
         naccept=_count(state.naccept, accepted),
         ntried=_count(state.ntried, active),
     )
-    return state, Step(t, t2, h, y, y2, ks, accepted)
-
-
-def _norm(values: Leaves) -> Any:
-    return jnp.sqrt(mean_square(values))
+    return state, step
 
 
 def _power_of_ten(x: Any, order: int) -> Any:
     return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
-
-
-def _next_k(state: State, ks: tuple, accepted: Any) -> Leaves | None:
-    if state.k is None:
-        return None
-    return ks[-1] if accepted is None else select(accepted, ks[-1], state.k)
 
 
 def _count(count: Any, here: Any) -> Any:
@@ -282,7 +324,7 @@ def _at_start(field: Callable | None, chunk: Chunk, u0: Any, join: Callable) -> 
 
 
 def save(
-    method: Method,
+    stepping: Stepping,
     field: Callable,
     saving: Saving,
     chunk: Chunk,
@@ -296,7 +338,7 @@ def save(
         u = _write(out.u, row, _lane_first(join(step.y2)))
         t = _write(out.t, row, step.t2 + jnp.zeros_like(out.t[:, 0]))
         return Output(u, t, _count(out.row, step.accepted), None)
-    interpolant = method.tableau.interpolant
+    method = stepping.method
     direction = jnp.sign(chunk.t1 - chunk.t0)
 
     def due(out):
@@ -304,22 +346,20 @@ def save(
         return reached if out.row.ndim == 0 else reached & step.accepted
 
     ks = step.ks
-    if interpolant.extra_c:
+
+    def extra_stages():
+        attempt = Attempt(step.y2, step.ks)
+        return method.dense(LANES, field, step.y, attempt, step.t, step.h)[len(step.ks) :]
+
+    if method.has_extra_stages:
         # Only where something is saved.
-        count = len(ks)
-        extra = jax.lax.cond(
-            jnp.any(due(out)),
-            lambda: dense_stages(LANES, interpolant, field, step.y, step.ks, step.t, step.h)[
-                count:
-            ],
-            lambda: (tuple(map(jnp.zeros_like, step.y)),) * len(interpolant.extra_c),
-        )
-        ks = (*ks, *extra)
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(extra_stages))
+        ks = (*ks, *jax.lax.cond(jnp.any(due(out)), extra_stages, lambda: nothing))
 
     def save_one(out):
         now = due(out)
         theta = (out.time - step.t) / step.h
-        u = _lane_first(join(interpolate(LANES, interpolant, step.y, ks, step.h, theta)))
+        u = _lane_first(join(method.interpolate(LANES, step.y, ks, step.h, theta)))
         row = out.row if out.row.ndim == 0 else jnp.where(now, out.row, saving.rows)
         next_row = _count(out.row, now)
         return Output(_write(out.u, row, u), None, next_row, _next_time(chunk, next_row))
@@ -367,7 +407,7 @@ def _lane_first(u: Any) -> Any:
 
 
 def solve_chunk(
-    method: Method,
+    stepping: Stepping,
     field: Callable,
     saving: Saving,
     chunk: Chunk,
@@ -376,18 +416,18 @@ def solve_chunk(
     forward_mode: bool,
 ) -> tuple[State, Output | None]:
     """Integrate all lanes of the chunk to their ends."""
-    state = start(method, field, chunk)
+    state = start(stepping, field, chunk)
     out = first_output(field if forward_mode else None, saving, chunk, state, join)
 
     def body(carry):
         state, out = carry
-        state, step = advance(method, field, chunk, state)
-        return state, out if out is None else save(method, field, saving, chunk, step, out, join)
+        state, step = advance(stepping, field, chunk, state)
+        return state, out if out is None else save(stepping, field, saving, chunk, step, out, join)
 
-    return jax.lax.while_loop(lambda carry: running(method, carry[0]), body, (state, out))
+    return jax.lax.while_loop(lambda carry: running(stepping, carry[0]), body, (state, out))
 
 
-def retcodes(method: Method, field: Callable, chunk: Chunk, state: State) -> Any:
+def retcodes(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> Any:
     """The return codes: [lane]."""
     arrived = (state.t == chunk.t1) & is_finite(state.y)
 
@@ -395,33 +435,35 @@ def retcodes(method: Method, field: Callable, chunk: Chunk, state: State) -> Any
         return jnp.asarray(value.value, jnp.int8)
 
     failed = code(ReturnCode.Unstable)
-    if not method.adaptive:
+    if not stepping.adaptive:
         failed = jnp.where(state.h == 0, code(ReturnCode.DtLessThanMin), failed)
     else:
         lost = ~(arrived | state.active)
         calm = jax.lax.cond(
             jnp.any(lost),
-            lambda: _is_calm(method, field, chunk, state),
+            lambda: _is_calm(stepping, field, chunk, state),
             lambda: jnp.zeros_like(lost),
         )
+        if chunk.bounds.dtmin is not None:
+            calm = calm | (lost & (state.h <= chunk.bounds.dtmin))
         failed = jnp.where(calm, code(ReturnCode.DtLessThanMin), failed)
     failed = jnp.where(state.active, code(ReturnCode.MaxIters), failed)
     return jnp.where(arrived, code(ReturnCode.Success), failed)
 
 
-def _is_calm(method: Method, field: Callable, chunk: Chunk, state: State) -> Any:
+def _is_calm(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> Any:
     """Whether a step too short for time to feel it leaves the state as good as unchanged.
 
     If so, the tolerances can't be met; if not, the solution diverges.
     """
     # A step that failed for being infinite or NaN was that much longer.
     state = state._replace(active=jnp.ones_like(state.active), h=5 * state.h)
-    _, tried = advance(method, field, chunk, state)
+    _, tried = advance(stepping, field, chunk, state)
     abstol = chunk.tol.abstol
 
     def moved(i, a, b):
         at = abstol[i] if isinstance(abstol, tuple) else abstol
-        return ~(jnp.abs(b - a) <= 1e-4 * jnp.abs(a) + over(at, a))
+        return is_moved(over(at, a), a, b)
 
     moves = tuple(
         moved(i, a, b).astype(a.dtype)

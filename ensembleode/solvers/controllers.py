@@ -1,0 +1,326 @@
+"""Step-size controllers: from the error of a step to the size of the next, as OrdinaryDiffEq does
+it, constant by constant, so that its steps come out.
+
+Powers are approximate, in single precision, and errors are known by their logarithms: a step size
+needs no more, and real powers would take a third of the time of a small step.
+"""
+
+import abc
+import math
+from typing import Any, TypeVar
+
+import equinox as eqx
+import numpy as np
+
+from .arithmetic import Arithmetic, NUMBERS
+from .powers import arctan, exp2, log2
+
+
+_Controller = TypeVar("_Controller", bound="AbstractController")
+
+
+def _number(value: Any) -> Any:
+    """A Python number where it is one: others are refused by `_check_numbers`."""
+    is_one = isinstance(value, int | float | np.integer | np.floating)
+    return float(value) if is_one and not isinstance(value, bool) else value
+
+
+def _constant(default: float | None) -> Any:
+    return eqx.field(default=default, converter=_number)
+
+
+class AbstractController(eqx.Module):
+    """What chooses the sizes of steps, for `solve(..., stepsize_controller=...)`.
+
+    A subclass writes two methods, over the operations of an `Arithmetic`, `xp`, and so runs on
+    every engine: as arrays of many trajectories, in generated machine code, or within diffrax. Its
+    fields must be Python numbers.
+
+    >>> class Careful(eo.AbstractController):
+    ...     def initial_memory(self):
+    ...         return ()
+    ...     def factor(self, xp, log_error, memory, accepted, is_first):
+    ...         return 0.8 * self.exp2(xp, -log_error / 4), ()
+    >>> prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
+    >>> eo.solve(prob, stepsize_controller=Careful()).retcode.name
+    'Success'
+    """
+
+    @abc.abstractmethod
+    def initial_memory(self) -> tuple[float, ...]:
+        """The numbers that are remembered from step to step, before the first."""
+
+    @abc.abstractmethod
+    def factor(
+        self, xp: Arithmetic, log_error: Any, memory: tuple, accepted: Any, is_first: Any
+    ) -> tuple[Any, tuple]:
+        """How much longer than this step the next one is to be, and what is remembered of this one.
+
+        **Arguments:**
+
+        - `xp`: the operations; all numbers are float32, one a trajectory.
+        - `log_error`: the binary logarithm of the norm of the scaled error; 128 or so where the
+            step failed.
+        - `memory`: what is remembered of the steps before.
+        - `accepted`: whether this step is; the next one goes on from its end, or tries again.
+        - `is_first`: whether no step had been accepted before.
+
+        **Returns:** a positive number, and a tuple as long as `memory`, which is forgotten where
+        the step was rejected.
+        """
+
+    def accepts(self, xp: Arithmetic, squared: Any, memory: tuple) -> Any:
+        """Whether a step is accepted; never where its error is not finite.
+
+        **Arguments:** `squared`: the square of the norm of the scaled error; `memory`: what is
+        remembered of the steps before.
+        """
+        del xp, memory
+        return squared <= 1
+
+    def for_method(self: _Controller, order: int | None, embedded_order: int | None) -> _Controller:
+        """The same with what depends on the orders of the method, and of the solution that it is
+        compared with; None where they are not known."""
+        del order, embedded_order
+        return self
+
+    @staticmethod
+    def exp2(xp: Arithmetic, x: Any) -> Any:
+        """Two to the power of a float32."""
+        return exp2(xp, x)
+
+    def next_step(
+        self, xp: Arithmetic, h: Any, squared: Any, memory: tuple, accepted: Any, is_first: Any
+    ) -> tuple[Any, tuple]:
+        """The size of the next step after one of size `h`, and the new memory."""
+        factor, new = self.factor(xp, log_of(xp, squared), memory, accepted, is_first)
+        kept = [xp.where(accepted, a, b) for a, b in zip(new, memory, strict=True)]
+        return h * xp.cast(factor, h.dtype), tuple(kept)
+
+
+def log_of(xp: Arithmetic, squared: Any) -> Any:
+    """The binary logarithm of the root."""
+    return log2(xp, xp.sqrt(xp.cast(squared, np.float32)))
+
+
+class _Clipped(AbstractController):
+    """A factor that is multiplied by a safety factor and then clipped."""
+
+    gamma: float = _constant(0.9)
+    qmin: float = _constant(0.2)
+    qmax: float = _constant(10.0)
+    qmax_first_step: float = _constant(10_000.0)
+
+    def __check_init__(self):
+        _check_numbers(self)
+        if not 0 < self.gamma <= 1:
+            raise ValueError(f"gamma must be in (0, 1], got {self.gamma}.")
+        if not 0 < self.qmin < 1 < self.qmax:
+            raise ValueError(
+                f"qmin must be in (0, 1), and qmax more than 1, got {self.qmin} and {self.qmax}."
+            )
+        if not self.qmax_first_step >= 1:
+            raise ValueError(f"qmax_first_step must be 1 or more, got {self.qmax_first_step}.")
+
+    def clipped(self, xp: Arithmetic, power: Any, is_first: Any) -> Any:
+        """`gamma 2^power`, between `qmin` and `qmax`."""
+        factor = self.gamma * exp2(xp, power)
+        most = xp.where(is_first, np.float32(self.qmax_first_step), np.float32(self.qmax))
+        return xp.maximum(xp.minimum(factor, most), self.qmin)
+
+
+class PIController(_Clipped):
+    """The proportional-integral controller, the default:
+    `h_next = h gamma err^-beta1 err_old^beta2`.
+
+    `err` is the norm of the scaled error, `err_old` that of the last accepted step (and at least
+    `qoldinit`); a step that is rejected is tried again without its share. As OrdinaryDiffEq's.
+
+    **Arguments:**
+
+    - `beta1`, `beta2`: the exponents, by default `7 / (10 order)` and `2 / (5 order)`.
+    - `gamma`: the safety factor.
+    - `qmin`, `qmax`: how much shorter or longer than this step the next may be;
+        `qmax_first_step`: the latter until a step has been accepted.
+    - `qoldinit`: the least `err_old`, and that before the first step.
+
+    **Raises:** `ValueError` and `TypeError` for constants out of their range.
+
+    Source: Gustafsson, "Control theoretic techniques for stepsize selection in explicit Runge-Kutta
+    methods", ACM TOMS 17 (1991); Hairer and Wanner, "Solving Ordinary Differential Equations II",
+    IV.2.
+    """
+
+    beta1: float | None = _constant(None)
+    beta2: float | None = _constant(None)
+    qoldinit: float = _constant(1e-4)
+
+    def __init__(
+        self,
+        beta1: float | None = None,
+        beta2: float | None = None,
+        *,
+        gamma: float = 0.9,
+        qmin: float = 0.2,
+        qmax: float = 10.0,
+        qmax_first_step: float = 10_000.0,
+        qoldinit: float = 1e-4,
+    ):
+        self.beta1, self.beta2 = beta1, beta2
+        self.gamma, self.qmin, self.qmax = gamma, qmin, qmax
+        self.qmax_first_step, self.qoldinit = qmax_first_step, qoldinit
+
+    def __check_init__(self):
+        if not (_is_number(self.qoldinit) and self.qoldinit > 0):
+            raise ValueError(f"qoldinit must be positive, got {self.qoldinit!r}.")
+
+    def for_method(self, order: int | None, embedded_order: int | None) -> "PIController":
+        del embedded_order
+        if order is None:
+            return self
+        beta1 = 7 / (10 * order) if self.beta1 is None else self.beta1
+        beta2 = 2 / (5 * order) if self.beta2 is None else self.beta2
+        return _replace(self, beta1=beta1, beta2=beta2)
+
+    def initial_memory(self) -> tuple[float, ...]:
+        return (float(self._least),)
+
+    @property
+    def _least(self) -> np.float32:
+        """The least that is remembered: of errors, `beta2` times the logarithm."""
+        assert self.beta2 is not None
+        return np.float32(self.beta2) * log2(NUMBERS, np.array([self.qoldinit], np.float32))[0]
+
+    def factor(self, xp, log_error, memory, accepted, is_first):
+        assert self.beta1 is not None
+        assert self.beta2 is not None
+        # One power, and no division, between an error and the step that has to wait for it.
+        before = xp.where(accepted, memory[0], np.float32(0))
+        factor = self.clipped(xp, before - self.beta1 * log_error, is_first)
+        return factor, (xp.maximum(self.beta2 * log_error, self._least),)
+
+
+class IController(_Clipped):
+    """The integral, or standard, controller: `h_next = h gamma err^(-1 / k)`.
+
+    `err` is the norm of the scaled error, and `k` one more than the order of the method that the
+    step is compared with. As OrdinaryDiffEq's.
+
+    **Arguments:** `gamma`, `qmin`, `qmax`, `qmax_first_step`: see
+    [`PIController`][ensembleode.PIController].
+
+    **Raises:** `ValueError` and `TypeError` for constants out of their range.
+
+    Source: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4.
+    """
+
+    exponent: float | None = _constant(None)
+
+    def __init__(
+        self,
+        *,
+        gamma: float = 0.9,
+        qmin: float = 0.2,
+        qmax: float = 10.0,
+        qmax_first_step: float = 10_000.0,
+    ):
+        self.gamma, self.qmin, self.qmax = gamma, qmin, qmax
+        self.qmax_first_step, self.exponent = qmax_first_step, None
+
+    def for_method(self, order: int | None, embedded_order: int | None) -> "IController":
+        del order
+        if embedded_order is None:
+            return self
+        return _replace(self, exponent=1 / (embedded_order + 1))
+
+    def initial_memory(self) -> tuple[float, ...]:
+        return ()
+
+    def factor(self, xp, log_error, memory, accepted, is_first):
+        del memory, accepted
+        assert self.exponent is not None
+        return self.clipped(xp, -self.exponent * log_error, is_first), ()
+
+
+class PIDController(AbstractController):
+    """The proportional-integral-derivative controller, as digital filters are designed:
+    `h_next = h limiter(err^(-beta1 / k) err_1^(-beta2 / k) err_2^(-beta3 / k))`.
+
+    `err` is the norm of the scaled error, `err_1` and `err_2` those of the last two accepted steps,
+    `k` is one more than the lower of the orders of the method and of that which it is compared
+    with, and `limiter(x) = 1 + atan(x - 1)`. A step is accepted where that factor is at least
+    `accept_safety`. As OrdinaryDiffEq's.
+
+    **Arguments:**
+
+    - `beta1`, `beta2`, `beta3`: such as (1, 0, 0), the basic controller; (0.6, -0.2, 0), PI42;
+        (2/3, -1/3, 0), PI33; (0.7, -0.4, 0), PI34; (1/6, 1/6, 0), H211PI; (1/18, 1/9, 1/18),
+        H312PID.
+    - `accept_safety`: between 0 and 1.
+
+    **Raises:** `ValueError` and `TypeError` for constants out of their range.
+
+    Source: Soderlind, "Digital filters in adaptive time-stepping", ACM TOMS 29 (2003), with the
+    limiter of Soderlind and Wang, "Adaptive time-stepping and computational stability", JCAM 185
+    (2006).
+    """
+
+    beta1: float = _constant(None)
+    beta2: float = _constant(0.0)
+    beta3: float = _constant(0.0)
+    accept_safety: float = _constant(0.81)
+    k: float | None = _constant(None)
+
+    def __init__(
+        self, beta1: float, beta2: float, beta3: float = 0.0, *, accept_safety: float = 0.81
+    ):
+        self.beta1, self.beta2, self.beta3 = beta1, beta2, beta3
+        self.accept_safety, self.k = accept_safety, None
+
+    def __check_init__(self):
+        _check_numbers(self)
+        if not 0 < self.accept_safety < 1:
+            raise ValueError(f"accept_safety must be in (0, 1), got {self.accept_safety}.")
+
+    def for_method(self, order: int | None, embedded_order: int | None) -> "PIDController":
+        if order is None or embedded_order is None:
+            return self
+        return _replace(self, k=min(order, embedded_order) + 1)
+
+    def initial_memory(self) -> tuple[float, ...]:
+        return (0.0, 0.0)
+
+    def factor(self, xp, log_error, memory, accepted, is_first):
+        del accepted, is_first
+        return self._limited(xp, log_error, memory), (log_error, memory[0])
+
+    def accepts(self, xp, squared, memory):
+        enough = self._limited(xp, log_of(xp, squared), memory) >= self.accept_safety
+        return enough & (squared < math.inf)
+
+    def _limited(self, xp: Arithmetic, log_error: Any, memory: tuple) -> Any:
+        assert self.k is not None
+        beta1, beta2, beta3 = (x / self.k for x in (self.beta1, self.beta2, self.beta3))
+        power = beta1 * log_error + beta2 * memory[0] + beta3 * memory[1]
+        return 1.0 + arctan(xp, exp2(xp, -power) - 1.0)
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, float) and math.isfinite(value)
+
+
+def _check_numbers(controller: AbstractController) -> None:
+    for name, value in vars(controller).items():
+        if value is not None and not _is_number(value):
+            raise TypeError(
+                f"{name} of {type(controller).__name__} must be a finite Python number, the same "
+                f"for all trajectories, got {value!r}."
+            )
+
+
+def _replace(controller: _Controller, **changes: float) -> _Controller:
+    """A copy with other constants."""
+    new = object.__new__(type(controller))
+    for name, value in vars(controller).items():
+        object.__setattr__(new, name, changes.get(name, value))
+    return new

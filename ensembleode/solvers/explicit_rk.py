@@ -1,0 +1,57 @@
+"""Any explicit Runge-Kutta method, from its tableau."""
+
+from typing import ClassVar
+
+import equinox as eqx
+
+from .base import ExplicitRungeKutta
+from .order_conditions import missed
+from .tableau import Tableau
+
+
+class ExplicitRK(ExplicitRungeKutta):
+    """An explicit Runge-Kutta method of your own; OrdinaryDiffEq's `ExplicitRK`.
+
+    It runs as those that are here do, with gradients and dense output.
+
+    **Arguments:** `tableau`: an [`eo.Tableau`][ensembleode.Tableau]. It is adaptive where that has
+    an `error`.
+
+    **Raises:** `TypeError` for anything else; `ValueError` where the coefficients are not of the
+    orders that the tableau claims.
+
+    >>> heun3 = eo.Tableau(c=(0, 1/3, 2/3), a=((1/3,), (0, 2/3)), b=(1/4, 0, 3/4), order=3)
+    >>> prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
+    >>> sol = eo.solve(prob, eo.ExplicitRK(heun3), dt=0.01)
+    >>> round(float(sol.u[-1, 0]), 6)
+    0.367879
+    """
+
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "lanes")
+
+    tableau: Tableau = eqx.field(static=True)  # pyright: ignore[reportIncompatibleVariableOverride]
+
+    def __check_init__(self):
+        if not isinstance(self.tableau, Tableau):
+            raise TypeError(f"ExplicitRK takes an eo.Tableau, got {self.tableau!r}.")
+        if miss := missed(self.tableau):
+            raise ValueError(
+                f"the tableau is not what it claims to be: {miss}. Check the coefficients (write "
+                "them as fractions, or with all digits), or claim a lower order."
+            )
+
+    @property
+    def order(self) -> int:  # pyright: ignore
+        return self.tableau.order
+
+    @property
+    def adaptive(self) -> bool:  # pyright: ignore
+        return self.tableau.error is not None
+
+    @property
+    def stages(self) -> int:  # pyright: ignore
+        return self.tableau.stages
+
+    @property
+    def fsal(self) -> bool:  # pyright: ignore
+        return self.tableau.fsal

@@ -1,0 +1,108 @@
+"""The order of a Runge-Kutta method, by the conditions on its coefficients: one a rooted tree.
+
+Source: Butcher, "Numerical Methods for Ordinary Differential Equations" (2016), chapter 3.
+"""
+
+import functools
+import math
+from collections.abc import Iterator
+from typing import TypeAlias
+
+import numpy as np
+
+from .tableau import Tableau
+
+
+# A root, and the trees on it, in order.
+Tree: TypeAlias = tuple["Tree", ...]
+
+# By how much a condition may be missed for rounding, in terms of the sum of its summands' sizes;
+# the weights of dense output are often published with few digits.
+_ROUNDING, _ROUNDING_WITHIN = 1e-11, 1e-6
+
+
+@functools.cache
+def trees(order: int) -> tuple[Tree, ...]:
+    """All rooted trees of so many vertices."""
+    return tuple(sorted(set(_trees(order - 1, order - 1))))
+
+
+def _trees(vertices: int, largest: int) -> Iterator[Tree]:
+    """Those on whose root are so many vertices, in trees of `largest` at most."""
+    if not vertices:
+        yield ()
+        return
+    for size in range(1, min(vertices, largest) + 1):
+        for first in trees(size):
+            for rest in _trees(vertices - size, size):
+                yield tuple(sorted((first, *rest)))
+
+
+def size(tree: Tree) -> int:
+    return 1 + sum(map(size, tree))
+
+
+def density(tree: Tree) -> int:
+    return size(tree) * math.prod(map(density, tree))
+
+
+def _weights(tree: Tree, a: np.ndarray) -> np.ndarray:
+    """The elementary weight at each stage."""
+    found = np.ones(len(a))
+    for branch in tree:
+        found = found * (a @ _weights(branch, a))
+    return found
+
+
+def missed(tableau: Tableau) -> str | None:
+    """Which claim about an order a tableau misses, and by how much; None where all hold."""
+    a = _matrix(tableau)
+    s = tableau.stages
+    b, interpolant = np.array(tableau.b), tableau.interpolant
+    if miss := _missed(b, a[:s, :s], tableau.order):
+        return f"its order is said to be {tableau.order}, and {miss}"
+    if tableau.error is not None:
+        embedded = b - np.array(tableau.error)
+        assert tableau.embedded_order is not None
+        if miss := _missed(embedded, a[:s, :s], tableau.embedded_order):
+            return (
+                f"its embedded_order is said to be {tableau.embedded_order}, and for the weights "
+                f"b - error {miss}"
+            )
+    if miss := _missed_within(np.array(interpolant.weights), a, interpolant.order):
+        return f"the order of its interpolant is said to be {interpolant.order}, and {miss}"
+    return None
+
+
+def _matrix(tableau: Tableau) -> np.ndarray:
+    """The rows of all stages, those of dense output too."""
+    rows = [(), *tableau.a, *tableau.interpolant.extra_a]
+    a = np.zeros((len(rows), len(rows)))
+    for i, row in enumerate(rows):
+        a[i, : len(row)] = row
+    return a
+
+
+def _missed(b: np.ndarray, a: np.ndarray, order: int) -> str | None:
+    for of in range(1, order + 1):
+        for tree in trees(of):
+            terms = b * _weights(tree, a)
+            off = abs(math.fsum(terms) - 1 / density(tree))
+            if not off <= _ROUNDING * (1 + np.abs(terms).sum()):
+                return f"a condition of order {of} is missed by {off:.1g}"
+    return None
+
+
+def _missed_within(weights: np.ndarray, a: np.ndarray, order: int) -> str | None:
+    """The conditions of `b(theta)`, power by power of theta."""
+    for of in range(1, order + 1):
+        for tree in trees(of):
+            terms = weights * _weights(tree, a)[:, None]
+            exact = np.zeros(weights.shape[1])
+            if of <= len(exact):
+                exact[of - 1] = 1 / density(tree)
+            off = np.abs(terms.sum(axis=0) - exact)
+            allowed = _ROUNDING_WITHIN * (1 + np.abs(terms).sum(axis=0))
+            if of > len(exact) or not (off <= allowed).all():
+                return f"a condition of order {of} is missed by {off.max():.1g}"
+    return None
