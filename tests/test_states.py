@@ -200,6 +200,12 @@ def test_what_is_missing_of_a_failed_trajectory_is_nan():
     np.testing.assert_allclose(sim.u["a"][0, -1], 1.0, rtol=1e-2)
 
 
+def test_a_stiff_one_is_said_to_be():
+    prob = eo.ODEProblem(lambda u, p, t: {"a": -1e4 * u["a"]}, {"a": jnp.ones(2)}, (0.0, 100.0))
+    with pytest.raises(eo.EnsembleError, match="looks stiff"):
+        eo.solve(prob, eo.Tsit5(), maxiters=500, throw=True)
+
+
 def test_tolerances_like_the_state():
     def steps(tolerance):
         return eo.solve(springs(), eo.Tsit5(), abstol=tolerance, reltol=tolerance).stats.naccept

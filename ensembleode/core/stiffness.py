@@ -85,7 +85,7 @@ def _step_times_rate(job: Job, index: int) -> float:
     )
     plain = dataclasses.replace(job, trajectories=trajectories, output_func=None, output_consts=())
     saving = plain.plan.saving._replace(mode="steps", start=True)
-    plain = batches.bounded(plain.replan(saving=saving, output=None), steps)
+    plain = batches.bounded(plain.replan(saving=saving, output=None, tree=None), steps)
     outcome = jax.device_get(Serial().run_one(plain, index, 1))
     length = int(outcome.length)
     if length < 8:
