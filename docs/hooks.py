@@ -74,6 +74,9 @@ def solvers() -> str:
         cells = [f"[`{x.__name__}`][ensembleode.{x.__name__}]", str(x.order)]
         cells += ["yes" if x.adaptive else "no", ", ".join(x.engines), about]
         rows.append(f"| {' | '.join(cells)} |")
+    own = "[`ExplicitRK`][ensembleode.ExplicitRK]"
+    of_tableau = "the tableau's | with an embedded method"
+    rows.append(f"| {own} | {of_tableau} | compiled, lanes | An explicit method of your own. |")
     alg = "[`JuliaAlg`][ensembleode.JuliaAlg]"
     of_method = "the method's | the method's"
     about = "Any method of OrdinaryDiffEq that it knows by name."

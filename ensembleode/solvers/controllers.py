@@ -36,6 +36,7 @@ class AbstractController(eqx.Module):
     every engine: as arrays of many trajectories, in generated machine code, or within diffrax. Its
     fields must be Python numbers.
 
+    >>> import ensembleode as eo
     >>> class Careful(eo.AbstractController):
     ...     def initial_memory(self):
     ...         return ()
@@ -72,27 +73,30 @@ class AbstractController(eqx.Module):
     def accepts(self, xp: Arithmetic, squared: Any, memory: tuple) -> Any:
         """Whether a step is accepted; never where its error is not finite.
 
-        **Arguments:** `squared`: the square of the norm of the scaled error; `memory`: what is
-        remembered of the steps before.
+        **Arguments:** `xp`: the operations; `squared`: the square of the norm of the scaled error;
+        `memory`: what is remembered of the steps before.
         """
         del xp, memory
         return squared <= 1
 
     def for_method(self: _Controller, order: int | None, embedded_order: int | None) -> _Controller:
-        """The same with what depends on the orders of the method, and of the solution that it is
-        compared with; None where they are not known."""
+        """The same with what depends on the `order` of the method, and on the `embedded_order` of
+        the solution that it is compared with; None where they are not known."""
         del order, embedded_order
         return self
 
     @staticmethod
     def exp2(xp: Arithmetic, x: Any) -> Any:
-        """Two to the power of a float32."""
+        """Two to the power of `x`, a float32, by the operations `xp`."""
         return exp2(xp, x)
 
     def next_step(
         self, xp: Arithmetic, h: Any, squared: Any, memory: tuple, accepted: Any, is_first: Any
     ) -> tuple[Any, tuple]:
-        """The size of the next step after one of size `h`, and the new memory."""
+        """The size of the next step after one of size `h`, and the new `memory`.
+
+        **Arguments:** `xp`, `squared`, `accepted`, `is_first`: as of `accepts` and `factor`.
+        """
         factor, new = self.factor(xp, log_of(xp, squared), memory, accepted, is_first)
         kept = [xp.where(accepted, a, b) for a, b in zip(new, memory, strict=True)]
         return h * xp.cast(factor, h.dtype), tuple(kept)
@@ -175,6 +179,7 @@ class PIController(_Clipped):
             raise ValueError(f"qoldinit must be positive, got {self.qoldinit!r}.")
 
     def for_method(self, order: int | None, embedded_order: int | None) -> "PIController":
+        """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         del embedded_order
         if order is None:
             return self
@@ -183,6 +188,7 @@ class PIController(_Clipped):
         return _replace(self, beta1=beta1, beta2=beta2)
 
     def initial_memory(self) -> tuple[float, ...]:
+        """See [`AbstractController`][ensembleode.AbstractController.initial_memory]."""
         return (float(self._least),)
 
     @property
@@ -192,6 +198,7 @@ class PIController(_Clipped):
         return np.float32(self.beta2) * log2(NUMBERS, np.array([self.qoldinit], np.float32))[0]
 
     def factor(self, xp, log_error, memory, accepted, is_first):
+        """See [`AbstractController`][ensembleode.AbstractController.factor]."""
         assert self.beta1 is not None
         assert self.beta2 is not None
         # One power, and no division, between an error and the step that has to wait for it.
@@ -228,15 +235,18 @@ class IController(_Clipped):
         self.qmax_first_step, self.exponent = qmax_first_step, None
 
     def for_method(self, order: int | None, embedded_order: int | None) -> "IController":
+        """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         del order
         if embedded_order is None:
             return self
         return _replace(self, exponent=1 / (embedded_order + 1))
 
     def initial_memory(self) -> tuple[float, ...]:
+        """See [`AbstractController`][ensembleode.AbstractController.initial_memory]."""
         return ()
 
     def factor(self, xp, log_error, memory, accepted, is_first):
+        """See [`AbstractController`][ensembleode.AbstractController.factor]."""
         del memory, accepted
         assert self.exponent is not None
         return self.clipped(xp, -self.exponent * log_error, is_first), ()
@@ -283,18 +293,22 @@ class PIDController(AbstractController):
             raise ValueError(f"accept_safety must be in (0, 1), got {self.accept_safety}.")
 
     def for_method(self, order: int | None, embedded_order: int | None) -> "PIDController":
+        """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
         if order is None or embedded_order is None:
             return self
         return _replace(self, k=min(order, embedded_order) + 1)
 
     def initial_memory(self) -> tuple[float, ...]:
+        """See [`AbstractController`][ensembleode.AbstractController.initial_memory]."""
         return (0.0, 0.0)
 
     def factor(self, xp, log_error, memory, accepted, is_first):
+        """See [`AbstractController`][ensembleode.AbstractController.factor]."""
         del accepted, is_first
         return self._limited(xp, log_error, memory), (log_error, memory[0])
 
     def accepts(self, xp, squared, memory):
+        """See [`AbstractController`][ensembleode.AbstractController.accepts]."""
         enough = self._limited(xp, log_of(xp, squared), memory) >= self.accept_safety
         return enough & (squared < math.inf)
 

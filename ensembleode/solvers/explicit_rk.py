@@ -20,6 +20,7 @@ class ExplicitRK(ExplicitRungeKutta):
     **Raises:** `TypeError` for anything else; `ValueError` where the coefficients are not of the
     orders that the tableau claims.
 
+    >>> import ensembleode as eo
     >>> heun3 = eo.Tableau(c=(0, 1/3, 2/3), a=((1/3,), (0, 2/3)), b=(1/4, 0, 3/4), order=3)
     >>> prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
     >>> sol = eo.solve(prob, eo.ExplicitRK(heun3), dt=0.01)

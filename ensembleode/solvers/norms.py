@@ -18,6 +18,7 @@ class AbstractNorm(eqx.Module):
     over all components `xp.mean`, `xp.total` and `xp.largest`, in which NaN remains NaN. It must be
     made of Python numbers.
 
+    >>> import ensembleode as eo
     >>> class MeanNorm(eo.AbstractNorm):
     ...     def __call__(self, xp, values):
     ...         return xp.mean(tuple(xp.abs(x) for x in values))
@@ -41,7 +42,10 @@ class AbstractNorm(eqx.Module):
         """
 
     def squared(self, xp: Arithmetic, values: Components) -> Any:
-        """Its square, which is what step-size control looks at: a mean square needs no root."""
+        """Its square, which is what step-size control looks at: a mean square needs no root.
+
+        **Arguments:** `xp` and `values`, as of the norm.
+        """
         norm = self(xp, values)
         return norm * norm
 
@@ -57,6 +61,7 @@ class RMSNorm(AbstractNorm):
         return xp.sqrt(self.squared(xp, values))
 
     def squared(self, xp: Arithmetic, values: Components) -> Any:
+        """The mean square of `values`, by the operations `xp`."""
         return xp.mean(tuple(x * x for x in values))
 
 

@@ -321,12 +321,11 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of no length stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
-        return jnp.where(usable, first, t0), (state, jnp.asarray(t1 - t0))
+        return jnp.where(usable, first, t0), state
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
-        controller_state, span = controller_state
         y1, error = y1_candidate, y_error
         if self.adaptive:
             # An infinite error of an infinite state would be NaN, and so would be the next step.
@@ -340,7 +339,8 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         if self.adaptive:
             # A trial step to infinity is rejected like any with a large error, and tried shorter
             # until time stands still, or rounding makes it no shorter.
-            spacing = min_step(ARRAYS, next_t0, span)
+            # (Near zero it goes on for as long as numbers do.)
+            spacing = min_step(ARRAYS, next_t0, 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
             # Looked into only when it happens, as it costs a tenth of a small step.
@@ -361,7 +361,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
         result = diffrax.RESULTS.where(lost, _NONFINITE, result)
-        return keep, next_t0, next_t1, jump, (state, span), result
+        return keep, next_t0, next_t1, jump, state, result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
