@@ -90,6 +90,11 @@ CASES = {
     ),
     "by a matrix of zeros and ones": (lambda u: jnp.eye(N, k=1) @ u, AFTER),
     "of a matrix": (lambda u: jnp.outer(u, u) @ jnp.ones(N), ALL),
+    "convolved": (lambda u: jnp.convolve(u, jnp.ones(3), "same"), BEFORE | EYE | AFTER),
+    "the largest nearby": (
+        lambda u: lax.reduce_window(u, -jnp.inf, lax.max, (3,), (1,), "SAME"),
+        BEFORE | EYE | AFTER,
+    ),
     "sorted": (jnp.sort, ALL),
     "as its rule says": (lambda u: ROUNDED(u), EYE),
     "an activation": (lambda u: jax.nn.softplus(u) + jax.nn.relu(u), EYE),

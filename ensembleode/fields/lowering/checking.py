@@ -25,7 +25,7 @@ def check(jaxpr: Any, caller: str = "an unknown place") -> None:
             raise UntranslatableError(f"the primitive {eqn.primitive.name}{why}", where)
         for key in ("jaxpr", "cond_jaxpr", "body_jaxpr"):
             if key in eqn.params:
-                check(eqn.params[key].jaxpr, where)
+                check(getattr(eqn.params[key], "jaxpr", eqn.params[key]), where)
         for branch in eqn.params.get("branches", ()):
             check(branch.jaxpr, where)
 
@@ -43,6 +43,8 @@ def _refused(eqn: Any) -> str | None:
             return f" on {dtype} numbers"
     if name == "round" and params["rounding_method"] not in (0, 1):
         return f" by {params['rounding_method']}"
+    if params.get("feature_group_count", 1) * params.get("batch_group_count", 1) != 1:
+        return " of groups"
     if name == "bitcast_convert_type" and dtypes[0].itemsize != dtypes[1].itemsize:
         return f" of {dtypes[0]} to {dtypes[1]}"
     return None
