@@ -23,6 +23,7 @@ from .folding import FOLDED, FOLDED_INTEGERS
 from .movements import MOVEMENTS
 from .plain import written_out
 from .products import layouts
+from .windows import iota
 
 
 _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type", "stop_gradient"])
@@ -196,9 +197,8 @@ def _moved(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 def _iota(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     del ins
-    shape, axis = eqn.params["shape"], eqn.params["dimension"]
-    column = np.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
-    return [_known(np.broadcast_to(column, shape).astype(eqn.params["dtype"]))]
+    params = eqn.params
+    return [_known(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 
 
 def _same(eqn: Any, ins: list[_Value]) -> list[_Value]:

@@ -3,11 +3,12 @@
 import functools
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..combining import as_rows, Combination, CUMULATIVE, folded
-from ..windows import strides_of
+from ..windows import iota, strides_of
 from .memory import put
 from .writing import rule
 
@@ -57,7 +58,7 @@ def _arg(eqn: Any, x: Any) -> list:
     wins = lax.eq(x, lax.broadcast_in_dim(best, x.shape, others))
     if x.dtype.kind == "f":
         wins = lax.bitwise_or(wins, lax.ne(x, x))
-    places = lax.broadcasted_iota(np.int64, x.shape, axis)
+    places = iota(jnp, x.shape, axis)
     last = lax.full_like(places, x.shape[axis])
     first = lax.reduce_min(lax.select(wins, places, last), (axis,))
     return [lax.convert_element_type(first, eqn.outvars[0].aval.dtype)]
@@ -72,7 +73,7 @@ def _sort(eqn: Any, *operands: Any) -> list:
     pairs = (shape[0], *shape)
     others, own = (0, *range(2, len(pairs))), tuple(range(1, len(pairs)))
     # (Of equal ones those that come before stay before.)
-    before = lax.lt(*(lax.broadcasted_iota(np.int64, pairs, d) for d in (0, 1)))
+    before = lax.lt(*(iota(jnp, pairs, d) for d in (0, 1)))
     for key in operands[: eqn.params["num_keys"]][::-1]:
         x, y = (lax.broadcast_in_dim(key, pairs, axes) for axes in (others, own))
         before = lax.bitwise_or(_less(x, y), lax.bitwise_and(_equal(x, y), before))
@@ -80,7 +81,7 @@ def _sort(eqn: Any, *operands: Any) -> list:
     first, *strides = strides_of(shape)
     numbers = place * first
     for d, stride in enumerate(strides, 1):
-        numbers = numbers + lax.broadcasted_iota(np.int64, shape, d) * stride
+        numbers = numbers + iota(jnp, shape, d) * stride
     return [_back(put(x.reshape(-1), numbers, x).reshape(shape), axis) for x in operands]
 
 

@@ -5,11 +5,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax.extend.core as jex
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from ..combining import folded, REDUCTIONS
-from ..windows import Shape, strides_of
+from ..windows import iota, Shape, strides_of
 from .memory import take
 from .writing import rule
 
@@ -22,8 +23,8 @@ def _windows(
     terms = zip(strides_of(x.shape), dilation, strides, strict=True)
     numbers = lax.full(shape, np.int64(0))
     for d, (stride, inside, between) in enumerate(terms):
-        numbers = numbers + lax.broadcasted_iota(np.int64, shape, d) * (stride * inside)
-        place = lax.broadcasted_iota(np.int64, shape, len(sizes) + d)
+        numbers = numbers + iota(jnp, shape, d) * (stride * inside)
+        place = iota(jnp, shape, len(sizes) + d)
         numbers = numbers + place * (stride * between)
     return take(x.reshape(-1), numbers)
 

@@ -651,6 +651,14 @@ def test_what_has_no_rule_is_mapped(fn):
     agree(fn, *args, rtol=1e-9)
 
 
+def test_what_is_filled_in():
+    for dtype in (jnp.bfloat16, np.float32, np.complex128, np.int8, np.uint16, bool):
+        agree(
+            lambda x, dtype=dtype: x.astype(dtype).at[np.array([1, 7])].get(mode="fill") * dtype(1),
+            X,
+        )
+
+
 def test_indices_of_each_lane():
     table = reals(40)
     agree(lambda i, x: x[i], np.int64(3), table)
