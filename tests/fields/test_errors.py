@@ -27,12 +27,6 @@ def root(u):
 # Each with the primitive that it is known by, in one line.
 REFUSED = {
     "fft": (lambda u, p, t: u + abs(jnp.fft.rfft(u)[0]), "the primitive fft"),
-    "groups": (
-        lambda u, p, t: lax.conv_general_dilated(
-            u[None, :, None], jnp.ones((3, 1, 1)), (1,), "SAME", feature_group_count=3
-        ).reshape(3),
-        "conv_general_dilated of groups",
-    ),
     "cholesky": (lambda u, p, t: jnp.linalg.cholesky(positive(u))[0], "the primitive cholesky"),
     "solve": (lambda u, p, t: jnp.linalg.solve(positive(u), u), "the primitive lu"),
     "again": (lambda u, p, t: 2 * jnp.linalg.solve(positive(u), u), "the primitive lu"),

@@ -24,6 +24,10 @@ def countdown(x, n):
     return lax.while_loop(lambda c: c[1] > 0, lambda c: (c[0] * c[0] - 0.3, c[1] - 1), (x, n))
 
 
+def in_groups(x, y):
+    return lax.conv_general_dilated(x, y, (1,), "SAME", feature_group_count=2)
+
+
 # Every rule has a case, and so has every call. (In others all memory is read and written.)
 NAMES = {*RULES, *WRITTEN_OUT, *CALLS} - {"take", "put"}
 CASES = {name: CASES_OF_LANES[name] for name in CASES_OF_LANES if name in NAMES}
@@ -40,6 +44,12 @@ CASES |= {
             reals(2, 5, 4, 3),
             reals(2, 3, 3, 4),
         ),
+        (
+            jax.grad(lambda x, y: jnp.sum(in_groups(x, y) ** 2), (0, 1)),
+            reals(3, 4, 4),
+            reals(6, 2, 3),
+        ),
+        (in_groups, reals(3, 4, 4), reals(6, 2, 3)),
         (
             jax.grad(lambda x, y: jnp.sum(lax.conv(x, y, (2, 1), "SAME") ** 2), (0, 1)),
             reals(1, 2, 5, 4),

@@ -43,8 +43,6 @@ def _refused(eqn: Any) -> str | None:
             return f" on {dtype} numbers"
     if name == "round" and params["rounding_method"] not in (0, 1):
         return f" by {params['rounding_method']}"
-    if params.get("feature_group_count", 1) * params.get("batch_group_count", 1) != 1:
-        return " of groups"
     if name == "bitcast_convert_type" and dtypes[0].itemsize != dtypes[1].itemsize:
         return f" of {dtypes[0]} to {dtypes[1]}"
     return None

@@ -51,10 +51,15 @@ def _reduce_window(eqn: Any, *ins: Any) -> list:
 
 @rule("conv_general_dilated")
 def _convolution(eqn: Any, x: Any, weights: Any) -> list:
-    """A product of the windows with the weights."""
+    """A product of the windows with the weights, in groups of channels."""
     params, aval = eqn.params, eqn.outvars[0].aval
     lhs, rhs, out = params["dimension_numbers"]
     x, weights = lax.transpose(x, lhs), lax.transpose(weights, rhs)  # [batch or out, channel, ...]
+    groups = params["feature_group_count"]
+    if params["batch_group_count"] > 1:  # as those of channels
+        groups = params["batch_group_count"]
+        x = x.reshape(groups, -1, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(x.shape[0], -1, *x.shape[3:])
     sizes, count = weights.shape[2:], tuple(aval.shape[d] for d in out[2:])
     ends = zip(params["padding"], params["lhs_dilation"], strict=True)
     config = [(0, 0, 0)] * 2 + [(low, high, between - 1) for (low, high), between in ends]
@@ -66,13 +71,13 @@ def _convolution(eqn: Any, x: Any, weights: Any) -> list:
         (1, 1, *params["rhs_dilation"]),
         (x.shape[0], 1, *count),
     )
-    inner = x.shape[1] * int(np.prod(sizes))
-    found = found.reshape(inner, x.shape[0] * int(np.prod(count)))
+    inner, outer = weights.shape[1] * int(np.prod(sizes)), x.shape[0] * int(np.prod(count))
     total = lax.dot_general(
-        weights.reshape(weights.shape[0], inner),
-        found,
-        (((1,), (0,)), ((), ())),
+        weights.reshape(groups, -1, inner),
+        found.reshape(groups, inner, outer),
+        (((2,), (1,)), ((0,), (0,))),
         preferred_element_type=aval.dtype,
-    ).reshape(weights.shape[0], x.shape[0], *count)
+    )
+    total = total.reshape(weights.shape[0], x.shape[0], *count)
     total = lax.transpose(total, (1, 0, *range(2, total.ndim)))
     return [lax.transpose(total, tuple(out.index(d) for d in range(total.ndim)))]

@@ -267,7 +267,12 @@ CASES |= {
     "reduce_xor": [(lambda x: lax.reduce(x, np.int64(0), lax.bitwise_xor, (0,)), ints(3, 2))],
     "regularized_incomplete_beta": [(lax.betainc, POSITIVE, POSITIVE, abs(UNIT))],
     "remat2": [(jax.checkpoint(lambda x: jnp.sin(x) * 2), X)],
-    "reshape": [(lambda x: x.reshape(2, 3), M), (lambda x: x.reshape(-1), M)],
+    "reshape": [
+        (lambda x: x.reshape(2, 3), M),
+        (lambda x: x.reshape(-1), M),
+        (lambda x: lax.reshape(x, (6,), (1, 0)), M),
+        (lambda x: lax.reshape(x, (4, 40), (2, 0, 1)), reals(2, 20, 4)),
+    ],
     "rev": [(lambda x: x[::-1], M), (lambda x: jnp.flip(x), M)],
     "scan": [
         (_nested, M),
