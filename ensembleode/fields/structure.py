@@ -42,6 +42,12 @@ class _Value:
     depends: np.ndarray
     known: np.ndarray | None = None
 
+    def __post_init__(self) -> None:
+        # (Of arrays of objects without axes NumPy often gives the object.)
+        object.__setattr__(self, "depends", np.asarray(self.depends, object))
+        if self.known is not None:
+            object.__setattr__(self, "known", np.asarray(self.known))
+
     @property
     def shape(self) -> tuple[int, ...]:
         return self.depends.shape

@@ -84,6 +84,11 @@ CASES = {
     "of the largest": (lambda u: u * jnp.argmax(u).astype(float), EYE),
     "of a branch": (lambda u: lax.cond(u[0] > 0, lambda: u, lambda: jnp.roll(u, -1)), EYE | NEXT),
     "of a branch that is known": (lambda u: lax.switch(2, [jnp.cumsum, jnp.sin, jnp.cos], u), EYE),
+    "one by one": (
+        lambda u: jnp.stack([jnp.tile(x, 2) for x in u])[:, 0] * u[0],
+        EYE | (ROWS.T == 0),
+    ),
+    "of unsigned indices": (lambda u: u[(jnp.arange(N, dtype=np.uint32) * 3 + 3) // 3 % N], NEXT),
     "masked": (
         lambda u: jnp.where(jnp.arange(N) < 3, u, jnp.sum(u)),
         EYE | (ROWS >= 3),
