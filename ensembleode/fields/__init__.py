@@ -3,7 +3,7 @@
 - `lanes/`: for all lanes of a chunk at once, as arrays of JAX whose last axis is the lane.
 - `ir.py`: the small language that a field is lowered to; `lowering/`: jaxpr to it, a rule a
     primitive; `scalarise.py`: small programs taken apart into scalars first.
-- `plain.py`: what indexes, pads or accumulates written in plainer equations, before it is lowered.
+- `plain/`: what indexes, pads or accumulates written in plainer equations, before it is lowered.
 - What both share: `equations.py`, which equations are used and what they call; `movements.py`,
     what only moves data; `windows.py`, the arithmetic of indices; `combining.py`, by what numbers
     are reduced and scattered; `folding.py`, arithmetic on what is known; `products.py`.

@@ -26,12 +26,16 @@ class Combination(NamedTuple):
 
 def least(dtype: np.dtype) -> Any:
     """The smallest number of a dtype."""
-    return -np.inf if dtype.kind == "f" else False if dtype.kind == "b" else np.iinfo(dtype).min
+    if dtype.kind == "b":
+        return False
+    return np.iinfo(dtype).min if dtype.kind in "iu" else -np.inf
 
 
 def most(dtype: np.dtype) -> Any:
     """The largest number of a dtype."""
-    return np.inf if dtype.kind == "f" else True if dtype.kind == "b" else np.iinfo(dtype).max
+    if dtype.kind == "b":
+        return True
+    return np.iinfo(dtype).max if dtype.kind in "iu" else np.inf
 
 
 def _logaddexp(x: Any, y: Any) -> Any:

@@ -41,7 +41,7 @@ FOLDED: dict[str, Callable] = {
 def _divided(x: Any, y: Any) -> Any:
     """Rounded towards zero."""
     whole = np.abs(x) // np.where(y == 0, 1, np.abs(y))
-    return np.where(y == 0, -1, np.where((x < 0) == (y < 0), whole, -whole))
+    return np.where(y == 0, ~np.zeros_like(y), np.where((x < 0) == (y < 0), whole, -whole))
 
 
 def _remainder(x: Any, y: Any) -> Any:

@@ -26,7 +26,10 @@ def movement(name: str) -> Callable:
 
 @movement("reshape")
 def _reshape(xp, xs, params, tail):
-    return [xs[0].reshape((*params["new_sizes"], *tail))]
+    (x,), order = xs, params.get("dimensions")
+    if order is not None:
+        x = xp.transpose(x, (*order, *range(len(order), x.ndim)))
+    return [x.reshape((*params["new_sizes"], *tail))]
 
 
 @movement("squeeze")

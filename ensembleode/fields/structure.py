@@ -23,6 +23,7 @@ from .folding import FOLDED, FOLDED_INTEGERS
 from .movements import MOVEMENTS
 from .plain import written_out
 from .products import layouts
+from .windows import iota
 
 
 _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type", "stop_gradient"])
@@ -40,6 +41,12 @@ class _Value:
 
     depends: np.ndarray
     known: np.ndarray | None = None
+
+    def __post_init__(self) -> None:
+        # (Of arrays of objects without axes NumPy often gives the object.)
+        object.__setattr__(self, "depends", np.asarray(self.depends, object))
+        if self.known is not None:
+            object.__setattr__(self, "known", np.asarray(self.known))
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -196,9 +203,8 @@ def _moved(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 def _iota(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     del ins
-    shape, axis = eqn.params["shape"], eqn.params["dimension"]
-    column = np.arange(shape[axis]).reshape([-1 if d == axis else 1 for d in range(len(shape))])
-    return [_known(np.broadcast_to(column, shape).astype(eqn.params["dtype"]))]
+    params = eqn.params
+    return [_known(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 
 
 def _same(eqn: Any, ins: list[_Value]) -> list[_Value]:

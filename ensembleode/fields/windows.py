@@ -99,10 +99,10 @@ class Windows(NamedTuple):
                 parts.append(_spread(xp, first * stride, self.result, lead))
             elif d in self.batching[0]:
                 axis = self.batching[1][self.batching[0].index(d)]
-                parts.append(_iota(xp, self.result, lead[axis]) * stride)
+                parts.append(iota(xp, self.result, lead[axis]) * stride)
             if d in window and self.sizes[d] > 1:
                 axis = self.window_dims[window.index(d)]
-                parts.append(_iota(xp, self.result, axis) * stride)
+                parts.append(iota(xp, self.result, axis) * stride)
         numbers = functools.reduce(operator.add, parts) if parts else _zeros(xp, self.result)
         if not self.drops or not inside:
             return numbers, None
@@ -128,7 +128,7 @@ def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], 
         offset += (low + first * step) * stride
         steps.append(step * stride)
     sizes = tuple(part.stop - part.start for part in kept)
-    parts = [_iota(xp, sizes, d) * step for d, step in enumerate(steps)]
+    parts = [iota(xp, sizes, d) * step for d, step in enumerate(steps)]
     return tuple(kept), functools.reduce(operator.add, parts, _zeros(xp, sizes) + offset)
 
 
@@ -136,8 +136,15 @@ def fill_value(dtype: Any, value: Any) -> Any:
     """What JAX fills in where it reads outside of an array."""
     dtype = np.dtype(dtype)
     if value is None:
-        value = np.nan if dtype.kind in "fc" else least(dtype) if dtype.kind == "i" else most(dtype)
+        value = least(dtype) if dtype.kind == "i" else most(dtype) if dtype.kind in "ub" else np.nan
     return dtype.type(value)
+
+
+def iota(xp: Any, shape: Shape, axis: int) -> Any:
+    """The counter of an axis, in an array of this shape."""
+    if xp is np:
+        return _spread(np, np.arange(shape[axis]), shape, [axis])
+    return lax.broadcasted_iota(np.int64, shape, axis)
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
@@ -163,12 +170,6 @@ def _clipped(xp: Any, x: Any, most: int) -> Any:
     """As JAX does: what is outside of an array is moved to its edge."""
     low, high = np.int64(0), np.int64(most)
     return np.clip(x, low, high) if xp is np else lax.clamp(low, x, high)
-
-
-def _iota(xp: Any, shape: Shape, axis: int) -> Any:
-    if xp is np:
-        return _spread(np, np.arange(shape[axis]), shape, [axis])
-    return lax.broadcasted_iota(np.int64, shape, axis)
 
 
 def _zeros(xp: Any, shape: Shape) -> Any:

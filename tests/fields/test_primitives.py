@@ -24,18 +24,58 @@ def countdown(x, n):
     return lax.while_loop(lambda c: c[1] > 0, lambda c: (c[0] * c[0] - 0.3, c[1] - 1), (x, n))
 
 
+def in_groups(x, y):
+    return lax.conv_general_dilated(x, y, (1,), "SAME", feature_group_count=2)
+
+
 # Every rule has a case, and so has every call. (In others all memory is read and written.)
 NAMES = {*RULES, *WRITTEN_OUT, *CALLS} - {"take", "put"}
 CASES = {name: CASES_OF_LANES[name] for name in CASES_OF_LANES if name in NAMES}
 CASES |= {
     "bitcast_convert_type": [(lambda x: jnp.copysign(x, -x[::-1]), X)],
     "call_hi_primitive": [(lambda x: jnp.searchsorted(np.sort(X), x), Y)],
+    "conv_general_dilated": [
+        (lambda x, y: jnp.convolve(x, y, "same"), reals(7), reals(3)),
+        (lambda x, y: jnp.convolve(x, y), reals(7), reals(3)),
+        (
+            lambda x, y: lax.conv_general_dilated(
+                x, y, (2, 1), [(1, 2), (0, 1)], (1, 2), (2, 1), ("NHWC", "HWIO", "NHWC")
+            ),
+            reals(2, 5, 4, 3),
+            reals(2, 3, 3, 4),
+        ),
+        (
+            jax.grad(lambda x, y: jnp.sum(in_groups(x, y) ** 2), (0, 1)),
+            reals(3, 4, 4),
+            reals(6, 2, 3),
+        ),
+        (in_groups, reals(3, 4, 4), reals(6, 2, 3)),
+        (
+            jax.grad(lambda x, y: jnp.sum(lax.conv(x, y, (2, 1), "SAME") ** 2), (0, 1)),
+            reals(1, 2, 5, 4),
+            reals(3, 2, 3, 2),
+        ),
+    ],
     "copy_p": [(lambda x: jnp.array(x, copy=True), X)],
     "device_put": [(jax.device_put, X)],
     "empty": [(lambda x: x + lax.empty((3,), x.dtype) * 0, X)],
     "empty2": [(jax.grad(lambda x: jnp.sum(jnp.diag(x))), reals(3, 3))],
     "optimization_barrier": [(lambda x: lax.optimization_barrier((x, 2 * x)), X)],
     "platform_index": [(jnp.diagonal, reals(3, 3))],
+    "reduce_window_max": [
+        (lambda x: lax.reduce_window(x, -np.inf, lax.max, (2, 1), (2, 1), "SAME"), M)
+    ],
+    "reduce_window_min": [
+        (lambda x: lax.reduce_window(x, np.inf, lax.min, (2,), (1,), "VALID"), X)
+    ],
+    "reduce_window_sum": [
+        (
+            lambda x: lax.reduce_window(
+                x, 0.0, lax.add, (2, 2), (2, 1), [(1, 0), (0, 3)], (2, 1), (1, 2)
+            ),
+            M,
+        ),
+    ],
     "while": [(countdown, X, np.int64(4)), (countdown, X[0], np.int64(4))],
 }
 ALL = [(name, i) for name, cases in sorted(CASES.items()) for i in range(len(cases))]

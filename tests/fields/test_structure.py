@@ -84,12 +84,22 @@ CASES = {
     "of the largest": (lambda u: u * jnp.argmax(u).astype(float), EYE),
     "of a branch": (lambda u: lax.cond(u[0] > 0, lambda: u, lambda: jnp.roll(u, -1)), EYE | NEXT),
     "of a branch that is known": (lambda u: lax.switch(2, [jnp.cumsum, jnp.sin, jnp.cos], u), EYE),
+    "one by one": (
+        lambda u: jnp.stack([jnp.tile(x, 2) for x in u])[:, 0] * u[0],
+        EYE | (ROWS.T == 0),
+    ),
+    "of unsigned indices": (lambda u: u[(jnp.arange(N, dtype=np.uint32) * 3 + 3) // 3 % N], NEXT),
     "masked": (
         lambda u: jnp.where(jnp.arange(N) < 3, u, jnp.sum(u)),
         EYE | (ROWS >= 3),
     ),
     "by a matrix of zeros and ones": (lambda u: jnp.eye(N, k=1) @ u, AFTER),
     "of a matrix": (lambda u: jnp.outer(u, u) @ jnp.ones(N), ALL),
+    "convolved": (lambda u: jnp.convolve(u, jnp.ones(3), "same"), BEFORE | EYE | AFTER),
+    "the largest nearby": (
+        lambda u: lax.reduce_window(u, -jnp.inf, lax.max, (3,), (1,), "SAME"),
+        BEFORE | EYE | AFTER,
+    ),
     "sorted": (jnp.sort, ALL),
     "as its rule says": (lambda u: ROUNDED(u), EYE),
     "an activation": (lambda u: jax.nn.softplus(u) + jax.nn.relu(u), EYE),

@@ -20,7 +20,7 @@ from ..combining import as_rows, CUMULATIVE, folded, REDUCTIONS
 from ..equations import ELEMENTWISE
 from ..movements import MOVEMENTS
 from ..products import layouts
-from ..windows import padded
+from ..windows import iota, padded
 from .interpreter import bind, cost, Interpreter, mapped, rule, TooLong
 from .values import (
     from_constant,
@@ -150,8 +150,7 @@ def _iota(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     shape, d = params["shape"], params["dimension"]
     if ins or math.prod(shape) > run.limits.moved:
         return mapped(run, eqn, ins)
-    column = np.arange(shape[d]).reshape([-1 if i == d else 1 for i in range(len(shape))])
-    return [from_constant(np.broadcast_to(column, shape).astype(params["dtype"]))]
+    return [from_constant(iota(np, shape, d).astype(params["dtype"]))]
 
 
 #

@@ -25,7 +25,7 @@ def check(jaxpr: Any, caller: str = "an unknown place") -> None:
             raise UntranslatableError(f"the primitive {eqn.primitive.name}{why}", where)
         for key in ("jaxpr", "cond_jaxpr", "body_jaxpr"):
             if key in eqn.params:
-                check(eqn.params[key].jaxpr, where)
+                check(getattr(eqn.params[key], "jaxpr", eqn.params[key]), where)
         for branch in eqn.params.get("branches", ()):
             check(branch.jaxpr, where)
 

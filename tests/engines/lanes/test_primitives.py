@@ -267,7 +267,12 @@ CASES |= {
     "reduce_xor": [(lambda x: lax.reduce(x, np.int64(0), lax.bitwise_xor, (0,)), ints(3, 2))],
     "regularized_incomplete_beta": [(lax.betainc, POSITIVE, POSITIVE, abs(UNIT))],
     "remat2": [(jax.checkpoint(lambda x: jnp.sin(x) * 2), X)],
-    "reshape": [(lambda x: x.reshape(2, 3), M), (lambda x: x.reshape(-1), M)],
+    "reshape": [
+        (lambda x: x.reshape(2, 3), M),
+        (lambda x: x.reshape(-1), M),
+        (lambda x: lax.reshape(x, (6,), (1, 0)), M),
+        (lambda x: lax.reshape(x, (4, 40), (2, 0, 1)), reals(2, 20, 4)),
+    ],
     "rev": [(lambda x: x[::-1], M), (lambda x: jnp.flip(x), M)],
     "scan": [
         (_nested, M),
@@ -669,6 +674,14 @@ def test_what_has_no_rule_is_mapped(fn):
     args = [np.eye(3) * 2 + reals(3, 3, low=0.0, high=0.2)]
     args[0] = args[0] + args[0].T
     agree(fn, *args, rtol=1e-9)
+
+
+def test_what_is_filled_in():
+    for dtype in (jnp.bfloat16, np.float32, np.complex128, np.int8, np.uint16, bool):
+        agree(
+            lambda x, dtype=dtype: x.astype(dtype).at[np.array([1, 7])].get(mode="fill") * dtype(1),
+            X,
+        )
 
 
 def test_indices_of_each_lane():

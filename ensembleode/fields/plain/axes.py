@@ -1,0 +1,108 @@
+"""What accumulates, folds, searches or sorts along axes."""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..combining import as_rows, Combination, CUMULATIVE, folded
+from ..windows import iota, strides_of
+from .memory import put
+from .writing import rule
+
+
+@rule(" ".join(CUMULATIVE))
+def _cumulate(eqn: Any, x: Any) -> list:
+    by: Combination = CUMULATIVE[eqn.primitive.name]
+    axis = eqn.params["axis"]
+
+    def step(total: Any, row: Any) -> tuple:
+        total = by.emit(total, row)
+        return total, total
+
+    rows = _first(x, axis)
+    start = lax.full(rows.shape[1:], x.dtype.type(by.neutral(x.dtype)))
+    _, totals = lax.scan(step, start, rows, reverse=eqn.params["reverse"])
+    return [_back(totals, axis)]
+
+
+def _first(x: Any, axis: int) -> Any:
+    """An axis as the first one."""
+    return lax.transpose(x, (axis, *(a for a in range(x.ndim) if a != axis)))
+
+
+def _back(x: Any, axis: int) -> Any:
+    """The first axis as this one."""
+    order = list(range(1, x.ndim))
+    order.insert(axis, 0)
+    return lax.transpose(x, tuple(order))
+
+
+@rule("reduce")
+def _reduce(eqn: Any, *ins: Any) -> list:
+    n = len(ins) // 2
+    rows = [as_rows(x, eqn.params["dimensions"]) for x in ins[:n]]
+    starts = [lax.broadcast(x, rows[0].shape[1:]) for x in ins[n:]]
+    return list(folded(eqn.params["jaxpr"], starts, rows))
+
+
+@rule("argmax argmin")
+def _arg(eqn: Any, x: Any) -> list:
+    """The first that is NaN, or else the first that is the largest."""
+    (axis,) = eqn.params["axes"]
+    reduce = lax.reduce_max if eqn.primitive.name == "argmax" else lax.reduce_min
+    best = reduce(x, (axis,))
+    others = tuple(a for a in range(x.ndim) if a != axis)
+    wins = lax.eq(x, lax.broadcast_in_dim(best, x.shape, others))
+    if x.dtype.kind == "f":
+        wins = lax.bitwise_or(wins, lax.ne(x, x))
+    places = iota(jnp, x.shape, axis)
+    last = lax.full_like(places, x.shape[axis])
+    first = lax.reduce_min(lax.select(wins, places, last), (axis,))
+    return [lax.convert_element_type(first, eqn.outvars[0].aval.dtype)]
+
+
+@rule("sort")
+def _sort(eqn: Any, *operands: Any) -> list:
+    """Each to its place, which is how many come before it."""
+    axis = eqn.params["dimension"]
+    operands = tuple(_first(x, axis) for x in operands)
+    shape = operands[0].shape
+    pairs = (shape[0], *shape)
+    others, own = (0, *range(2, len(pairs))), tuple(range(1, len(pairs)))
+    # (Of equal ones those that come before stay before.)
+    before = lax.lt(*(iota(jnp, pairs, d) for d in (0, 1)))
+    for key in operands[: eqn.params["num_keys"]][::-1]:
+        x, y = (lax.broadcast_in_dim(key, pairs, axes) for axes in (others, own))
+        before = lax.bitwise_or(_less(x, y), lax.bitwise_and(_equal(x, y), before))
+    place = lax.reduce_sum(lax.convert_element_type(before, np.int64), (0,))
+    first, *strides = strides_of(shape)
+    numbers = place * first
+    for d, stride in enumerate(strides, 1):
+        numbers = numbers + iota(jnp, shape, d) * stride
+    return [_back(put(x.reshape(-1), numbers, x).reshape(shape), axis) for x in operands]
+
+
+def _less(x: Any, y: Any) -> Any:
+    """Whether it comes before, where NaN comes last."""
+    less = lax.lt(x, y)
+    if x.dtype.kind != "f":
+        return less
+    return lax.bitwise_or(less, lax.bitwise_and(lax.eq(x, x), lax.ne(y, y)))
+
+
+def _equal(x: Any, y: Any) -> Any:
+    """Or NaN both."""
+    equal = lax.eq(x, y)
+    if x.dtype.kind != "f":
+        return equal
+    return lax.bitwise_or(equal, lax.bitwise_and(lax.ne(x, x), lax.ne(y, y)))
+
+
+@rule("polynomial")
+def _polynomial(eqn: Any, x: Any, *coefficients: Any) -> list:
+    """Horner's."""
+    del eqn
+    return [functools.reduce(lambda total, c: total * x + c, coefficients[::-1])]

@@ -1,0 +1,53 @@
+"""Reading and writing the components of a flat array at numbers that are inside of it."""
+
+from typing import Any
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+from jax.core import ShapedArray
+from jax.interpreters import mlir
+
+from ..combining import SCATTERS
+
+
+_take_p = jex.Primitive("take")
+_put_p = jex.Primitive("put")
+
+
+def take(x: Any, numbers: Any) -> Any:
+    """The components of `x`, `[size]`, of these numbers."""
+    return _take_p.bind(x, numbers)
+
+
+def put(x: Any, numbers: Any, new: Any, inside: Any = None, by: str = "scatter") -> Any:
+    """`x`, `[size]`, where the components of these numbers are combined with new ones, in order.
+
+    **Arguments:**
+
+    - `inside`: which of them are not left out.
+    - `by`: a scatter's name.
+    """
+    masks = () if inside is None else (inside,)
+    return _put_p.bind(x, numbers, new, *masks, by=by)
+
+
+def _taken(x, numbers):
+    return x.at[numbers].get(mode="promise_in_bounds")
+
+
+def _written(x, numbers, new, inside=None, *, by):
+    if inside is not None:
+        numbers = jnp.where(inside, numbers, x.size)
+    combined = SCATTERS[by]
+    method = "set" if combined is None else combined.name
+    method = {"mul": "multiply", "sub": "subtract"}.get(method, method)
+    return getattr(x.at[numbers], method)(new, mode="drop")
+
+
+for _primitive, _computed, _aval in (
+    (_take_p, _taken, lambda x, numbers: ShapedArray(numbers.shape, x.dtype)),
+    (_put_p, _written, lambda x, *_, by: ShapedArray(x.shape, x.dtype)),
+):
+    _primitive.def_impl(_computed)
+    _primitive.def_abstract_eval(_aval)
+    mlir.register_lowering(_primitive, mlir.lower_fun(_computed, multiple_results=False))

@@ -1,0 +1,83 @@
+"""Windows that slide over an array."""
+
+import functools
+from collections.abc import Sequence
+from typing import Any
+
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from ..combining import folded, REDUCTIONS
+from ..windows import iota, Shape, strides_of
+from .memory import take
+from .writing import rule
+
+
+def _windows(
+    x: Any, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
+) -> Any:
+    """`[*sizes, *count]`: what is in each window, whose places are `strides` apart."""
+    shape = (*sizes, *count)
+    terms = zip(strides_of(x.shape), dilation, strides, strict=True)
+    numbers = lax.full(shape, np.int64(0))
+    for d, (stride, inside, between) in enumerate(terms):
+        numbers = numbers + iota(jnp, shape, d) * (stride * inside)
+        place = iota(jnp, shape, len(sizes) + d)
+        numbers = numbers + place * (stride * between)
+    return take(x.reshape(-1), numbers)
+
+
+@rule("reduce_window reduce_window_max reduce_window_min reduce_window_sum")
+def _reduce_window(eqn: Any, *ins: Any) -> list:
+    params, n = eqn.params, len(eqn.outvars)
+    by = REDUCTIONS.get(eqn.primitive.name.replace("_window", ""))
+    arrays = ins[:n]
+    starts = (
+        ins[n:] if by is None else [lax.full((), x.dtype.type(by.neutral(x.dtype))) for x in ins]
+    )
+    sizes, count = params["window_dimensions"], eqn.outvars[0].aval.shape
+    ends = zip(params["padding"], params["base_dilation"], strict=True)
+    config = [(low, high, between - 1) for (low, high), between in ends]
+    apart = params["window_strides"], params["window_dilation"]
+    padded = [lax.pad(x, start, config) for x, start in zip(arrays, starts, strict=True)]
+    rows = [_windows(x, sizes, *apart, count).reshape((-1, *count)) for x in padded]
+    starts = [lax.broadcast(x, count) for x in starts]
+    if by is None:
+        return list(folded(jex.ClosedJaxpr(params["jaxpr"], params["consts"]), starts, rows))
+    return [functools.reduce(by.emit, [*rows[0]], starts[0])]
+
+
+@rule("conv_general_dilated")
+def _convolution(eqn: Any, x: Any, weights: Any) -> list:
+    """A product of the windows with the weights, in groups of channels."""
+    params, aval = eqn.params, eqn.outvars[0].aval
+    lhs, rhs, out = params["dimension_numbers"]
+    x, weights = lax.transpose(x, lhs), lax.transpose(weights, rhs)  # [batch or out, channel, ...]
+    groups = params["feature_group_count"]
+    if params["batch_group_count"] > 1:  # as those of channels
+        groups = params["batch_group_count"]
+        x = x.reshape(groups, -1, *x.shape[1:]).swapaxes(0, 1)
+        x = x.reshape(x.shape[0], -1, *x.shape[3:])
+    sizes, count = weights.shape[2:], tuple(aval.shape[d] for d in out[2:])
+    ends = zip(params["padding"], params["lhs_dilation"], strict=True)
+    config = [(0, 0, 0)] * 2 + [(low, high, between - 1) for (low, high), between in ends]
+    x = lax.pad(x, x.dtype.type(0), config)
+    found = _windows(
+        x,
+        (1, x.shape[1], *sizes),
+        (1, 1, *params["window_strides"]),
+        (1, 1, *params["rhs_dilation"]),
+        (x.shape[0], 1, *count),
+    )
+    inner, outer = weights.shape[1] * int(np.prod(sizes)), x.shape[0] * int(np.prod(count))
+    total = lax.dot_general(
+        weights.reshape(groups, -1, inner),
+        found.reshape(groups, inner, outer),
+        (((2,), (1,)), ((0,), (0,))),
+        preferred_element_type=aval.dtype,
+    )
+    total = total.reshape(weights.shape[0], x.shape[0], *count)
+    total = lax.transpose(total, (1, 0, *range(2, total.ndim)))
+    return [lax.transpose(total, tuple(out.index(d) for d in range(total.ndim)))]
