@@ -71,9 +71,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-# What a process may take more than when it was last cleared, in MiB. (The libraries that all tests
+# What a process may take more than before the first test, in MiB. (The libraries that all tests
 # import take some 700.)
-_MOST_MORE = 250
+_MOST_MORE = 300
+_WORTH_IT = 100  # and more than after it was last cleared
 _MOST_MAPPINGS = 15_000  # of which Linux gives a process 65,530, and each program takes some
 
 
@@ -82,17 +83,20 @@ class _Memory:
     tests have few in common."""
 
     def __init__(self):
-        self.trimmed = self.cleared = _resident()
+        self.most = _resident() + _MOST_MORE
+        self.cleared = 0
 
     def __call__(self):
-        if _resident() > self.trimmed + _MOST_MORE / 2:
+        if self._is_too_much():
             _trim()
-            self.trimmed = _resident()
-        if self.trimmed > self.cleared + _MOST_MORE or _mappings() > _MOST_MAPPINGS:
+        if self._is_too_much() or _mappings() > _MOST_MAPPINGS:
             jax.clear_caches()
             gc.collect()
             _trim()
-            self.trimmed = self.cleared = _resident()
+            self.cleared = _resident()
+
+    def _is_too_much(self):
+        return _resident() > max(self.most, self.cleared + _WORTH_IT)
 
 
 @pytest.hookimpl(trylast=True)
