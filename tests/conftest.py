@@ -15,6 +15,13 @@ jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_disable_most_optimizations", True)
 # (And those that workers compile.)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
+if jax.__version_info__ < (0, 11):  # (XLA ends the process at flags that it does not know.)
+    # Its other way of compiling loops takes half the time, in less memory; and a process for each
+    # core leaves nothing to do for more threads. `pytest -m slow` runs nightly without these.
+    os.environ.setdefault(
+        "XLA_FLAGS",
+        "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",
+    )
 # (Programs are many long-lived objects, which are looked through in vain.)
 gc.set_threshold(50_000, 20, 100)
 
@@ -64,9 +71,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-# What a process may take more than when it was last cleared, in MiB. (The libraries that all tests
+# What a process may take more than before the first test, in MiB. (The libraries that all tests
 # import take some 700.)
-_MOST_MORE = 250
+_MOST_MORE = 300
+_WORTH_IT = 100  # and more than after it was last cleared
 _MOST_MAPPINGS = 15_000  # of which Linux gives a process 65,530, and each program takes some
 
 
@@ -75,17 +83,20 @@ class _Memory:
     tests have few in common."""
 
     def __init__(self):
-        self.trimmed = self.cleared = _resident()
+        self.most = _resident() + _MOST_MORE
+        self.cleared = 0
 
     def __call__(self):
-        if _resident() > self.trimmed + _MOST_MORE / 2:
+        if self._is_too_much():
             _trim()
-            self.trimmed = _resident()
-        if self.trimmed > self.cleared + _MOST_MORE or _mappings() > _MOST_MAPPINGS:
+        if self._is_too_much() or _mappings() > _MOST_MAPPINGS:
             jax.clear_caches()
             gc.collect()
             _trim()
-            self.trimmed = self.cleared = _resident()
+            self.cleared = _resident()
+
+    def _is_too_much(self):
+        return _resident() > max(self.most, self.cleared + _WORTH_IT)
 
 
 @pytest.hookimpl(trylast=True)

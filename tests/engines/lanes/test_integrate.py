@@ -190,11 +190,19 @@ TIMES = {
 }
 
 
+QUICK_TIMES = (
+    ("repeated", False, "own stages"),
+    ("repeated", True, "extra stages"),
+    ("many in a step", False, "own stages"),
+)
+
+
 @pytest.mark.parametrize(
     ("name", "fixed", "alg"),
     [
         slow_unless(
-            (not fixed and alg == "own stages") or name == "repeated",
+            # (What is repeated is at both ends, and inside.)
+            (name, fixed, alg) in QUICK_TIMES,
             name,
             fixed,
             {"own stages": eo.Tsit5(), "extra stages": eo.Vern7()}[alg],
