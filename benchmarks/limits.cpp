@@ -161,7 +161,7 @@ static void fixed_gradient(
 }
 
 //
-// Adaptive steps: the controller of ensembleode/solvers/control.py, with one power less
+// Adaptive steps: the controller of ensembleode/solvers/step_size.py, with one power less
 //
 
 static INLINE V logarithm(V error) {

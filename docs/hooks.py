@@ -59,7 +59,9 @@ def _docstring(path: pathlib.Path) -> str:
 def _methods(*, implicit: bool) -> list[type]:
     """The solver classes, by order."""
     found = [x for x in vars(ensembleode.solvers).values() if isinstance(x, type)]
-    methods = [x for x in found if issubclass(x, ODESolver) and hasattr(x, "order")]
+    methods = [
+        x for x in found if issubclass(x, ODESolver) and isinstance(getattr(x, "order", None), int)
+    ]
     chosen = [x for x in methods if x.implicit == implicit]
     return sorted(chosen, key=lambda x: (x.order, x.__name__))
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING as _TYPE_CHECKING
 
 from . import analysis as analysis, planning as planning
 from .analysis import EnsembleSummary as EnsembleSummary
-from .core import cpu_devices as _cpu_devices, other_names as _other_names
+from .core import aliases as _other_names, cpu_devices as _cpu_devices
 from .core.reductions import sum_reduction as sum_reduction
 from .core.version import __version__ as __version__
 from .engines.compiled.launch import KernelError as KernelError

@@ -6,7 +6,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .core.other_names import unknown_option
+from .core.aliases import unknown_option
 from .solvers.controllers import AbstractController
 from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
+from .core.aliases import refuse_unknown
 from .core.logs import log_once
-from .core.other_names import refuse_unknown
 from .core.state_tree import as_state
 from .options import check_option_names, merge
 from .tracing.program import is_tracer

@@ -10,8 +10,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
+from .core.aliases import missing_of_solution
 from .core.interpolation import hermite
-from .core.other_names import missing_of_solution
 from .core.retcode import count_codes, has_failed, ReturnCode as ReturnCode
 from .core.state_tree import flattened, leaf_names
 from .tracing.program import is_tracer

@@ -15,10 +15,10 @@ import numpy as np
 
 from . import engines, sensitivity, store as stores
 from .core import batches, stiffness
+from .core.aliases import refuse_unknown, solver_by_name
 from .core.executor import Executor
 from .core.job import integers, Job, may_rerun, solution_of, with_output
 from .core.logs import log_once
-from .core.other_names import refuse_unknown, solver_by_name
 from .core.plan import Plan, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction

@@ -1,12 +1,13 @@
 """One solve, from `prob_func` to arrays and back.
 
-- `trajectories.py`: a `prob_func` as arrays (`lane.py`), of which `maker.py` makes one trajectory:
-    traced (`over_index.py`), by an earlier trace (`trace_memory.py`), with its NumPy arrays lifted
-    (`lifting.py`), or called for each (`called.py`).
+- `trajectories.py`: a `prob_func` as arrays (`lane.py`). `trajectory_maker.py` makes one of them:
+    traced (`traced_prob_func.py`), by an earlier trace (`remembered_prob_func.py`), with NumPy
+    arrays lifted (`lifting.py`), or called for each (`called_prob_func.py`).
+- `state_tree.py`: states that are pytrees, as vectors.
 - `saving.py`: which times are saved; `keys.py`: PRNG keys.
 - `plan.py`, `job.py`: what is solved, as engines and executors are given it.
 - `batches.py`: batches, reruns and early stop; `reductions.py`, `progress.py`.
 - `fingerprint.py`: what its numbers depend on; `files.py`, `on_disk.py`: for stores.
-- `stiffness.py`: why trajectories ran out of steps; `other_names.py`: what to write instead.
+- `stiffness.py`: why trajectories ran out of steps; `aliases.py`: what to write instead.
 - `cpu_devices.py`, `host.py`, `logs.py`: the computer that it runs on.
 """

@@ -17,14 +17,14 @@ import numpy as np
 
 from ..problem import EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
-from .called import called
+from .called_prob_func import called
 from .lane import Trajectories
 from .lifting import lift_numpy, NUMPY_INDEXED, with_prob_func
 from .logs import log_once
-from .maker import Maker
-from .over_index import as_input, Impure, taken_apart, trace_checked
+from .remembered_prob_func import check_last, Memory, memory_of
 from .saving import grid, Saving, Spacing
-from .trace_memory import check_last, Memory, memory_of
+from .traced_prob_func import as_input, Impure, taken_apart, trace_checked
+from .trajectory_maker import Maker
 
 
 def describe(

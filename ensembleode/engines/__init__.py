@@ -1,66 +1,7 @@
 """How one trajectory, or one chunk of them, is integrated.
 
-A new engine is a subclass of `engine.Engine`, in a module here, and its place in `ENGINES`.
+A new engine is a subclass of `engine.Engine`, in a module here, and its place in `choice.ENGINES`.
 """
 
-from typing import Any
-
-from ..core.lane import Lane
-from ..ensemble import EnsembleColumns
-from ..solution import EngineChoice
-from ..tracing.program import Program
-from . import compiled, diffrax, julia, lanes
+from .choice import choose as choose, ENGINES as ENGINES
 from .engine import Engine as Engine
-
-
-# In order of preference.
-ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
-
-
-def choose(
-    engine: str, alg: Any, options: dict, field: Program, batched: Lane, ensemblealg: Any = None
-) -> tuple[Engine, EngineChoice]:
-    """The engine that runs `alg` with these (resolved) options on this field.
-
-    **Arguments:** `batched`: what differs by trajectory, a Lane of booleans; `ensemblealg`: where
-    the trajectories run; None for a problem alone.
-
-    **Raises:** `ValueError` for an unknown engine, or one that can't run `alg` or the field.
-    """
-    (state,) = field.out_avals
-    named = {e.name: e for e in ENGINES}
-
-    def chosen(candidate, why):
-        sensealg = options["sensealg"]
-        adjoint = candidate.default_sensealg if sensealg is None else _name(sensealg)
-        return candidate, EngineChoice(candidate.name, why, _name(alg), adjoint)
-
-    def unfit(candidate):
-        reason = candidate.refusal(alg, options, state.dtype, ensemblealg)
-        columns = isinstance(ensemblealg, EnsembleColumns)
-        if reason is None and columns and not candidate.solves_columns:
-            reason = "it solves trajectories one by one, not as the columns of a matrix."
-        return reason
-
-    if engine != "auto":
-        if engine not in named:
-            raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
-        if reason := unfit(named[engine]):
-            raise ValueError(f"engine={engine!r} can't run {_name(alg)}: {reason}")
-        if reason := named[engine].field_refusal(field, state, batched):
-            raise ValueError(f"engine={engine!r} can't run this f: {reason}")
-        return chosen(named[engine], "asked for")
-    reasons = []
-    for candidate in ENGINES:
-        reason = unfit(candidate)
-        reason = reason or candidate.field_refusal(field, state, batched)
-        reason = reason or candidate.slower(field, state, batched)
-        if reason is None:
-            why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
-            return chosen(candidate, why)
-        reasons.append(f"not {candidate.name}: {reason.removesuffix('.')}")
-    raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)})")
-
-
-def _name(alg: Any) -> str:
-    return type(alg).__name__

@@ -25,7 +25,7 @@ from ..core.plan import Plan, Result, shared_times
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..tracing.program import being_staged, is_jaxpr, params_of
-from .shards import AXIS, is_on_one_device, on_each_device
+from .on_devices import AXIS, is_on_one_device, on_each_device
 
 
 @dataclasses.dataclass(frozen=True)

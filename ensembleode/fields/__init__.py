@@ -5,8 +5,8 @@
     primitive; `scalarise.py`: small programs taken apart into scalars first.
 - `plain/`: what indexes, pads or accumulates written in plainer equations, before it is lowered.
 - What both share: `equations.py`, which equations are used and what they call; `movements.py`,
-    what only moves data; `windows.py`, the arithmetic of indices; `combining.py`, by what numbers
-    are reduced and scattered; `folding.py`, arithmetic on what is known; `products.py`.
+    what only moves data; `gather_scatter.py`, the arithmetic of indices; `combining.py`, by what
+    numbers are reduced and scattered; `folding.py`, arithmetic on what is known; `products.py`.
 - `structure.py`: which components of a result depend on which of the state.
 - `staging.py`: what else of a field is lowered, such as its derivatives.
 

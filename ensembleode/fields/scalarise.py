@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from ..tracing.program import with_constants
 from .equations import branch_here, called, used
-from .lanes import control as control, indexing as indexing, primitives as primitives
+from .lanes import control_flow as control_flow, indexing as indexing, primitives as primitives
 from .lanes.interpreter import Interpreter, Limits, NotInLanesError, TooLong
 from .lanes.values import fill, Scalars, unpack
 

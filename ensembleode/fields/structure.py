@@ -20,10 +20,10 @@ from ..tracing.program import Program, tangents_of
 from .combining import REDUCTIONS
 from .equations import ELEMENTWISE, scan_parts, used
 from .folding import FOLDED, FOLDED_INTEGERS
+from .gather_scatter import iota
 from .movements import MOVEMENTS
 from .plain import written_out
 from .products import layouts
-from .windows import iota
 
 
 _ELEMENTWISE = frozenset([*ELEMENTWISE.split(), "add_any", "convert_element_type", "stop_gradient"])

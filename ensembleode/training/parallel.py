@@ -12,7 +12,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from ..core import cpu_devices
 from ..core.keys import as_before, raw
 from ..ensemble import EnsembleGPUArray, EnsembleSerial, EnsembleThreads
-from ..executors.shards import AXIS, evaluated_on_each
+from ..executors.on_devices import AXIS, evaluated_on_each
 from ..options import check_count
 
 

@@ -45,7 +45,7 @@ def count(monkeypatch):
         return trace_apart(*args, **options)
 
     monkeypatch.setattr(program, "trace_apart", counting)
-    monkeypatch.setattr("ensembleode.core.over_index.trace_apart", counting)
+    monkeypatch.setattr("ensembleode.core.traced_prob_func.trace_apart", counting)
 
     def since():
         number = len(counted)

@@ -9,7 +9,7 @@ own end and its own return code, and takes the next trajectory when it has finis
     `products.py`, `reading.py`, `uniformity.py` and `walking.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `adjoint.py`: its
     reverse mode, by record and replay.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays; `derivatives.py`: made
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays; `gradients.py`: made
     differentiable.
 - `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
     XLA's; `ptxas.py`: what it takes there.
@@ -138,7 +138,7 @@ class Compiled(Engine):
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories in one call."""
-        from .derivatives import solved
+        from .gradients import solved
 
         mask = np.ones(n, bool) if mask is None else mask
         result = solved(plan, lanes, n, jnp.asarray(mask))

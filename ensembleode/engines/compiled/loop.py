@@ -15,11 +15,11 @@ import numpy as np
 
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
-from ...solvers.control import initial_step, is_moved, scaled, Tolerances
 from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
+from ...solvers.step_size import initial_step, is_moved, scaled, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS

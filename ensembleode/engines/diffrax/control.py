@@ -11,9 +11,9 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ...solvers.arithmetic import ArrayArithmetic, Components
-from ...solvers.control import initial_step, scaled, Tolerances
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
+from ...solvers.step_size import initial_step, scaled, Tolerances
 from ...solvers.time import min_step, StepBounds, underflows
 
 

@@ -23,9 +23,9 @@ from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ...solvers import ExplicitRungeKutta, ODESolver
-from ...solvers.control import is_moved, Tolerances
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
+from ...solvers.step_size import is_moved, Tolerances
 from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
 from ..checks import check_steps

@@ -15,7 +15,7 @@ from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ...fields.lanes.field import LaneField
-from ...solvers.control import Tolerances
+from ...solvers.step_size import Tolerances
 from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved, with_times

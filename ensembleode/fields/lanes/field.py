@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 
 from ...tracing.program import Program
-from . import control as control, indexing as indexing, primitives as primitives
+from . import control_flow as control_flow, indexing as indexing, primitives as primitives
 from .interpreter import Interpreter, TooLong
 from .values import fill, from_array, pack, Scalars, spread, Stacked, unpack
 

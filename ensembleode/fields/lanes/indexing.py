@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from ..combining import SCATTERS
-from ..windows import fill_value, Windows
+from ..gather_scatter import fill_value, Windows
 from .interpreter import Interpreter, mapped, rule
 from .values import (
     is_key,

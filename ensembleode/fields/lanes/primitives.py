@@ -3,7 +3,7 @@
 A primitive that is not here works, too: it is mapped over the lanes by `jax.vmap`. To add one,
 write its [`rule`][ensembleode.fields.lanes.interpreter.rule], and a case in
 `tests/engines/lanes/test_primitives.py`. Indexing is in `indexing.py`, calls and loops in
-`control.py`.
+`control_flow.py`.
 """
 
 import functools
@@ -18,9 +18,9 @@ from jax import lax
 
 from ..combining import as_rows, CUMULATIVE, folded, REDUCTIONS
 from ..equations import ELEMENTWISE
+from ..gather_scatter import iota, padded
 from ..movements import MOVEMENTS
 from ..products import layouts
-from ..windows import iota, padded
 from .interpreter import bind, cost, Interpreter, mapped, rule, TooLong
 from .values import (
     from_constant,

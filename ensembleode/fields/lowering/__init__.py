@@ -2,8 +2,8 @@
 
 - `lower.py`: a whole function; `checking.py`: whether every primitive has a rule.
 - `passing.py`: one pass over it, that collects statements; `values.py`: what it computes with.
-- `elementwise.py`, `movement.py`, `memory.py`, `reductions.py`, `products.py`, `control.py`: the
-    rules.
+- `elementwise.py`, `movement.py`, `memory.py`, `reductions.py`, `products.py`,
+    `control_flow.py`: the rules.
 
 To add a primitive, write its [`rule`][ensembleode.fields.lowering.passing.rule] (or, where it acts
 element by element, add its name to `equations.ELEMENTWISE` and to the printers), and a case in

@@ -11,7 +11,7 @@ import numpy as np
 from ..ir import Buffer, Function, Index, Store, Var
 from ..scalarise import scalarise
 from . import (
-    control as control,
+    control_flow as control_flow,
     elementwise as elementwise,
     memory as memory,
     movement as movement,

@@ -8,7 +8,7 @@ import numpy as np
 from jax import lax
 
 from ..combining import as_rows, Combination, CUMULATIVE, folded
-from ..windows import iota, strides_of
+from ..gather_scatter import iota, strides_of
 from .memory import put
 from .writing import rule
 

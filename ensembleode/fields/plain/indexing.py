@@ -7,7 +7,7 @@ import numpy as np
 from jax import lax
 
 from ..combining import SCATTERS
-from ..windows import fill_value, padded, Windows
+from ..gather_scatter import fill_value, padded, Windows
 from .memory import put, take
 from .writing import rule
 

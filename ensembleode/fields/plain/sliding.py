@@ -10,7 +10,7 @@ import numpy as np
 from jax import lax
 
 from ..combining import folded, REDUCTIONS
-from ..windows import iota, Shape, strides_of
+from ..gather_scatter import iota, Shape, strides_of
 from .memory import take
 from .writing import rule
 

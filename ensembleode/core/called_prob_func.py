@@ -11,8 +11,8 @@ import numpy as np
 from ..tracing.program import is_tracer
 from ..tracing.purity import contents
 from .lane import Lane, Trajectories
-from .maker import Maker
-from .over_index import as_input
+from .traced_prob_func import as_input
+from .trajectory_maker import Maker
 
 
 def called(maker: Maker, key: Any, n: int) -> Trajectories:

@@ -10,8 +10,8 @@ from ..problem import EnsembleContext, EnsembleProblem
 from ..tracing.program import is_tracer
 from ..tracing.reach import abstract, reached, Unkeyed
 from ..tracing.trace_cache import key_of, may_keep, Operand, traces
-from .maker import Maker, with_operands
-from .over_index import Impure, Made, taken_apart, Trace, trace_checked
+from .traced_prob_func import Impure, Made, taken_apart, Trace, trace_checked
+from .trajectory_maker import Maker, with_operands
 
 
 # What of a Lane is checked where it is known.

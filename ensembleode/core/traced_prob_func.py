@@ -18,7 +18,7 @@ from ..tracing.purity import (
     random_state,
 )
 from ..tracing.trace_cache import Operand
-from .maker import Maker
+from .trajectory_maker import Maker
 
 
 class Trace(NamedTuple):
