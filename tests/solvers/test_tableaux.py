@@ -24,7 +24,7 @@ from ensembleode.solvers.tableau import Interpolant, is_end_of_step, Tableau
 FILES = sorted(
     {name for _, name, _ in pkgutil.iter_modules(solvers.__path__)}
     - {"base", "implicit", "julia_alg", "tableau"}
-    - {"arithmetic", "control", "controllers", "method", "norms", "powers", "runge_kutta", "time"}
+    - {"arithmetic", "step_size", "controllers", "method", "norms", "powers", "runge_kutta", "time"}
     - {"explicit_rk", "order_conditions"}
 )
 METHODS = sorted(

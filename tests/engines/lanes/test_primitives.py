@@ -14,7 +14,7 @@ from hypothesis import given, settings, strategies as st
 from jax import lax
 
 from ensembleode.fields.lanes import (
-    control as control,
+    control_flow as control_flow,
     indexing as indexing,
     primitives as primitives,
 )
