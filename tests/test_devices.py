@@ -88,7 +88,10 @@ def test_batches_are_dealt_out_too(batch_size):
         slow_unless(False, {"solver": eo.Kvaerno5(), "saveat": 0.5}, id="implicit"),
     ],
 )
-@pytest.mark.parametrize("transform", [jax.jit, lambda f: f], ids=["jit", "eager"])
+@pytest.mark.parametrize(
+    "transform",
+    [slow_unless(True, jax.jit, id="jit"), slow_unless(False, lambda f: f, id="eager")],
+)
 def test_gradients(options, transform):
     """With respect to shared parameters, which all devices add to, and to those of each."""
     options = dict(options)

@@ -90,9 +90,19 @@ def test_reverse_is_that_of_differences(alg, steps, mode):
     np.testing.assert_allclose(got, expected, rtol=2e-3 if "dt" in steps else 1e-5)
 
 
-@pytest.mark.parametrize("engine", ["compiled", "lanes"])
-@pytest.mark.parametrize("own", [False, True], ids=["shared times", "own times"])
-@pytest.mark.parametrize("some", [2, 0], ids=["some", "none"])
+@pytest.mark.parametrize(
+    ("some", "own", "engine"),
+    [
+        pytest.param(
+            *(some, own, engine),
+            marks=() if engine == "compiled" or (some, own) == (0, True) else slow,
+            id=f"{'some' if some else 'none'}-{'own' if own else 'shared'} times-{engine}",
+        )
+        for some in (2, 0)
+        for own in (False, True)
+        for engine in ("compiled", "lanes")
+    ],
+)
 def test_rows_that_are_not_reached(some, own, engine):
     """Times that are infinitely far are not there, and their cotangents don't count: as without
     these rows, by the times, too."""
