@@ -17,7 +17,7 @@ jax.config.update("jax_disable_most_optimizations", True)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 if jax.__version_info__ < (0, 11):  # (XLA ends the process at flags that it does not know.)
     # Its other way of compiling loops takes half the time, in less memory; and a process for each
-    # core leaves nothing to do for more threads. `pytest -m slow` runs nightly without these.
+    # core leaves nothing to do for more threads. All tests run nightly without these.
     os.environ.setdefault(
         "XLA_FLAGS",
         "--xla_cpu_use_fusion_emitters=false --xla_cpu_parallel_codegen_split_count=1",

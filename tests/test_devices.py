@@ -30,8 +30,7 @@ def field(u, p, t):
     return p["rate"] * jnp.sin(u) - 0.1 * jnp.roll(u, 1) * jnp.sum(p["shared"] * p["shared"])
 
 
-def ensemble(rates, shared):
-    u0 = jnp.linspace(0.1, 2.0, STATE)
+def ensemble(rates, shared, u0):
     prob = eo.ODEProblem(field, u0, (0.0, 1.0), {"rate": rates[0], "shared": shared})
 
     def prob_func(prob, ctx):
@@ -41,10 +40,11 @@ def ensemble(rates, shared):
 
 
 RATES, SHARED = jnp.linspace(-2.0, 1.0, N), jnp.array([0.5, 1.0])
+U0 = jnp.linspace(0.1, 2.0, STATE)
 
 
-def solve(alg, rates=RATES, shared=SHARED, **options):
-    return eo.solve(ensemble(rates, shared), alg, trajectories=N, **options)
+def solve(alg, rates=RATES, shared=SHARED, u0=U0, **options):
+    return eo.solve(ensemble(rates, shared, u0), alg, trajectories=N, **options)
 
 
 ON_SEVERAL = [eo.EnsembleThreads(), eo.EnsembleThreads(2), eo.EnsembleGPUArray(devices=2)]
@@ -75,7 +75,9 @@ def test_same_bits_as_on_one(alg, options):
     one = solve(eo.EnsembleGPUArray(), **options)
     serial = solve(eo.EnsembleSerial(), **options)
     several = solve(alg, **options)
-    traced = jax.jit(lambda rates: solve(alg, rates, **options))(RATES)
+    # (The numbers are arguments: with those that it knows the compiler computes what it can itself,
+    # and rounds otherwise.)
+    traced = jax.jit(lambda *numbers: solve(alg, *numbers, **options))(RATES, SHARED, U0)
     for other in (serial, several, traced):
         np.testing.assert_array_equal(other.u, one.u)
         np.testing.assert_array_equal(other.t, one.t)
@@ -186,7 +188,7 @@ def test_inside_shard_map_each_shard_is_where_it_is():
     spec = jax.sharding.PartitionSpec("d")
 
     def part(rates):
-        ens = ensemble(rates, SHARED)
+        ens = ensemble(rates, SHARED, U0)
         return eo.solve(ens, eo.EnsembleThreads(), trajectories=len(rates)).u[:, -1]
 
     mapped = jax.shard_map(part, mesh=mesh, in_specs=spec, out_specs=spec, check_vma=False)

@@ -358,7 +358,7 @@ jax.config.update("jax_enable_x64", True)
 import ensembleode as eo, numpy as np
 from tests.executors.test_faults import ensemble, OPTIONS
 if __name__ == "__main__":
-    options = {{**OPTIONS, "trajectories": 200_000, "saveat": 20.0}}
+    options = {{**OPTIONS, "trajectories": 600_000, "saveat": 20.0}}
     alg = {alg}
     eo.solve(ensemble(), eo.Tsit5(), alg, **{{**options, "trajectories": 2_000}})
     print("begun", flush=True)
@@ -400,5 +400,5 @@ def test_ctrl_c(tmp_path, alg, how, batch):
     done, rest, nan, converged = counts.split()
     assert int(done) > 0
     assert int(rest) > 0
-    assert int(done) + int(rest) == 200_000
+    assert int(done) + int(rest) == 600_000
     assert (nan, converged) == ("True", "False")
