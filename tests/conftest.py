@@ -5,7 +5,7 @@ import os
 import jax
 import pytest
 
-from ensembleode import engines
+from ensembleode.engines import choice
 
 
 jax.config.update("jax_enable_x64", True)
@@ -138,5 +138,5 @@ def _mappings() -> int:
 def lanes_first(monkeypatch):
     """The lanes engine is the first choice of `engine="auto"`."""
     monkeypatch.setattr(
-        engines, "ENGINES", tuple(sorted(engines.ENGINES, key=lambda x: x.name != "lanes"))
+        choice, "ENGINES", tuple(sorted(choice.ENGINES, key=lambda x: x.name != "lanes"))
     )
