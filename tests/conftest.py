@@ -86,9 +86,11 @@ class _Memory:
         self.most = _resident() + _MOST_MORE
         self.cleared = 0
 
-    def __call__(self):
+    def __call__(self, may_forget):
         if self._is_too_much():
             _trim()
+        if not may_forget:
+            return
         if self._is_too_much() or _mappings() > _MOST_MAPPINGS:
             jax.clear_caches()
             gc.collect()
@@ -105,8 +107,10 @@ def pytest_collection_finish(session):
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_runtest_teardown(item):
-    item.config.memory()
+def pytest_runtest_teardown(item, nextitem):
+    # (A service has compiled what it runs; tests count that nothing else is.)
+    is_served = nextitem and nextitem.module is item.module and "running" in item.fixturenames
+    item.config.memory(may_forget=not is_served)
 
 
 def _resident() -> int:
