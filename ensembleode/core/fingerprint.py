@@ -190,8 +190,9 @@ def _is_function(x: Any) -> bool:
 
 def _without_functions(jaxpr: Any) -> Any:
     """The jaxpr with a word for each function, as its `repr` may differ between processes."""
-    if hasattr(jaxpr, "consts"):
-        return jaxpr.replace(jaxpr=_without_functions(jaxpr.jaxpr))
+    inner = getattr(jaxpr, "jaxpr", jaxpr)  # (of the newest JAX a closed jaxpr is itself)
+    if inner is not jaxpr:
+        return jaxpr.replace(jaxpr=_without_functions(inner))
     if not _has_functions(jaxpr):
         return jaxpr
 
