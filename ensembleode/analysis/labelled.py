@@ -8,7 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..core.retcode import ReturnCode
-from ..core.state_tree import component_names, flattened, leaf_names
+from ..core.state_tree import component_names, flattened, is_tree, leaf_names
 from ..tracing.program import is_tracer
 
 
@@ -108,7 +108,7 @@ def _times(t: Any, outer: tuple) -> tuple:
 
 def _states(u: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
     """The variable `u`, or one for each leaf of a state that is a pytree; and coordinates."""
-    if component_names(u, len(outer)) is None:
+    if not is_tree(u):
         dims, state = _state(np.shape(u)[len(outer) :], names)
         return {"u": ((*outer, *dims), np.asarray(u))}, state
     if names is not None:

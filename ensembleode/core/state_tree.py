@@ -4,6 +4,7 @@ A state is an array, or a pytree of arrays of one dtype (a dict, a named tuple, 
 Engines see arrays only: the leaves of a pytree, flattened one after the other.
 """
 
+import itertools
 import math
 from typing import Any, NamedTuple
 
@@ -38,10 +39,9 @@ class StateTree(NamedTuple):
     def unravel(self, x: Any) -> Any:
         """The state of a vector, or of many: `[..., component]` becomes leaves `[..., *shape]`."""
         lead = x.shape[:-1]
-        ends = np.cumsum([math.prod(shape) for shape in self.shapes])[:-1].tolist()
-        starts = [0, *ends]
-        parts = [x[..., a:b] for a, b in zip(starts, [*ends, self.size], strict=True)]
-        leaves = [p.reshape(*lead, *shape) for p, shape in zip(parts, self.shapes, strict=True)]
+        ends = list(itertools.accumulate(map(math.prod, self.shapes)))
+        parts = zip([0, *ends[:-1]], ends, self.shapes, strict=True)
+        leaves = [x[..., a:b].reshape(*lead, *shape) for a, b, shape in parts]
         return jtu.tree_unflatten(self.structure, leaves)
 
     def derivative(self, du: Any) -> Any:
@@ -76,7 +76,7 @@ class StateTree(NamedTuple):
         **Raises:** `ValueError` for a pytree that is not like the state.
         """
         leaves, structure = jtu.tree_flatten(value)
-        if jtu.treedef_is_leaf(structure) or isinstance(value, list | None):
+        if jtu.treedef_is_leaf(structure) or isinstance(value, list):
             return value
         try:
             if structure != self.structure:

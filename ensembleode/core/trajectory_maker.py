@@ -210,8 +210,10 @@ def trace_field(
         p = eqx.combine(jtu.tree_unflatten(structure, p), static)
         return prob.f(u, p, t) if tree is None else tree.derivative(prob.f(tree.unravel(u), p, t))
 
-    u: Any = prob.u0 if tree is None else jax.ShapeDtypeStruct((tree.size,), tree.dtype)
-    u = jax.ShapeDtypeStruct(u.shape, u.dtype)
+    if tree is None:
+        u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
+    else:
+        u = jax.ShapeDtypeStruct((tree.size,), tree.dtype)
     t = jax.ShapeDtypeStruct((), dtype)
     if not is_known(prob.f):
         check_signature(prob.f)

@@ -7,7 +7,6 @@ import numpy as np
 from ..core.lane import Lane
 from ..options import holds_tolerances
 from ..solvers import ODESolver
-from ..solvers.controllers import AbstractController
 
 
 def refusal_of_ours(
@@ -30,17 +29,11 @@ def refusal_of_ours(
 
 def check_controller(label: str, can_adapt: bool, controller: Any) -> None:
     """
-    **Raises:** `TypeError` for what is no step-size controller of ours; `ValueError` where the
-    method can't choose its steps.
+    **Arguments:** `controller`: that chooses the steps by their errors; or None.
+
+    **Raises:** `ValueError` where the method has no estimate of them.
     """
-    if controller is None:
-        return
-    if not isinstance(controller, AbstractController):
-        raise TypeError(
-            "stepsize_controller must be one such as eo.PIController(), or a diffrax step-size "
-            f"controller, got {controller!r}."
-        )
-    if not can_adapt:
+    if controller is not None and not can_adapt:
         raise ValueError(
             f"{label} has no error estimate for stepsize_controller to choose steps by: drop it "
             "and pass dt, or use an adaptive solver."

@@ -42,8 +42,9 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     estimate, or an adjoint that can't be used with `save_everystep`.
     """
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
-    check_controller(type(alg).__name__, alg.adaptive, options["stepsize_controller"])
-    check_steps(type(alg).__name__, alg.adaptive, adaptive, has_dt)
+    label = type(alg).__name__
+    check_controller(label, alg.adaptive, options["stepsize_controller"])
+    check_steps(label, alg.adaptive, adaptive, has_dt)
     sensealg = options["sensealg"]
     if isinstance(sensealg, sensitivity.BacksolveAdjoint) and options["save_everystep"]:
         raise ValueError(

@@ -159,7 +159,7 @@ def add_scaled(
     xp: Arithmetic, y: Components, h: Any, weights: Sequence[Any], ks: Sequence[Components]
 ) -> Components:
     """`y + h sum_i(weights_i k_i)`, without the terms whose weight is zero."""
-    used = [(w, k) for w, k in zip(weights, ks, strict=True) if not _is_zero(w)]
+    used = _used(weights, ks)
     if len(used) == 1 and _is_power_of_two(used[0][0]):
         # One product for all components, and not a bit of them changes.
         weight, total = used[0]
@@ -171,13 +171,18 @@ def add_scaled(
 
 def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -> Components:
     """`sum_i(weights_i k_i)`; a weight is a Python number, or a number a trajectory."""
-    used = [(w, k) for w, k in zip(weights, ks, strict=True) if not _is_zero(w)]
+    used = _used(weights, ks)
 
     def combine(*components):
         terms = [_times(xp, w, x) for (w, _), x in zip(used, components, strict=True)]
         return functools.reduce(operator.add, terms)
 
     return tuple(combine(*xs) for xs in zip(*(k for _, k in used), strict=True))
+
+
+def _used(weights: Sequence[Any], ks: Sequence[Components]) -> list[tuple[Any, Components]]:
+    """The stages whose weight is not zero, with it."""
+    return [(w, k) for w, k in zip(weights, ks, strict=True) if not _is_zero(w)]
 
 
 def _once(xp: Arithmetic, components: Components) -> Components:

@@ -12,6 +12,7 @@ from ensembleode.fields.ir import Switch
 
 from ..engines.lanes.test_primitives import reals
 from ..marks import slow_unless
+from ..problems import with_reverse_rule
 from .lowered import agree, Lowered
 
 
@@ -256,12 +257,6 @@ def _(primals, tangents):
     return with_rule(*primals), 7 * tangents[0] * primals[0]
 
 
-@jax.custom_vjp
-def with_reverse_rule(x):
-    return jnp.sin(x)
-
-
-with_reverse_rule.defvjp(lambda x: (with_reverse_rule(x), x), lambda x, g: (3 * g * x,))
 CALLED = {
     "checkpoint": jax.checkpoint(lambda x: jnp.sin(x) * 2),
     "custom_jvp": with_rule,

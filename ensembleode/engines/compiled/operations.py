@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from ...fields import UntranslatableError
+from ...fields.folding import FOLDED_INTEGERS
 from ...fields.ir import Function, Load, Op
 from .builder import BOOL, Builder, integer_like, Value
 from .functions import FUNCTIONS, integer_pow
@@ -305,20 +306,12 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
 }
 # Those of which indices are made.
 _KNOWN: dict[str, Callable] = {
-    "add": np.add,
-    "and": np.bitwise_and,
-    "clamp": lambda low, x, high: np.minimum(np.maximum(low, x), high),
-    "eq": np.equal,
-    "ge": np.greater_equal,
-    "gt": np.greater,
-    "le": np.less_equal,
-    "lt": np.less,
-    "max": np.maximum,
-    "min": np.minimum,
-    "mul": np.multiply,
-    "ne": np.not_equal,
-    "not": np.bitwise_not,
-    "or": np.bitwise_or,
+    **{
+        name: FOLDED_INTEGERS[name]
+        for name in (
+            *("add", "and", "clamp", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne"),
+            *("not", "or", "sub"),
+        )
+    },
     "select_n": lambda which, *cases: cases[min(max(int(which), 0), len(cases) - 1)],
-    "sub": np.subtract,
 }

@@ -28,7 +28,7 @@ from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import is_moved, Tolerances
 from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
-from ..checks import check_steps
+from ..checks import check_controller, check_steps
 from . import implicit
 from .control import ARRAYS, norm_of_tree, OwnController
 
@@ -90,7 +90,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """
     ours = isinstance(alg, ODESolver)
     can_adapt = alg.adaptive if ours else isinstance(alg, diffrax.AbstractAdaptiveSolver)
-    controller = options["stepsize_controller"]
+    label, controller = type(alg).__name__, options["stepsize_controller"]
     adaptive = can_adapt if options["adaptive"] is None else bool(options["adaptive"])
     if controller is not None:
         is_ours = isinstance(controller, AbstractController)
@@ -100,12 +100,8 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
                 f"controller, got {controller!r}."
             )
         adaptive = is_ours or isinstance(controller, diffrax.AbstractAdaptiveStepSizeController)
-    label = type(alg).__name__
-    if adaptive and not can_adapt and controller is not None:
-        raise ValueError(
-            f"{label} has no error estimate for stepsize_controller to choose steps by: drop it "
-            "and pass dt, or use an adaptive solver."
-        )
+        if adaptive:
+            check_controller(label, can_adapt, controller)
     check_steps(label, can_adapt, adaptive, has_dt or isinstance(controller, diffrax.StepTo))
     if ours:
         solver = implicit.solver(label, adaptive) if alg.implicit else _solver(type(alg))

@@ -16,7 +16,7 @@ from ensembleode.fields.lanes.field import LaneField, MOST_OPERATIONS
 from ensembleode.tracing.program import trace
 
 from ...marks import slow_unless
-from ...problems import lorenz
+from ...problems import lorenz, with_reverse_rule
 
 
 LANES = 4
@@ -171,14 +171,6 @@ def with_rule(x):
 @with_rule.defjvp
 def _(primals, tangents):
     return with_rule(*primals), 7 * tangents[0] * primals[0]
-
-
-@jax.custom_vjp
-def with_reverse_rule(x):
-    return jnp.sin(x)
-
-
-with_reverse_rule.defvjp(lambda x: (with_reverse_rule(x), x), lambda x, g: (3 * g * x,))
 
 
 def custom_rules(u, p, t):
