@@ -3,6 +3,7 @@ import gc
 import os
 
 import jax
+import jaxtyping
 import pytest
 
 from ensembleode.engines import choice
@@ -46,6 +47,12 @@ def compiles():
     """A counter of compilations, at zero."""
     _compiles.count = 0
     return _compiles
+
+
+@pytest.fixture
+def unchecked(monkeypatch):
+    """As users have it: where annotations are enforced, their checks would speak first."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 @pytest.fixture

@@ -9,7 +9,6 @@ import re
 import diffrax
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -25,6 +24,8 @@ U0_SINGLE = np.array([1.0, 2.0], np.float32)
 BACKWARDS = (1.0, 0.0)
 PID = diffrax.PIDController(rtol=1e-3, atol=1e-6)
 
+pytestmark = pytest.mark.usefixtures("unchecked")
+
 
 @pytest.fixture(scope="module", autouse=True)
 def warm():
@@ -34,12 +35,6 @@ def warm():
     ens = eo.EnsembleProblem(decay(), output_func=lambda sol, ctx: None)
     with pytest.raises(TypeError):
         eo.solve(ens, trajectories=3)
-
-
-@pytest.fixture(autouse=True)
-def unchecked(monkeypatch):
-    """As users have it: the checks of annotations would speak first."""
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
 
 
 def solve(alg=None, ensemblealg=None, *, prob=None, trajectories=3, **options):

@@ -7,7 +7,6 @@ import hypothesis
 import hypothesis.strategies as st
 import jax
 import jax.numpy as jnp
-import jaxtyping
 import numpy as np
 import pytest
 
@@ -217,8 +216,7 @@ def test_as_an_array_of_another_dtype():
     np.testing.assert_array_equal(array, solution().u)
 
 
-def test_another_layout(monkeypatch):
-    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
+def test_another_layout(unchecked):
     with pytest.raises(ValueError, match="layout must be 'batch' or 'julia', got 'time'"):
         solution().to_array("time")
 

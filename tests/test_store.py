@@ -410,7 +410,7 @@ def test_what_the_output_computes_is_told_apart(tmp_path):
         eo.solve(calls(Rate(-3.0), output_func=True), **options)
 
 
-def test_a_key_for_what_can_not_be_told(tmp_path):
+def test_a_key_for_what_can_not_be_told(tmp_path, unchecked):
     """A lock can't be compared; a key says that it needn't be."""
     lock = threading.Lock()
 
@@ -625,7 +625,7 @@ def test_one_store_by_two_names(tmp_path, where):
     assert [x.name for x in tmp_path.rglob("*.lock")] == ["a.zarr.lock"]
 
 
-def test_no_object_store(tmp_path, monkeypatch):
+def test_no_object_store(tmp_path, monkeypatch, unchecked):
     monkeypatch.chdir(tmp_path)
     for address in ("s3://bucket/a.zarr", "gs://bucket/a.zarr", "file:///a.zarr", "memory://a"):
         with pytest.raises(ValueError, match="store must be a path of a file system, got"):
