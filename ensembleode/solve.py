@@ -7,7 +7,6 @@ import time
 from collections.abc import Sequence
 from typing import Any, Literal, NamedTuple
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -15,10 +14,22 @@ import numpy as np
 
 from . import engines, sensitivity, store as stores
 from .core import batches, stiffness
-from .core.aliases import refuse_unknown, solver_by_name
+from .core.aliases import refuse_unknown
+from .core.arguments import (
+    check_store_key,
+    check_trajectories,
+    key_from,
+    refuse_ensemble_options,
+    refuse_traced,
+    solver_and_algorithm,
+)
+from .core.batch_size import default_batch_size
+from .core.every_step import bounded, count_steps
 from .core.executor import Executor
+from .core.gather import Ensemble, outcome_of_one
 from .core.job import integers, Job, may_rerun, solution_of, with_output
 from .core.logs import log_once
+from .core.placement import as_jax_arrays
 from .core.plan import Plan, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
@@ -31,10 +42,8 @@ from .executors import executor_for
 from .options import check_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
-from .solvers import Tsit5
 from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
-from .tracing.trace_cache import key_of, traces
 
 
 def solve(
@@ -111,7 +120,7 @@ def solve(
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
     - `batch_size`: trajectories solved at a time; memory on the device is that of a batch, and
         the results of several are gathered on the host. By default from an estimate of the memory
-        needed (see `ensembleode.core.batches`), and with diffrax on the CPU small enough for its
+        needed (see `ensembleode.core.batch_size`), and with diffrax on the CPU small enough for its
         cache.
     - `seed`, `key`: where the PRNG keys of the trajectories (`ctx.key`) come from; `key` wins.
     - `max_repeats`: how often a trajectory is solved at most when `output_func` asks for reruns.
@@ -148,13 +157,13 @@ def solve(
     started = time.perf_counter()
     if _unknown:
         _refuse_unknown(_unknown)
-    alg, ensemblealg = _sort_out(alg, ensemblealg)
+    alg, ensemblealg = solver_and_algorithm(alg, ensemblealg)
     alone = isinstance(prob, ODEProblem)
     if alone:
         ens, n = EnsembleProblem(prob), 1
-        _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store)
+        refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store)
     elif isinstance(prob, EnsembleProblem):
-        ens, n = prob, _check_trajectories(trajectories)
+        ens, n = prob, check_trajectories(trajectories)
     else:
         raise TypeError(
             f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
@@ -162,8 +171,8 @@ def solve(
     if batch_size is not None:
         batch_size = min(check_count("batch_size", batch_size), n)
     max_repeats = check_count("max_repeats", max_repeats)
-    _check_store_key(store_key, store)
-    key = _as_key(seed, key)
+    check_store_key(store_key, store)
+    key = key_from(seed, key)
     options = {
         "saveat": saveat,
         "save_start": save_start,
@@ -187,31 +196,28 @@ def solve(
             job, choice = job_for(ens, options, key, count, engine, alg, ensemblealg)
         executor = executor_for(where, job.plan.engine)
         executor.check(job.plan)
-        if how := executor.how:
-            choice = choice._replace(reason=f"{choice.reason}; {how}")
-        return job, _Run(ens, alg, where, executor, choice, n, batch_size, max_repeats, started)
+        if executor.how:
+            choice = choice._replace(reason=f"{choice.reason}; {executor.how}")
+        how = (batch_size, max_repeats, progress, store, store_key)
+        return job, _Run(ens, alg, where, executor, choice, n, *how, started)
 
     job, run = planned(engine)
     if job.traced:
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
-        _refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
+        refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
         with sensitivity.explained(job.trajectories.options["sensealg"]):
             job = _make_traceable(job, ens)
-            return _solve_alone(job, run) if alone else _solve_traced(job, run)
+            return _solve_alone(job, run)[0] if alone else _solve_traced(job, run)
 
-    def solved(job: Job, run: _Run) -> tuple[Any, BaseException | None]:
-        if alone:
-            return _solve_alone(job, run), None
-        return _solve_eagerly(job, run, progress, store, store_key)
-
+    solve_it = _solve_alone if alone else _solve_eagerly
     try:
-        sim, cause = solved(job, run)
+        sim, cause = solve_it(job, run)
     except CompileError as e:
         if engine != "auto":
             raise
         log_once(f"the lanes engine solves what the compiled engine can't: {e}")
         job, run = planned("lanes")
-        sim, cause = solved(job, run)
+        sim, cause = solve_it(job, run)
     if cause is not None and not (
         isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
     ):
@@ -238,15 +244,18 @@ class _Run(NamedTuple):
     n: int
     batch_size: int | None
     max_repeats: int
+    progress: bool
+    store: Any
+    store_key: str | None
     started: float
 
-    def batch_size_for(self, job: Job, *, progress: bool = False) -> int:
+    def batch_size_for(self, job: Job) -> int:
         """The batch size that was given, or one for the memory that there is; with a progress bar,
         for twenty batches at least."""
         if self.batch_size is not None:
             return self.batch_size
-        size = batches.default_batch_size(job, self.executor, self.n)
-        return min(size, -(-self.n // 20)) if progress and self.executor.vectorised else size
+        size = default_batch_size(job, self.executor, self.n)
+        return min(size, -(-self.n // 20)) if self.progress and self.executor.vectorised else size
 
     @property
     def reduced(self) -> dict[str, Any]:
@@ -260,21 +269,21 @@ class _Run(NamedTuple):
 #
 
 
-def _solve_alone(job: Job, run: _Run) -> ODESolution:
+def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     """The solution of one problem."""
     if job.plan.saving.mode == "steps" and not job.traced:
-        job = batches.count_steps(job, run.executor, integers(np.arange(1)), 1)
+        job = count_steps(job, run.executor, integers(np.arange(1)), 1)
     outcome = run.executor.run_one(job, 0, 1)
     t = _shared_times(job) if outcome.t is None else outcome.t
     sol = solution_of(outcome._replace(t=t), run.choice)
     if job.traced:
-        return sol
+        return sol, None
     sol = jax.block_until_ready(sol)
     length = int(sol.length)
     reached = slice(0, max(1, length) if job.plan.own_times else None)
     u, t, du = jax.tree.map(lambda x: x[reached], (sol.u, sol.t, sol._du))
     stats = jax.tree.map(int, sol.stats)
-    return ODESolution(u, t, ReturnCode(int(sol.retcode)), stats, length, du, run.choice)
+    return ODESolution(u, t, ReturnCode(int(sol.retcode)), stats, length, du, run.choice), None
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -284,17 +293,15 @@ def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
     return _ensemble_solution(job, run, result, jnp.nan)
 
 
-def _solve_eagerly(
-    job: Job, run: _Run, progress: bool, store: Any, store_key: str | None
-) -> tuple[EnsembleSolution, BaseException | None]:
+def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException | None]:
     """An ensemble, batch by batch, and what ended it early, if something did."""
-    batch_size = run.batch_size_for(job, progress=progress)
+    batch_size = run.batch_size_for(job)
     writer = None
-    if store is not None:
+    if run.store is not None:
         job = _make_storable(job, run.ens)
-        writer = _writer(job, run, store, store_key)
+        writer = _writer(job, run)
         batch_size = stores.batch_size_for(writer, run.executor, batch_size)
-    bar = Progress(run.n, 0 if writer is None else writer.done) if progress else None
+    bar = Progress(run.n, 0 if writer is None else writer.done) if run.progress else None
     cause = result = None
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
@@ -319,15 +326,15 @@ def _solve_eagerly(
     return _ensemble_solution(job, run, result, elapsed), cause
 
 
-def _writer(job: Job, run: _Run, store: Any, store_key: str | None) -> stores.Writer:
+def _writer(job: Job, run: _Run) -> stores.Writer:
     described: dict[str, Any] = {"shared steps": isinstance(run.ensemblealg, EnsembleColumns)}
     if may_rerun(job.plan):
         described["max_repeats"] = run.max_repeats
     times = None if job.plan.own_times else _shared_times(job)
-    one = batches.outcome_of_one(job)
+    one = outcome_of_one(job)
     size, lost = run.batch_size, run.executor.lost
     return stores.Writer(
-        store, job, one, times, run.choice, run.n, size, described, lost, store_key
+        run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key
     )
 
 
@@ -340,84 +347,6 @@ def _refuse_unknown(unknown: dict[str, Any]) -> None:
     parameters = list(inspect.signature(solve).parameters.values())
     known = [x.name for x in parameters if x.kind != x.VAR_KEYWORD]
     refuse_unknown("solve", unknown, known)
-
-
-def _sort_out(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
-    if isinstance(alg, EnsembleAlgorithm) and ensemblealg is None:  # SciML allows it
-        return Tsit5(), alg
-    if isinstance(alg, type):
-        raise TypeError(
-            f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}()."
-        )
-    if isinstance(alg, str):
-        raise TypeError(f"alg must be a solver, got the string {alg!r}; {solver_by_name(alg)}.")
-    return Tsit5() if alg is None else alg, ensemblealg
-
-
-def _check_trajectories(trajectories: Any) -> int:
-    if trajectories is None:
-        raise ValueError(
-            "trajectories is missing: say how many, as in solve(..., trajectories=100)."
-        )
-    return check_count("trajectories", trajectories)
-
-
-def _refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
-    given = {
-        "ensemblealg": ensemblealg,
-        "trajectories": trajectories,
-        "batch_size": batch_size,
-        "progress": progress or None,
-        "store": store,
-    }
-    for name, value in given.items():
-        if value is not None:
-            raise TypeError(
-                f"{name} is given with a single ODEProblem; make it an ensemble with "
-                "eo.EnsembleProblem(prob), or drop it."
-            )
-
-
-def _check_store_key(store_key: Any, store: Any) -> None:
-    if store_key is None:
-        return
-    if not isinstance(store_key, str) or not store_key:
-        raise TypeError(f"store_key must be a string that is not empty, got {store_key!r}.")
-    if store is None:
-        raise ValueError("store_key is given without store; drop it, or give store='...' too.")
-
-
-def _as_key(seed: Any, key: Any) -> Any:
-    if key is None:
-        if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):
-            raise TypeError(f"seed must be an integer, got {seed!r}.")
-        return _key_of(seed)
-    dtype = getattr(key, "dtype", None)
-    if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32):
-        raise TypeError(f"key must be a JAX PRNG key, such as jax.random.key(0), got {key!r}.")
-    return key
-
-
-def _key_of(seed: Any) -> Any:
-    """The key that JAX makes of it, which is kept, as making it takes as long as a small solve."""
-    known = key_of("seed", seed)
-    found = None if known is None else traces.find(known)
-    if found is not None:
-        return found[0][0]
-    key = jax.random.key(seed)
-    if known is not None and not is_tracer(key):
-        traces.keep(known, [key], None)
-    return key
-
-
-def _refuse_traced(**options: bool) -> None:
-    for name, value in options.items():
-        if value:
-            what = name if name in ("store", "on_interrupt") else f"{name}=True"
-            raise ValueError(
-                f"{what} can't work inside jit, grad or vmap, where nothing has been computed "
-                "yet; call solve outside of them, or drop it and look at sim.retcode."
-            )
 
 
 def _say_if_stiff(job: Job, alg: Any, sim: Any) -> list[str]:
@@ -498,7 +427,7 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
             "save_everystep=True with a store needs maxiters, as room is made for that many steps: "
             "pass the smallest that works, such as maxiters=256."
         )
-    return batches.bounded(job, job.plan.maxiters)
+    return bounded(job, job.plan.maxiters)
 
 
 def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
@@ -509,7 +438,7 @@ def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
                 "save_everystep=True inside jit, grad or vmap needs maxiters, as room is kept for "
                 "that many steps: pass the smallest that works, such as maxiters=256."
             )
-        job = batches.bounded(job, job.plan.maxiters)
+        job = bounded(job, job.plan.maxiters)
     if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
         raise ValueError(
             "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "
@@ -528,9 +457,7 @@ def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
 #
 
 
-def _ensemble_solution(
-    job: Job, run: _Run, result: batches.Ensemble, elapsed: Any
-) -> EnsembleSolution:
+def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> EnsembleSolution:
     ens, outcome = run.ens, result.outcome
     kind: Literal["trajectories", "outputs", "reduced"] = "trajectories"
     if ens.reduction is not None:
@@ -548,7 +475,7 @@ def _ensemble_solution(
             most = max(1, int(lengths.max()))
             u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
         if kind != "reduced":
-            u, t, du = batches.as_jax_arrays((u, t, du))
+            u, t, du = as_jax_arrays((u, t, du))
     return EnsembleSolution(
         u, t, retcode, lengths, stats, result.converged, elapsed, run.choice, kind, du
     )

@@ -14,6 +14,8 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 # Compiling takes most of the time of the tests.
 jax.config.update("jax_disable_most_optimizations", True)
+# (Where each operation was written is noted otherwise, in every program.)
+jax.config.update("jax_traceback_in_locations_limit", 0)
 # (And those that workers compile.)
 os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "1"
 if jax.__version_info__ < (0, 11):  # (XLA ends the process at flags that it does not know.)

@@ -647,7 +647,7 @@ def test_algorithms_agree():
         np.testing.assert_allclose(u, us[0], rtol=1e-7)
 
 
-@pytest.mark.parametrize("engine", ["lanes", "diffrax"])
+@pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
 def test_serial_is_each_problem_alone(engine):
     """Bit for bit with diffrax; to rounding where a problem alone is a narrower chunk."""
     prob = eo.ODEProblem(

@@ -294,6 +294,7 @@ def test_cpu_affinity_is_respected():
     assert run("import os; os.sched_setaffinity(0, {0}); " + COUNT)[0] == "1"
 
 
+@pytest.mark.slow
 def test_the_number_can_be_chosen():
     assert run(COUNT, ENSEMBLEODE_NUM_THREADS="3")[0] == "3"
     assert run(COUNT, ENSEMBLEODE_NUM_THREADS="0")[0] == "1"
@@ -303,6 +304,7 @@ def test_the_number_can_be_chosen():
     assert "ENSEMBLEODE_NUM_THREADS must be a whole number" in error
 
 
+@pytest.mark.slow
 def test_too_late_is_told_once():
     code = """
 import jax, jax.numpy as jnp
@@ -323,6 +325,7 @@ print(eo.solve(eo.EnsembleProblem(prob), trajectories=4).engine)
     assert "Import ensembleode first" in error
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("waits", [True, False], ids=["older jaxlib", "newer jaxlib"])
 def test_where_devices_may_wait_for_each_other_there_is_one(waits, lanes_first, monkeypatch):
     """All of them factorise matrices with an implicit method, or an `f` that does, however deep."""

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core import batches
+from ensembleode.core import placement
 from ensembleode.core.interpolation import hermite
 from ensembleode.core.job import blank
 from ensembleode.solution import count_codes, EngineChoice, EnsembleSolution
@@ -546,10 +546,10 @@ def test_what_is_too_large_for_an_accelerator_stays_in_the_memory_of_the_host(
         def memory_stats(self):
             return {"bytes_limit": limit}
 
-    monkeypatch.setattr(batches, "default_device", Accelerator)
+    monkeypatch.setattr(placement, "default_device", Accelerator)
     gathered, there = blank((10, 1), np.dtype(float)), jnp.ones(3)
     gathered[...] = 2.0
-    result, same = batches.as_jax_arrays((gathered, there))
+    result, same = placement.as_jax_arrays((gathered, there))
     assert same is there
     assert isinstance(result, jax.Array)
     assert result.committed == moved  # to the CPU, whichever the default device is
@@ -558,7 +558,7 @@ def test_what_is_too_large_for_an_accelerator_stays_in_the_memory_of_the_host(
 
 def test_what_is_gathered_is_not_copied():
     array = blank((3, 5), np.dtype(np.float32))
-    assert batches.as_jax_arrays(array).unsafe_buffer_pointer() == array.ctypes.data
+    assert placement.as_jax_arrays(array).unsafe_buffer_pointer() == array.ctypes.data
 
 
 def test_attributes_by_their_names_elsewhere():

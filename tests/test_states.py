@@ -12,6 +12,8 @@ from hypothesis import given, settings, strategies as st
 import ensembleode as eo
 from ensembleode.core.state_tree import as_state, component_names, flattened, tree_of
 
+from .marks import slow_unless
+
 
 class Prey(NamedTuple):
     young: Any
@@ -171,7 +173,7 @@ def test_output_func_and_reduction():
     np.testing.assert_allclose(total, sum(exact([1.0], n).sum() for n in (1, 2, 3)), rtol=1e-8)
 
 
-@pytest.mark.parametrize("engine", ["compiled", "lanes", "diffrax"])
+@pytest.mark.parametrize("engine", ["compiled", "lanes", slow_unless(False, "diffrax")])
 def test_gradients(engine):
     def loss(u0, p):
         ens = eo.EnsembleProblem(

@@ -773,6 +773,7 @@ FULL = """
 """
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path):
     """Files can't grow any more: a clear error, and what was written stays good."""
     path = tmp_path / "sweep.zarr"
@@ -822,6 +823,7 @@ def test_a_disk_that_is_full(tmp_path):
         subprocess.run(["umount", str(disk)], check=True)
 
 
+@pytest.mark.slow
 def test_a_store_that_can_not_be_written(tmp_path):
     """By a user who may not: root without its capabilities, if that is who runs the tests. (As
     another user it might not even be able to read its packages.)"""

@@ -6,7 +6,8 @@
 - `state_tree.py`: states that are pytrees, as vectors.
 - `saving.py`: which times are saved; `keys.py`: PRNG keys.
 - `plan.py`, `job.py`: what is solved, as engines and executors are given it.
-- `batches.py`: batches, reruns and early stop; `reductions.py`, `progress.py`.
+- `batches.py`: batch after batch, until a reduction stops. `batch_size.py`, `reruns.py`,
+    `gather.py`, `every_step.py`, `reductions.py`, `placement.py`, `progress.py`: its parts.
 - `fingerprint.py`: what its numbers depend on; `files.py`, `on_disk.py`: for stores.
 - `stiffness.py`: why trajectories ran out of steps; `aliases.py`: what to write instead.
 - `cpu_devices.py`, `host.py`, `logs.py`: the computer that it runs on.

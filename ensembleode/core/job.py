@@ -60,6 +60,11 @@ class Unfinished(Exception):
         self.cause = cause
 
 
+def cause_of(e: BaseException) -> BaseException:
+    """What ended a batch."""
+    return e.cause if isinstance(e, Unfinished) else e
+
+
 def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Result:
     """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
     result = plan.engine.integrate(plan, lane)

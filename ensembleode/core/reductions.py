@@ -1,9 +1,15 @@
-"""Reductions that come with the package."""
+"""Reductions: the one that comes with the package, and what a user's must do."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .executor import Executor
+from .job import Job, may_rerun
 
 
 def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
@@ -33,3 +39,55 @@ def sum_reduction(u: Any, data: Any, indices: Any) -> tuple[Any, bool]:
 def total(x: Any) -> Any:
     """The sum over the first axis; of booleans it counts those that are true."""
     return jnp.sum(x, 0)
+
+
+def empty(reduction: Callable | None, out: Any) -> Any:
+    """What a reduction starts from, without `u_init`."""
+    if reduction is sum_reduction:
+        sums = jax.eval_shape(lambda out: jax.tree.map(total, out), out)
+        return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), sums)
+    return jax.tree.map(lambda x: x[:0], out)
+
+
+def adds_up(job: Job, executor: Executor) -> bool:
+    """Whether the executor can add up the outputs where they are.
+
+    Inside `jit` they may be differentiated, and so have to be one real number.
+    """
+    if job.plan.output is None or not executor.totals or may_rerun(job.plan):
+        return False
+    out, _ = jtu.tree_unflatten(job.plan.output.out_tree, job.plan.output.out_avals)
+    real = [jnp.issubdtype(x.dtype, jnp.floating) and not x.shape for x in jtu.tree_leaves(out)]
+    return not job.traced or real == [True]
+
+
+def checked(pair: Any) -> tuple[Any, Any]:
+    """What a reduction returned.
+
+    **Raises:** `TypeError` where that is no pair of a value and a boolean.
+    """
+    if not isinstance(pair, tuple) or len(pair) != 2:
+        raise TypeError(f"reduction must return a pair (u, converged), got {type(pair).__name__}.")
+    u, converged = pair
+    if np.shape(converged) != ():
+        raise TypeError(
+            "reduction must return a pair (u, converged) with converged a boolean; its converged "
+            f"has the shape {np.shape(converged)}."
+        )
+    return u, converged
+
+
+def check_structure(u: Any, new: Any) -> None:
+    """
+    **Raises:** `TypeError` where a step of a traced reduction changes what it carries.
+    """
+
+    def struct(tree):
+        leaves, structure = jtu.tree_flatten(tree)
+        return structure, [(np.shape(x), jnp.result_type(x)) for x in leaves]
+
+    if struct(u) != struct(new):
+        raise TypeError(
+            "inside jit, reduction must return a u of the structure, shapes and dtypes of u_init; "
+            f"u_init has {struct(u)}, it returned {struct(new)}."
+        )

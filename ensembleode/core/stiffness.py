@@ -21,7 +21,7 @@ from ..executors.serial import Serial
 from ..options import holds_tolerances
 from ..solvers import ExplicitRungeKutta
 from ..solvers.tableau import Tableau
-from . import batches
+from .every_step import bounded
 from .job import Job
 from .retcode import ReturnCode
 
@@ -85,7 +85,7 @@ def _step_times_rate(job: Job, index: int) -> float:
     )
     plain = dataclasses.replace(job, trajectories=trajectories, output_func=None, output_consts=())
     saving = plain.plan.saving._replace(mode="steps", start=True)
-    plain = batches.bounded(plain.replan(saving=saving, output=None, tree=None), steps)
+    plain = bounded(plain.replan(saving=saving, output=None, tree=None), steps)
     outcome = jax.device_get(Serial().run_one(plain, index, 1))
     length = int(outcome.length)
     if length < 8:

@@ -3,9 +3,9 @@
 import dataclasses
 from typing import Any
 
-from ..core.batches import default_device
 from ..core.job import Job
 from ..core.logs import log_once
+from ..core.placement import default_device
 from ..core.plan import Plan, Result
 from ..engines import Engine
 from ..engines.compiled import gpu, launch

@@ -7,7 +7,7 @@
 - What both share: `equations.py`, which equations are used and what they call; `movements.py`,
     what only moves data; `gather_scatter.py`, the arithmetic of indices; `combining.py`, by what
     numbers are reduced and scattered; `folding.py`, arithmetic on what is known; `products.py`.
-- `structure.py`: which components of a result depend on which of the state.
+- `sparsity.py`: which components of a result depend on which of the state.
 - `staging.py`: what else of a field is lowered, such as its derivatives.
 
 A printer writes the language as source: `engines/julia/source.py` in Julia,

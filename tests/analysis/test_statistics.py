@@ -195,6 +195,7 @@ def test_at_all_steps(sim):
         np.testing.assert_allclose(x[4, 2], y, rtol=1e-13)
 
 
+@pytest.mark.slow
 def test_between_the_times_saved_it_is_linear(sim):
     u = np.asarray(sim.u)
     np.testing.assert_array_equal(analysis.get_timepoint(sim, 0.5), u[:, 2])

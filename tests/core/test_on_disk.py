@@ -75,7 +75,7 @@ INDICES = some.sampled_from(range(len(SHAPES))).flatmap(
 
 
 @hypothesis.given(INDICES)
-@hypothesis.settings(max_examples=600, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=200, deadline=None, derandomize=True)
 def test_any_index(case):
     i, index = case
     theirs = tuple(map(of_numpy, index)) if type(index) is tuple else index

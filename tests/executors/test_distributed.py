@@ -127,6 +127,7 @@ def traces():
     return jax._traces_counted
 
 
+@pytest.mark.slow
 def test_a_training_run_compiles_once(compiles):
     """Each worker compiles a program once, and traces nothing after that; neither does the client.
     Weights go to each worker once a step, and the answers are sums."""
@@ -340,6 +341,7 @@ def interpolated(p):
     return np.interp(p, [0.0, 1.0], [1.0, 2.0])
 
 
+@pytest.mark.slow
 def test_what_calls_the_host():
     """Is pickled and traced on the worker; inside jit, if it closes over no traced value."""
 

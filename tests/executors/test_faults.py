@@ -107,6 +107,7 @@ def with_callback(host, n=600, poison=300):
     )
 
 
+@pytest.mark.slow
 def test_poison(caplog):
     """A chunk that kills every worker it meets is lost, and no other trajectory."""
     ens = with_callback(poisoned)
@@ -376,6 +377,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("alg", "how", "batch"),
     [

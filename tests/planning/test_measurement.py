@@ -422,6 +422,7 @@ def make_loss(items):
 
 
 @pytest.mark.skipif(not hasattr(os, "killpg"), reason="groups of processes are POSIX")
+@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=lambda x: x.name)
 def test_it_ends_with_the_process_that_waits(tmp_path, number):
     """And so do its own."""

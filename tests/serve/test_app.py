@@ -266,6 +266,7 @@ def test_on_workers(running):
         np.testing.assert_allclose(answer["p"], expected["p"], rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_implicit_methods():
     """Another engine, whose saved times are filled up otherwise."""
     prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), jnp.array(2.0))

@@ -200,6 +200,7 @@ def test_a_body_that_does_not_arrive(running, monkeypatch, length, some):
     assert running.solve().status_code == 200
 
 
+@pytest.mark.slow
 def test_idle_connections(running, short, monkeypatch):
     """They are closed some time after the last answer, not after the first."""
     monkeypatch.setattr(running.server.config, "timeout_keep_alive", 1.0)

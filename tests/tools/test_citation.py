@@ -9,6 +9,8 @@ import pytest
 import ensembleode as eo
 from ensembleode.solvers import base
 
+from ..marks import slow_unless
+
 
 PROB = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2), (0.0, 1.0))
 
@@ -31,7 +33,11 @@ SOLVERS = [
 ]
 
 
-@pytest.mark.parametrize("solver", SOLVERS, ids=lambda cls: cls.__name__)
+@pytest.mark.parametrize(
+    "solver",
+    [slow_unless(hasattr(cls, "tableau") or cls is eo.KenCarp4, cls) for cls in SOLVERS],
+    ids=lambda cls: cls.__name__,
+)
 def test_every_solver_has_its_source(solver):
     sol = eo.solve(PROB, solver(), dt=0.25, adaptive=False)
     text = eo.citation(sol)

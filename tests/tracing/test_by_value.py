@@ -272,6 +272,7 @@ for thing in (Model(), Model, host, functools.partial(host, words={"x", "y"}), W
 """
 
 
+@pytest.mark.slow
 def test_in_other_processes(tmp_path):
     """Whatever the order of sets, and wherever the file and its lines are."""
     said = []

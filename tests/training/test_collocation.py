@@ -129,7 +129,7 @@ def test_polynomials_are_exact(gaps, start, kernel, bandwidth, coefficients):
 
 @pytest.mark.parametrize(
     "kernel",
-    [slow_unless(name == "triangular", name) for name in KERNELS],
+    [slow_unless(name == "epanechnikov", name) for name in KERNELS],
 )
 def test_orders(kernel):
     """The errors fall with the square of the bandwidth, at the ends, too."""

@@ -626,7 +626,9 @@ ONCE = {
 }
 
 
-@pytest.mark.parametrize("name", ONCE)
+@pytest.mark.parametrize(
+    "name", [slow_unless("solve" not in name or name == "a solve on two", name) for name in ONCE]
+)
 def test_a_step_is_compiled_once(name, tmp_path, monkeypatch):
     """At the start, and after it goes on from a checkpoint."""
     given = {"loss": lambda p, b: (p * b["x"] - b["y"]) ** 2, "data": line(8), **ONCE[name]}

@@ -19,13 +19,13 @@ from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
 from ...solvers.time import StepBounds
 from ...tracing.program import Program
-from .adjoint import Cotangents, pull_back, Pullback, Work
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
 from .field import evaluate, evaluate_apart, length, lowered
 from .loop import Loop, Outputs, Problem, Queue
 from .numbers import Held, Layout, Order
 from .operations import check
 from .reading import Memory, Numbers
+from .replay import Cotangents, pull_back, Pullback, Work
 
 
 # A field of more statements, loops unrolled, is a function of its own, called at every stage.

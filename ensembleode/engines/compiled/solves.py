@@ -17,10 +17,10 @@ from ...fields import parameters_of
 from ...tracing.program import Program
 from ..results import Counts, Saved
 from . import kernel, launch, machine
-from .adjoint import EVENT_CELLS
 from .call import call, Share
 from .kernel import Description
 from .numbers import layout_of, operands_of, trajectories_last
+from .replay import EVENT_CELLS
 
 
 # Bytes of the turns of a segment: as much as stays in a cache.

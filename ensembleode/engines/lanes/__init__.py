@@ -6,7 +6,7 @@ size, its own acceptance, its own end and its own return code.
 
 - `field.py`: the vector field over lanes, from its jaxpr.
 - `loop.py`: the time loop of a chunk, and what it saves.
-- `adjoint.py`: its reverse mode; `continuous.py`: the continuous adjoints.
+- `gradients.py`: the reverse mode; `replay.py`, `continuous_adjoints.py`: of a chunk.
 - `chunks.py`: trajectories to chunks and back.
 """
 
@@ -29,6 +29,7 @@ from ..explicit import method, REVERSE
 from ..rates import with_rates
 from ..results import only
 from . import chunks as _chunks
+from .gradients import solve_trajectories
 
 
 _SENSEALGS = (*REVERSE, sensitivity.ForwardDiffSensitivity)
@@ -95,12 +96,12 @@ class Lanes(Engine):
             plan, lane = _traced(plan, lane)
         batched = jax.tree.map(lambda _: False, plan.batched)
         plan = dataclasses.replace(plan, batched=batched)
-        solved = _chunks.solve_trajectories(plan, lane, 1, alone=True)
+        solved = solve_trajectories(plan, lane, 1, alone=True)
         return only(plan, with_rates(plan, lane, solved))
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories, chunk by chunk."""
-        return with_rates(plan, lanes, _chunks.solve_trajectories(plan, lanes, n, mask))
+        return with_rates(plan, lanes, solve_trajectories(plan, lanes, n, mask))
 
 
 ENGINE = Lanes()

@@ -277,6 +277,7 @@ def _(size, is_batched, x):
     return doubled(x), True
 
 
+@pytest.mark.slow
 def test_workers_are_sent_the_kernels(monkeypatch):
     """With the programs that call them, which are not traced there."""
 

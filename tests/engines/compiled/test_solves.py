@@ -109,7 +109,7 @@ def test_alone_as_among_others():
         same_bits(found, solved(ensemble(one), n=1), [i])
 
 
-QUICK = {eo.RK4, eo.Bosh3, eo.Tsit5, eo.Vern7}
+QUICK = {eo.RK4, eo.Tsit5, eo.Vern7}
 METHODS = [
     pytest.param(cls(), marks=() if cls in QUICK else pytest.mark.slow)
     for cls in vars(solvers).values()

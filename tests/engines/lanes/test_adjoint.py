@@ -12,7 +12,7 @@ from hypothesis import given, settings, strategies as st
 from jax.flatten_util import ravel_pytree
 
 import ensembleode as eo
-from ensembleode.engines.lanes import adjoint
+from ensembleode.engines.lanes import replay
 from ensembleode.engines.lanes.chunks import width_of
 
 from ...marks import slow_unless
@@ -122,7 +122,7 @@ def check_fixed(alg, saving, span):
 
 @pytest.mark.parametrize(
     "alg",
-    [slow_unless(a in (eo.Euler, eo.Tsit5, eo.Vern7), a) for a in METHODS],
+    [slow_unless(a in (eo.Euler, eo.Tsit5), a) for a in METHODS],
     ids=lambda cls: cls.__name__,
 )
 def test_every_method(alg):
@@ -131,7 +131,9 @@ def test_every_method(alg):
         check_fixed(alg, "times", np.array(span))
 
 
-@pytest.mark.parametrize("saving", [name for name in SAVING if name != "times"])
+@pytest.mark.parametrize(
+    "saving", [slow_unless(name == "own times", name) for name in SAVING if name != "times"]
+)
 def test_every_kind_of_saving(saving):
     for span in ((0.0, 1.0), (1.0, 0.0)):
         check_fixed(eo.Tsit5, saving, np.array(span))
@@ -153,14 +155,14 @@ def reference(saving, span=(0.0, 1.0)):
     return jax.jit(jax.grad(loss))(X)
 
 
-@pytest.mark.parametrize(
-    "saving", ["times", *map(functools.partial(slow_unless, False), ("end", "own times"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("saving", ["times", "end", "own times"])
 def test_the_gradient_is_that_of_diffrax(saving):
     gradient = jax.jit(jax.grad(lambda x: weighed(solve(x, SAVING[saving], **TIGHT).u)))(X)
     assert_close(gradient, reference(saving), 1e-8)
 
 
+@pytest.mark.slow
 def test_gradient_through_every_step():
     """Of the last one, wherever it is in the room for all, and through output_func."""
 
@@ -182,6 +184,7 @@ def test_gradient_through_every_step():
     assert_close(through, expected, 1e-8)
 
 
+@pytest.mark.slow
 def test_rejected_steps():
     """They are run again in reverse, and count for nothing."""
 
@@ -194,6 +197,7 @@ def test_rejected_steps():
     assert_close(gradient, reference("times"), 1e-6)
 
 
+@pytest.mark.slow
 def test_more_than_a_chunk():
     """The last of the chunks is not full, and what all trajectories share is summed over all."""
     n = width_of(jax.ShapeDtypeStruct((2,), np.float64), 1024) + 3
@@ -208,6 +212,7 @@ def test_more_than_a_chunk():
     check(lambda x: both(x)[0], both(x)[1], x)
 
 
+@pytest.mark.slow
 def test_chunks_are_of_like_cost_in_reverse():
     """Several, of lanes from all over the ensemble: each still has the gradient of its own."""
     n = 2 * width_of(jax.ShapeDtypeStruct((1,), np.float64), 1024) + 5
@@ -347,6 +352,7 @@ def test_times():
     check(lambda x: both(x)[0], gradient, TIME_X, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_times_at_the_ends_move_with_them():
     """A grid over a span that is varied: its first state stays u0, its last is that at t1."""
 
@@ -361,6 +367,7 @@ def test_times_at_the_ends_move_with_them():
     check(lambda x: loss(x)[0], loss(x)[1], x, rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_the_last_step_ends_at_t1():
     """And moves with it, where every step is saved."""
 
@@ -433,7 +440,7 @@ def small_records(monkeypatch):
     def use(on):
         jax.clear_caches()
         if on:
-            monkeypatch.setattr(adjoint, "_RECORD", 1)
+            monkeypatch.setattr(replay, "_RECORD", 1)
         else:
             monkeypatch.undo()
 
@@ -497,6 +504,7 @@ def small(x, **options):
     return solve(x, SAVING["times"], abstol=1e-9, reltol=1e-9, **options).u
 
 
+@pytest.mark.slow
 def test_forward_mode_has_the_jacobian_of_reverse_mode():
     forward = functools.partial(small, sensealg=eo.ForwardDiffSensitivity())
 
@@ -524,6 +532,7 @@ def test_the_other_mode_is_an_error_with_the_remedy(wrap):
         jax.grad(lambda x: wrap(forward)(x).sum())(X)
 
 
+@pytest.mark.slow
 def test_eager_and_compiled_gradients_are_equal():
     gradient = jax.grad(lambda x: weighed(small(x)))
     assert_close(gradient(X), jax.jit(gradient)(X), 1e-14)

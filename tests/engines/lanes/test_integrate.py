@@ -327,8 +327,14 @@ STATES = {
 }
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.float32])
-@pytest.mark.parametrize("name", STATES)
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        slow_unless(dtype is np.float64 or name == "matrix", name, dtype)
+        for name in STATES
+        for dtype in (np.float64, np.float32)
+    ],
+)
 def test_states(name, dtype):
     u0 = STATES[name].astype(dtype)
     prob = eo.ODEProblem(lambda u, p, t: p * u, u0, (0.0, 1.0), jnp.array(-1.0, dtype))
@@ -375,6 +381,7 @@ MANY = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("how", "others"),
     [("adaptive", FEW), *(slow_unless(False, how, MANY) for how in HOW)],
@@ -399,6 +406,7 @@ def test_the_same_bits_however_many_and_wherever(optimised, how, others):
         assert_same(whole, inside(U0))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", [slow_unless(how == "adaptive", how) for how in HOW])
 def test_alone_as_among_others(optimised, how):
     """A problem alone has the bits and the counts that its trajectory has in an ensemble."""

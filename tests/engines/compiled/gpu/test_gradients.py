@@ -63,7 +63,7 @@ OPTIONS = {
 }
 
 
-@pytest.mark.parametrize("name", [slow_unless(x in ("times", "RK4"), x) for x in OPTIONS])
+@pytest.mark.parametrize("name", [slow_unless(x == "times", x) for x in OPTIONS])
 def test_reverse(on_host, name):
     options = OPTIONS[name]
     kernel = jax.grad(loss)(X, eo.EnsembleGPUKernel(), **options)
@@ -71,7 +71,8 @@ def test_reverse(on_host, name):
     close(kernel, lanes)
 
 
-@pytest.mark.parametrize("start", [True, slow_unless(False, False)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start", [True, False])
 def test_reverse_through_every_step(on_host, start):
     options = {"save_everystep": True, "save_start": start, "maxiters": 200}
 
@@ -89,7 +90,8 @@ def test_reverse_through_every_step(on_host, start):
     close(both(eo.EnsembleGPUKernel()), both(eo.EnsembleSerial()), 1e-5)
 
 
-@pytest.mark.parametrize("name", [slow_unless(x == "times", x) for x in OPTIONS])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OPTIONS)
 def test_forward(on_host, name):
     options = OPTIONS[name] | {"sensealg": eo.ForwardDiffSensitivity()}
     kernel = jax.jacfwd(loss)(X, eo.EnsembleGPUKernel(), **options)
@@ -116,6 +118,7 @@ def test_finite_differences(on_host):
         np.testing.assert_allclose(jnp.sum(gradient[name] * direction), slope, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("saveat", [slow_unless(False, None), jnp.array([0.0, 0.35, 1.0])])
 def test_few_threads_and_short_records(on_host, monkeypatch, saveat):
     """Each thread has several trajectories, and records them in segments."""
@@ -181,6 +184,7 @@ def test_a_failed_trajectory_adds_nothing(on_host):
     np.testing.assert_allclose(both["u0"], without["u0"], rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("forward", [False, slow_unless(False, True)])
 def test_mapped_over(on_host, forward):
     """The gradients of several losses in one launch, by what they share, and by what not."""

@@ -190,6 +190,7 @@ def test_numbers_change_without_another_kernel(launched):
     assert {blocks for _, blocks in launched} == {1, 3}
 
 
+@pytest.mark.slow
 def test_vmap_makes_more_trajectories(on_host):
     """One launch, whatever is mapped over: numbers of each trajectory, or shared by all."""
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.fields.structure import structure
+from ensembleode.fields.sparsity import structure
 from ensembleode.tracing.program import trace
 
 from ..engines.lanes.test_field import FIELDS as FIELDS_OF_LANES

@@ -18,12 +18,12 @@ import pytest
 
 import ensembleode as eo
 
-from ...marks import slow_unless
-from ...problems import lorenz, lotka_volterra
-from ...test_tutorial import loss, PUBLISHED
+from ..marks import slow_unless
+from ..problems import lorenz, lotka_volterra
+from ..test_tutorial import loss, PUBLISHED
 
 
-DATA = pathlib.Path(__file__).parents[2] / "data"
+DATA = pathlib.Path(__file__).parents[1] / "data"
 
 
 def recorded(name):
@@ -57,7 +57,7 @@ FIELDS = {
 # Where the first error estimate is rounding: how far times are off, of the time gone by.
 NOISE = {
     "Tsit5_lorenz_0.001": 0.5,
-    "Tsit5_pendulum_0.001": 0.05,
+    "Tsit5_pendulum_0.001": 0.2,
     "Tsit5_linear_f32": 0.3,
     "Vern7_linear_1.0e-9": 5e-3,
     "Vern7_lorenz_0.001": 0.5,
@@ -66,7 +66,7 @@ NOISE = {
     "Vern9_linear_1.0e-9": 0.2,
     "Vern9_lorenz_0.001": 0.5,
     "Vern9_lotka_volterra_1.0e-9": 3e-3,
-    "Vern9_pendulum_0.001": 0.2,
+    "Vern9_pendulum_0.001": 0.4,
     "Vern9_pendulum_1.0e-9": 1e-3,
     "Vern9_mlp_1.0e-9": 3e-3,
 }
@@ -85,13 +85,16 @@ NOISY_END = {
 }
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1, 2))
-def solve(field, alg, how, u0, tspan, p, numbers):
+ENGINES = ("compiled", "lanes")
+
+
+@functools.partial(jax.jit, static_argnums=(0, 1, 2, 3))
+def solve(engine, field, alg, how, u0, tspan, p, numbers):
     prob = eo.ODEProblem(FIELDS[field], u0, (tspan[0], tspan[1]), p)
-    return eo.solve(prob, getattr(eo, alg)(), engine="lanes", **dict(how), **numbers)
+    return eo.solve(prob, getattr(eo, alg)(), engine=engine, **dict(how), **numbers)
 
 
-def solved(case):
+def solved(engine, case):
     """By one program for cases that differ in numbers alone."""
     dtype = np.dtype(case["dtype"].lower())
     options = {"abstol": 1e-6, "reltol": 1e-3, **case["options"]}
@@ -105,6 +108,7 @@ def solved(case):
         del options["abstol"], options["reltol"]
     numbers = {name: np.asarray(value, dtype) for name, value in options.items()}
     sol = solve(
+        engine,
         case["field"],
         case["alg"],
         tuple(how.items()),
@@ -121,26 +125,29 @@ def check_counts(sol, case):
     assert eo.ReturnCode(int(sol.retcode)).name == case["retcode"]
     expected = (case["naccept"], case["nreject"], case["nf"])
     if case["name"] == "Tsit5_blowup":
-        # Its last steps are a few roundings of time long, which count as steps here.
-        assert np.abs(np.subtract(counts, expected)).max() <= 6
+        # Its last steps are a few roundings of time long, which count as steps here: one or two.
+        assert np.abs(np.subtract(counts[:2], expected[:2])).max() <= 1
+        assert np.abs(counts[2] - expected[2]) <= 12
         return
     assert counts == expected
     assert sol.u.dtype == case["dtype"].lower()
 
 
-# (A field and a method are a program, which takes seconds to compile.)
-LONG = [
+# (By lanes, a field and a method are a program that takes seconds to compile.)
+QUICK = [
     name
     for name, case in CASES.items()
-    if case["field"] in ("mlp", "pendulum")
-    or (case["alg"], "saveat" in case["options"]) == ("Vern9", True)
+    if case["alg"] == "Tsit5" and case["field"] in ("lotka_volterra", "blowup", "robertson")
 ]
 
 
-@pytest.mark.parametrize("name", [slow_unless(name not in LONG, name) for name in CASES])
-def test_steps(name):
+@pytest.mark.parametrize(
+    ("engine", "name"),
+    [slow_unless(e == "compiled" or name in QUICK, e, name) for e in ENGINES for name in CASES],
+)
+def test_steps(engine, name):
     case = CASES[name]
-    sol = solved(case)
+    sol = solved(engine, case)
     check_counts(sol, case)
     tight = case["options"].get("reltol") == 1e-9
     rtol = NOISY_END.get(name, 1e-11 if tight else 5e-8)
@@ -151,7 +158,7 @@ def test_steps(name):
         t = np.array(case["t"])
         assert np.isnan(sol.t[len(t) :]).all()
         off = np.abs(sol.t[: len(t)] - t)
-        assert np.all(off <= NOISE.get(name, 2e-5) * np.abs(t - t[0]))
+        assert np.all(off <= NOISE.get(name, 5e-5) * np.abs(t - t[0]))
     end, expected = sol.u[int(sol.length) - 1], np.array(case["u_end"])
     np.testing.assert_allclose(end, expected, rtol=0, atol=rtol * np.abs(expected).max())
 
@@ -163,9 +170,10 @@ def test_most_times_agree_to_single_precision():
     assert set(NOISE) | set(NOISY_END) <= set(with_times)
 
 
+@pytest.mark.parametrize("engine", ENGINES)
 @pytest.mark.parametrize("name", ["Tsit5_lotka_volterra_0.001", "Vern9_lotka_volterra_1.0e-9"])
-def test_an_ensemble_takes_the_same_steps(name):
-    """In a chunk with others, and far from the first in it."""
+def test_an_ensemble_takes_the_same_steps(name, engine):
+    """Together with others, and far from the first of them."""
     case = CASES[name]
     prob = eo.ODEProblem(
         lotka_volterra, jnp.array(case["u0"]), tuple(case["tspan"]), jnp.array(case["p"])
@@ -173,8 +181,8 @@ def test_an_ensemble_takes_the_same_steps(name):
     ens = eo.EnsembleProblem(
         prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + jnp.abs(ctx.index - 3) / 10))
     )
-    sim = eo.solve(ens, getattr(eo, case["alg"])(), trajectories=5, **case["options"])
-    assert sim.engine.name == "lanes"
+    alg = getattr(eo, case["alg"])()
+    sim = eo.solve(ens, alg, trajectories=5, engine=engine, **case["options"])
     check_counts(sim[3], {**case, "dtype": "Float64"})
 
 
@@ -201,18 +209,19 @@ def test_tutorial():
     np.testing.assert_allclose(losses, published["loss_trace"], rtol=1e-6)
 
 
-def test_tutorial_ensemble():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_tutorial_ensemble(engine):
     """All 100 x 11 values at [3, 1], and at default tolerances."""
     prob = eo.ODEProblem(FIELDS["linear"], jnp.array([3.0]), (0.0, 1.0), jnp.array([1.0]))
     ens = eo.EnsembleProblem(
         prob, lambda prob, ctx: eo.remake(prob, u0=0.5 + ctx.sim_id / 100 * prob.u0)
     )
-    sim = eo.solve(ens, eo.Tsit5(), trajectories=100, saveat=0.1)
-    assert sim.engine.name == "lanes"
+    sim = eo.solve(ens, eo.Tsit5(), trajectories=100, saveat=0.1, engine=engine)
     np.testing.assert_allclose(sim.u[:, :, 0], recorded("tutorial")["sim_theta0"], rtol=1e-7)
 
 
-def test_lorenz64():
+@pytest.mark.parametrize("engine", ENGINES)
+def test_lorenz64(engine):
     """The steps of 64 trajectories, their ends and their summary statistics by time."""
     expected = recorded("lorenz64")
     prob = eo.ODEProblem(
@@ -221,8 +230,8 @@ def test_lorenz64():
     ens = eo.EnsembleProblem(
         prob, lambda prob, ctx: eo.remake(prob, p=prob.p.at[1].set(21 * ctx.index / 63))
     )
-    sim = eo.solve(ens, eo.Tsit5(), trajectories=64, saveat=0.5, abstol=1e-9, reltol=1e-9)
-    assert sim.engine.name == "lanes"
+    options = {"saveat": 0.5, "abstol": 1e-9, "reltol": 1e-9, "engine": engine}
+    sim = eo.solve(ens, eo.Tsit5(), trajectories=64, **options)
     np.testing.assert_array_equal(sim.stats.naccept, expected["naccept"])
     np.testing.assert_array_equal(sim.stats.nf, expected["nf"])
     u = np.asarray(sim.u)

@@ -107,6 +107,7 @@ def test_it_tends_to_that_of_the_steps(saving, sensealg):
 FAST = {eo.Tsit5}
 
 
+@pytest.mark.slow
 @each_adjoint
 @pytest.mark.parametrize(
     "alg",
@@ -144,6 +145,7 @@ def test_adaptive_methods(alg, sensealg):
 #
 
 
+@pytest.mark.slow
 @each_adjoint
 def test_the_weights_of_a_network(sensealg):
     params, static = eqx.partition(network(), eqx.is_array)
@@ -246,6 +248,7 @@ def test_the_quadrature_of_backsolve_is_that_of_the_method():
 #
 
 
+@pytest.mark.slow
 @each_adjoint
 @pytest.mark.parametrize(
     "saveat",
@@ -272,6 +275,7 @@ def test_rows_on_the_grid_of_the_steps_and_rows_alike(saveat, sensealg):
     assert_close(got, expected, 1e-5)
 
 
+@pytest.mark.slow
 @each_adjoint
 def test_spans_and_counts_of_rows_that_differ(sensealg):
     def loss(x, sensealg):
@@ -294,6 +298,7 @@ def test_spans_and_counts_of_rows_that_differ(sensealg):
     assert_close(got, expected, 1e-8)
 
 
+@pytest.mark.slow
 @each_adjoint
 def test_times_have_gradients(sensealg):
     def loss(x, sensealg):
@@ -346,6 +351,7 @@ def test_a_failed_lane_pulls_back_nothing(saving, sensealg):
         np.testing.assert_allclose(by_u0[jnp.array([0, 2])], [4, 1 / 0.09], rtol=1e-8)
 
 
+@pytest.mark.slow
 @each_adjoint
 def test_a_chunk_of_failures_has_a_zero_gradient(sensealg):
     def loss(p):

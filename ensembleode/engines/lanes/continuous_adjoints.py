@@ -22,7 +22,9 @@ import numpy as np
 from ...core.saving import Saving
 from ...solvers.runge_kutta import add_scaled
 from ...solvers.time import REACH_OF_STEP, rounding
-from .adjoint import (
+from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
+from .loop import advance, Chunk, running, start, Step, Stepping
+from .replay import (
     add_end,
     Buffers,
     Cotangent,
@@ -34,8 +36,6 @@ from .adjoint import (
     time_of,
     Wide,
 )
-from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, running, start, Step, Stepping
 
 
 #

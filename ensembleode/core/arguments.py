@@ -1,0 +1,113 @@
+"""What `solve` is given, and what it refuses before anything is traced."""
+
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ..ensemble import EnsembleAlgorithm
+from ..options import check_count
+from ..solvers import Tsit5
+from ..tracing.program import is_tracer
+from ..tracing.trace_cache import key_of, traces
+from .aliases import solver_by_name
+
+
+def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
+    """The solver, and where the trajectories run.
+
+    **Raises:** `TypeError` for a class or a string in place of a solver.
+    """
+    if isinstance(alg, EnsembleAlgorithm) and ensemblealg is None:  # SciML allows it
+        return Tsit5(), alg
+    if isinstance(alg, type):
+        raise TypeError(
+            f"alg must be a solver, got the class {alg.__name__}; give {alg.__name__}()."
+        )
+    if isinstance(alg, str):
+        raise TypeError(f"alg must be a solver, got the string {alg!r}; {solver_by_name(alg)}.")
+    return Tsit5() if alg is None else alg, ensemblealg
+
+
+def check_trajectories(trajectories: Any) -> int:
+    """How many.
+
+    **Raises:** `ValueError` where it isn't given, or not positive.
+    """
+    if trajectories is None:
+        raise ValueError(
+            "trajectories is missing: say how many, as in solve(..., trajectories=100)."
+        )
+    return check_count("trajectories", trajectories)
+
+
+def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
+    """
+    **Raises:** `TypeError` for one of them that is given with a single problem.
+    """
+    given = {
+        "ensemblealg": ensemblealg,
+        "trajectories": trajectories,
+        "batch_size": batch_size,
+        "progress": progress or None,
+        "store": store,
+    }
+    for name, value in given.items():
+        if value is not None:
+            raise TypeError(
+                f"{name} is given with a single ODEProblem; make it an ensemble with "
+                "eo.EnsembleProblem(prob), or drop it."
+            )
+
+
+def check_store_key(store_key: Any, store: Any) -> None:
+    """
+    **Raises:** `TypeError` for what is no string, `ValueError` without a store.
+    """
+    if store_key is None:
+        return
+    if not isinstance(store_key, str) or not store_key:
+        raise TypeError(f"store_key must be a string that is not empty, got {store_key!r}.")
+    if store is None:
+        raise ValueError("store_key is given without store; drop it, or give store='...' too.")
+
+
+def key_from(seed: Any, key: Any) -> Any:
+    """The PRNG key that those of the trajectories come from.
+
+    **Raises:** `TypeError` for what is none, and for seeds that are no integers.
+    """
+    if key is None:
+        if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):
+            raise TypeError(f"seed must be an integer, got {seed!r}.")
+        return _key_of(seed)
+    dtype = getattr(key, "dtype", None)
+    if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32):
+        raise TypeError(f"key must be a JAX PRNG key, such as jax.random.key(0), got {key!r}.")
+    return key
+
+
+def _key_of(seed: Any) -> Any:
+    """The key that JAX makes of it, which is kept, as making it takes as long as a small solve."""
+    known = key_of("seed", seed)
+    found = None if known is None else traces.find(known)
+    if found is not None:
+        return found[0][0]
+    key = jax.random.key(seed)
+    if known is not None and not is_tracer(key):
+        traces.keep(known, [key], None)
+    return key
+
+
+def refuse_traced(**options: bool) -> None:
+    """
+    **Raises:** `ValueError` for an option that is given (true) inside of `jit`.
+    """
+    for name, value in options.items():
+        if value:
+            what = name if name in ("store", "on_interrupt") else f"{name}=True"
+            raise ValueError(
+                f"{what} can't work inside jit, grad or vmap, where nothing has been computed "
+                "yet; call solve outside of them, or drop it and look at sim.retcode."
+            )

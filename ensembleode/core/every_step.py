@@ -1,0 +1,31 @@
+"""Room for every step, where they are saved."""
+
+import dataclasses
+import math
+from typing import Any
+
+import numpy as np
+
+from .executor import Executor
+from .job import Job, Unfinished, with_output
+from .saving import Saving
+
+
+def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
+    """The job with room for them, which a first solve counts."""
+    ends = dataclasses.replace(job, report=None, sink=None)
+    try:
+        counts = executor.run(ends.replan(saving=Saving("ends", False, 1)), indices, repeat)
+    except Unfinished as e:  # of states, there are none yet
+        raise e.cause from None
+    most = int(np.max(np.asarray(counts.naccept) + np.asarray(counts.nreject)))
+    # A little more, as the program that saves them is another and may round otherwise.
+    room = 2 ** math.ceil(math.log2(max(16, most + most // 16 + 1)))
+    room = min(room, job.plan.maxiters)
+    return bounded(job, room)
+
+
+def bounded(job: Job, steps: int) -> Job:
+    """The job with room for this many saved steps."""
+    saving = job.plan.saving._replace(rows=steps + job.plan.saving.start)
+    return with_output(job.replan(saving=saving, maxiters=steps))

@@ -1,0 +1,94 @@
+"""Batches collected into arrays on the host."""
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.tree_util as jtu
+import numpy as np
+
+from .every_step import bounded
+from .job import blank, integers, Job, solve_lanes, Unfinished
+from .plan import Result
+
+
+class Ensemble(NamedTuple):
+    """The outcome of the whole ensemble; `u` is reduced where there is a reduction."""
+
+    u: Any
+    outcome: Result
+    converged: Any
+
+
+class Gather:
+    """Collects batches into arrays on the host."""
+
+    def __init__(self, trajectories: int):
+        self.trajectories = trajectories
+        self.leaves: list[np.ndarray] = []
+        self.structure: Any = None
+
+    @property
+    def empty(self) -> bool:
+        return not self.leaves
+
+    def missing(self, batch_size: int):
+        return ranges(self.trajectories, batch_size)
+
+    def add(self, wanted: np.ndarray, outcome: Result) -> None:
+        leaves, self.structure = jtu.tree_flatten(outcome)
+        leaves = [np.asarray(x) for x in leaves]
+        if not self.leaves:
+            self.leaves = [blank((self.trajectories, *x.shape[1:]), x.dtype) for x in leaves]
+        for i, new in enumerate(leaves):
+            self.leaves[i] = _fit(self.leaves[i], new)
+            rows = tuple(slice(0, n) for n in new.shape[1:])
+            self.leaves[i][(wanted, *rows)] = new
+
+    def ensemble(
+        self, job: Job, stopped: BaseException | None = None, wanted: Any = None
+    ) -> Ensemble:
+        """What was collected, and what is done of the batch that was `stopped`."""
+        if isinstance(stopped, Unfinished):
+            done = stopped.done
+            outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))
+            self.add(wanted[done], outcome)
+        if self.empty:
+            self.add(np.arange(0), _nothing(job))
+        outcome = jtu.tree_unflatten(self.structure, self.leaves)
+        return Ensemble(outcome.u, outcome, stopped is None)
+
+
+def ranges(trajectories: int, batch_size: int) -> Iterator[np.ndarray]:
+    """The indices of batch after batch."""
+    for start in range(0, trajectories, batch_size):
+        yield np.arange(start, min(start + batch_size, trajectories))
+
+
+def _nothing(job: Job) -> Result:
+    """The outcome of no trajectories."""
+    one = outcome_of_one(job)
+    return jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), one._replace(rerun=None))
+
+
+def outcome_of_one(job: Job) -> Result:
+    """Of one trajectory, the abstract values."""
+    if not job.plan.saving.rows:
+        job = bounded(job, 1)
+    plan, indices = job.plan, integers(np.arange(1))
+
+    def solve(lanes):
+        return solve_lanes(plan, lanes, indices, 1, job.key, job.output_consts)
+
+    one = jax.eval_shape(solve, job.trajectories.lanes(indices, 1))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
+
+
+def _fit(full: np.ndarray, new: np.ndarray) -> np.ndarray:
+    """Room for a batch that saved more steps than those before it."""
+    shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))
+    if shape == full.shape:
+        return full
+    larger = blank(shape, full.dtype)
+    larger[tuple(map(slice, full.shape))] = full
+    return larger

@@ -1,0 +1,115 @@
+"""A batch solved, and again those of its trajectories that `output_func` wants solved again."""
+
+import dataclasses
+import functools
+import math
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from .every_step import count_steps
+from .executor import Executor
+from .job import cause_of, integers, Job, may_rerun, Unfinished
+from .plan import Result
+from .retcode import ReturnCode
+
+
+class Batches(NamedTuple):
+    """Solves batches, eagerly, and tells who asks."""
+
+    job: Job
+    executor: Executor
+    batch_size: int
+    max_repeats: int
+
+    def solve(self, wanted: np.ndarray) -> Result:
+        """The outcome of these trajectories.
+
+        **Raises:** `Unfinished`, with what was done, where it is stopped.
+        """
+        try:
+            outcome = self._once(wanted, 1, self.batch_size)
+        except Unfinished as e:
+            if e.outcome.rerun is None:
+                raise
+            raise Unfinished(e.outcome, e.done & ~e.outcome.rerun, e.cause) from None
+        if outcome.rerun is not None:
+            outcome = self._again(wanted, outcome)
+        self._report(outcome)
+        return outcome
+
+    def solve_into(self, gather: Any, wanted: np.ndarray) -> Result:
+        """As they are done, where the executor gives them as they are."""
+        if not hasattr(gather, "part") or may_rerun(self.job.plan):
+            return self.solve(wanted)
+        sink = functools.partial(gather.part, wanted)
+        return self._replace(job=dataclasses.replace(self.job, sink=sink)).solve(wanted)
+
+    def total(self, wanted: np.ndarray) -> tuple[Any, Result]:
+        """The sum of their outputs, added up where they are, and their return codes and counts."""
+        u, outcome = self.executor.total(self.job, integers(wanted))
+        self._report(outcome)
+        return u, outcome
+
+    def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Result:
+        job, executor = self.job, self.executor
+        missing = size - len(wanted) if executor.vectorised else 0
+        # (NumPy's, as the jitted functions that they go to take those faster.)
+        indices = np.pad(wanted, (0, missing), mode="edge")
+        indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
+        if not job.plan.saving.rows:
+            job = count_steps(job, executor, indices, repeat)
+        outcome = executor.run(job, indices, repeat)
+        return jax.tree.map(lambda x: x[: len(wanted)], outcome) if missing else outcome
+
+    def _again(self, wanted: np.ndarray, outcome: Result) -> Result:
+        outcome = jax.tree.map(np.array, outcome)
+        for repeat in range(2, self.max_repeats + 1):
+            pending = np.flatnonzero(outcome.rerun)
+            if not len(pending):
+                break
+            # Powers of two, so that few shapes are compiled (where a batch can be filled up).
+            size = min(2 ** math.ceil(math.log2(len(pending))), self.batch_size)
+            try:
+                again = self._once(wanted[pending], repeat, size)
+            except (Unfinished, KeyboardInterrupt) as e:
+                raise Unfinished(outcome, ~outcome.rerun, cause_of(e)) from None
+            for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
+                old[pending] = new
+        return _give_up(outcome, np)
+
+    def _report(self, outcome: Result) -> None:
+        if self.job.report is not None and not self.executor.reports:
+            self.job.report(np.asarray(outcome.retcode))
+
+
+def solve_traced(job: Job, executor: Executor, indices: Any, max_repeats: int) -> Result:
+    """The same as one traced program."""
+    first = executor.run(job, indices, 1)
+    if first.rerun is None:
+        return first
+
+    def again(outcome, repeat):
+        def redo():
+            new = executor.run(job, indices, repeat)
+
+            def pick(old, new):
+                mask = outcome.rerun.reshape(-1, *(1,) * (old.ndim - 1))
+                return jnp.where(mask, new, old)
+
+            return jax.tree.map(pick, outcome, new)
+
+        return jax.lax.cond(jnp.any(outcome.rerun), redo, lambda: outcome), None
+
+    outcome, _ = jax.lax.scan(again, first, integers(np.arange(2, max_repeats + 1)))
+    return _give_up(outcome, jnp)
+
+
+def _give_up(outcome: Result, np_: Any) -> Result:
+    """A trajectory that still asks for a rerun has not succeeded."""
+    unsettled = outcome.rerun & (outcome.retcode == ReturnCode.Success.value)
+    failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
+    return outcome._replace(retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None)
