@@ -33,11 +33,12 @@ class Compiles:
     """Counts the programs that XLA compiles."""
 
     def __init__(self):
-        self.count = 0
+        self.count = self.total = 0
 
     def __call__(self, event, duration, **_):
         if event == "/jax/core/compile/backend_compile_duration":
             self.count += 1
+            self.total += 1
 
 
 _compiles = Compiles()
@@ -93,18 +94,23 @@ class _Memory:
 
     def __init__(self):
         self.most = _resident() + _MOST_MORE
-        self.cleared = 0
+        self.cleared = self.compiled = 0
 
     def __call__(self, may_forget):
         if self._is_too_much():
             _trim()
         if not may_forget:
             return
-        if self._is_too_much() or _mappings() > _MOST_MAPPINGS:
+        if self._is_too_much() or (self._compiled_more() and _mappings() > _MOST_MAPPINGS):
             jax.clear_caches()
             gc.collect()
             _trim()
             self.cleared = _resident()
+
+    def _compiled_more(self):
+        """Whether it is worth counting mappings, which takes milliseconds."""
+        self.compiled, before = _compiles.total, self.compiled
+        return self.compiled > before
 
     def _is_too_much(self):
         return _resident() > max(self.most, self.cleared + _WORTH_IT)

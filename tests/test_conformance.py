@@ -81,7 +81,6 @@ OF_EXECUTORS = {
     "test_closure_of_each",
     "test_every_step",
     "test_gradient",
-    "test_matrix_state_and_scalar_state",
     "test_output_func",
     "test_parameters_of_each_and_shared",
     "test_retcodes",
@@ -90,7 +89,6 @@ OF_EXECUTORS = {
     "test_spacing_over_tspan_of_each",
     "test_tolerance_of_each",
     "test_tspan_of_each",
-    "test_vmap_over_a_solve",
 }
 
 

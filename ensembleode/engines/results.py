@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, Int, Int8
 
 from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
@@ -12,30 +13,30 @@ from ..solvers.method import Method
 
 
 class Numbers(NamedTuple):
-    """Of the trajectories: `u0 [lane, *state]`; `t0` and `t1`, `[]` or `[lane]`; the `times` to
-    save, `[time]` or `[lane, time]`, or None."""
+    """Of the trajectories: where they begin, their spans (`[]` where all have the same), and the
+    times to save."""
 
-    u0: Any
-    t0: Any
-    t1: Any
-    times: Any
+    u0: Inexact[Array, "lane *state"]
+    t0: Float[Array, ""] | Float[Array, "lane"]
+    t1: Float[Array, ""] | Float[Array, "lane"]
+    times: Float[Array, "time"] | Float[Array, "lane time"] | Any
 
 
 class Saved(NamedTuple):
-    """What was saved on the way: `u [lane, row, *state]`, `t [lane, row]` where every step is, and
-    how many `rows`, `[]` or `[lane]`. None where only the end is."""
+    """What was saved on the way (their times where every step is), and how many rows; None where
+    only the end is."""
 
-    u: Any
-    t: Any
-    rows: Any
+    u: Inexact[Array, "lane row *state"] | Any
+    t: Float[Array, "lane row"] | Any
+    rows: Int[Array, ""] | Int[Array, "lane"] | Any
 
 
 class Counts(NamedTuple):
-    """Return codes, and steps accepted and tried: `[lane]`."""
+    """Return codes, and steps accepted and tried."""
 
-    codes: Any
-    naccept: Any
-    ntried: Any
+    codes: Int8[Array, "lane"]
+    naccept: Int[Array, "lane"]
+    ntried: Int[Array, "lane"]
 
 
 def result_of(

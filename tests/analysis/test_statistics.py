@@ -251,6 +251,7 @@ def test_at_times(sim):
     assert analysis.componentwise_vectors_timepoint(sim, 0.3).shape == (2, 5)
 
 
+@pytest.mark.slow
 def test_between_times(sim):
     ts = jnp.array([0.25, 0.75, 1.0])
     w = np.arange(1.0, 6)

@@ -107,7 +107,11 @@ def test_most_of_an_ensemble(caplog):
 
 @pytest.mark.parametrize(
     ("alg", "options"),
-    [(eo.Kvaerno5(), {}), (eo.RK4(), {"dt": 1e-3}), (eo.Tsit5(), {"dt": 1e-3, "adaptive": False})],
+    [
+        pytest.param(eo.Kvaerno5(), {}, marks=pytest.mark.slow),
+        (eo.RK4(), {"dt": 1e-3}),
+        (eo.Tsit5(), {"dt": 1e-3, "adaptive": False}),
+    ],
 )
 def test_methods_whose_steps_stability_does_not_bound(alg, options, caplog):
     log_once.cache_clear()

@@ -97,11 +97,7 @@ WAYS = {name: how for name, how in REVERSE.items() if name != "kernel"}
 
 @pytest.mark.parametrize(
     ("name", "way"),
-    [
-        slow_unless(way == "replay" or (name == "cond" and way == "backsolve"), name, way)
-        for name in DECIDED
-        for way in WAYS
-    ],
+    [slow_unless(way == "replay", name, way) for name in DECIDED for way in WAYS],
 )
 def test_only_the_branch_that_is_taken_is_differentiated(name, way):
     """`u' = -sqrt(p) u`, or zero where p is negative; the square root of that has no derivative."""

@@ -163,7 +163,7 @@ def ensemble_without_roots(growth=1.0):
 
 
 ENDS = [10.0, 0.25, 0.0, 1 + np.sin(0.9)]
-QUICK_FAILURES = eo.KenCarp4
+QUICK_FAILURES = eo.KenCarp3
 
 
 @pytest.mark.parametrize(

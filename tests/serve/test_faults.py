@@ -420,6 +420,7 @@ def test_two_services(running, tmp_path):
         assert new.client.get("/v1/ensembles").json() == {"ensembles": [], "next": None}
 
 
+@pytest.mark.slow
 def test_deleted_over_http(running, tmp_path):
     body = {"trajectories": 10, "u0": {"low": [0.5, 0.5], "high": [2.0, 2.0]}}
     with (

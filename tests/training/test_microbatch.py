@@ -44,6 +44,7 @@ def test_it_is_halved_when_memory_runs_out():
     np.testing.assert_allclose(found["losses"], whole["losses"], rtol=1e-10)
 
 
+@pytest.mark.slow
 @linux
 def test_without_auto_the_error_says_what_to_do():
     _, said = run(300, None, check=False)

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jaxtyping import Array, Float
 
 from ...core.lane import Lane
 from ...core.plan import Plan
@@ -183,11 +184,11 @@ def _operands(
 
 
 class Pulled(NamedTuple):
-    """Cotangents: `u0 [trajectory, *state]`, and of the constants and parameters of the field those
-    that are real numbers, `[trajectory, ...]`, or `[group, ...]` where all share them."""
+    """Cotangents: of the first states, and of the constants and parameters of the field those that
+    are real numbers, one a trajectory, or one a group where all share them."""
 
-    u0: Any
-    parameters: list[Any]
+    u0: Float[Array, "trajectory *state"]
+    parameters: list[Float[Array, "trajectory ..."] | Float[Array, "group ..."]]
 
 
 def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> Pulled:

@@ -1,8 +1,7 @@
 """Arithmetic on the state of a chunk: a tuple of arrays whose last axis is the lane.
 
 The leaves are one `[lane]` vector a component where the field is scalarised, and a single
-`[*state, lane]` array otherwise. What is one number a lane (a time, a step size, a mask) is
-`[lane]`, or `[]` where all lanes share it.
+`[*state, lane]` array otherwise.
 """
 
 import functools
@@ -13,11 +12,14 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float
 
 from ...solvers.arithmetic import ArrayArithmetic
 
 
 Leaves: TypeAlias = tuple[Any, ...]
+# A time or a step size: one a lane, or one that all lanes share.
+OfLanes: TypeAlias = Float[Array, ""] | Float[Array, "lane"]
 
 
 def over(lane: Any, leaf: Any) -> Any:

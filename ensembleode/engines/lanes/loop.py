@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
@@ -13,9 +14,9 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.step_size import initial_step, is_moved, scaled
+from ...solvers.step_size import initial_step, is_moved, scaled, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
-from .leaves import computed_once, is_finite, LANES, Leaves, over, select, sum_of
+from .leaves import computed_once, is_finite, LANES, Leaves, OfLanes, over, select, sum_of
 
 
 class Stepping(NamedTuple):
@@ -36,47 +37,46 @@ class Chunk(NamedTuple):
 
     - `u0`: leaves of the state.
     - `args`: what the field wants besides `(u, t)`.
-    - `t0`, `t1`: `[]` or `[lane]`.
-    - `tol`: the `Tolerances`; None with a fixed step.
-    - `dt`: the size of the (first) step, `[]` or `[lane]`; None for an automatic one.
-    - `bounds`: of an adaptive step, `[]` or `[lane]` each.
-    - `times`: the times to save, `[time]` or `[lane, time]`; None where there are none. Those past
-        the count of a lane are infinite, in the direction of time.
-    - `mask`: false in the lanes that only fill up the chunk. [lane]
+    - `tol`: None with a fixed step.
+    - `dt`: the size of the (first) step; None for an automatic one.
+    - `bounds`: of an adaptive step.
+    - `times`: the times to save; None where there are none. Those past the count of a lane are
+        infinite, in the direction of time.
+    - `mask`: false in the lanes that only fill up the chunk.
     """
 
     u0: Leaves
-    args: Any
-    t0: Any
-    t1: Any
-    tol: Any
-    dt: Any
+    args: PyTree
+    t0: OfLanes
+    t1: OfLanes
+    tol: Tolerances | Any
+    dt: OfLanes | Any
     bounds: StepBounds
-    times: Any
-    mask: Any
+    times: Float[Array, "time"] | Float[Array, "lane time"] | Any
+    mask: Bool[Array, "lane"]
 
 
 class State(NamedTuple):
     """Where the lanes are.
 
-    `[lane]` each; but where all lanes share a fixed step, `t` and `h` are `[]`.
+    (Where all lanes share a fixed step, `t` and `h` have no axis.)
 
     - `t`, `y`: the time and the state; `k`: the field there, where the last step has computed it.
     - `h`: the size of the next step, positive; a fixed step that time can't resolve becomes zero.
     - `memory`: what the controller remembers, a tuple; None with a fixed step.
     - `active`: whether the lane goes on.
-    - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk, `[]`.
+    - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk.
     """
 
-    tries: Any
-    t: Any
-    h: Any
+    tries: Int[Array, ""]
+    t: OfLanes
+    h: OfLanes
     y: Leaves
     k: Leaves | None
-    memory: Any
-    active: Any
-    naccept: Any
-    ntried: Any
+    memory: tuple | Any
+    active: Bool[Array, "lane"]
+    naccept: Int[Array, "lane"]
+    ntried: Int[Array, "lane"]
 
 
 class Step(NamedTuple):
@@ -95,16 +95,15 @@ class Step(NamedTuple):
 class Output(NamedTuple):
     """What is saved on the way.
 
-    - `u`: the saved states, `[lane, row, *state]`, NaN where not reached, with a row past the end;
-        `t`: the times, `[lane, row]`, where every step is saved.
-    - `row`: the next row to write, `[lane]`; `time`: the next time to save, where times are given.
-        Both are `[]` where all lanes share them.
+    - `u`: the saved states, NaN where not reached, with a row past the end; `t`: the times, where
+        every step is saved.
+    - `row`: the next row to write; `time`: the next time to save, where times are given.
     """
 
-    u: Any
-    t: Any
-    row: Any
-    time: Any
+    u: Inexact[Array, "lane row *state"]
+    t: Float[Array, "lane row"] | Any
+    row: Int[Array, ""] | Int[Array, "lane"]
+    time: OfLanes | Any
 
 
 def lanes_of(chunk: Chunk) -> int:

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jaxtyping import Array, Float, Inexact, Int
 
 from ...core.saving import Saving
 from ...solvers.runge_kutta import add_scaled
@@ -63,17 +64,16 @@ class Buffers(NamedTuple):
 class Cotangent(NamedTuple):
     """What is pulled back through a chunk.
 
-    - `end`: the cotangent of the state at `t1`; `rows`: those of the saved states,
-        `[lane, row, *state]`, or None.
-    - `saved`: the saved states themselves; `t`: their times, `[lane, row]`; `length`: how many,
-        `[lane]`. None where they are not wanted.
+    - `end`: the cotangent of the state at `t1`; `rows`: those of the saved states, if any.
+    - `saved`: the saved states themselves; `t`: their times; `length`: how many. None where they
+        are not wanted.
     """
 
     end: Leaves
-    rows: Any
-    saved: Any
-    t: Any
-    length: Any
+    rows: Inexact[Array, "lane row *state"] | Any
+    saved: Inexact[Array, "lane row *state"] | Any
+    t: Float[Array, "row"] | Float[Array, "lane row"] | Any
+    length: Int[Array, "lane"] | Any
 
 
 class Wide(NamedTuple):

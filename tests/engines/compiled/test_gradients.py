@@ -95,7 +95,7 @@ def test_reverse_is_that_of_differences(alg, steps, mode):
     [
         pytest.param(
             *(some, own, engine),
-            marks=() if engine == "compiled" or (some, own) == (0, True) else slow,
+            marks=() if engine == "compiled" else slow,
             id=f"{'some' if some else 'none'}-{'own' if own else 'shared'} times-{engine}",
         )
         for some in (2, 0)

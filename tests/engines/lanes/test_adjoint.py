@@ -132,7 +132,7 @@ def test_every_method(alg):
 
 
 @pytest.mark.parametrize(
-    "saving", [slow_unless(name == "own times", name) for name in SAVING if name != "times"]
+    "saving", [slow_unless(name == "ends", name) for name in SAVING if name != "times"]
 )
 def test_every_kind_of_saving(saving):
     for span in ((0.0, 1.0), (1.0, 0.0)):
@@ -343,6 +343,7 @@ def time_loss(x, engine):
 TIME_X = {"t0": jnp.array(0.1), "t1": jnp.array(1.2), "times": jnp.array([0.3, 0.5, 0.55, 1.0])}
 
 
+@pytest.mark.slow
 def test_times():
     """Those of the solution itself, and so to the tolerances."""
     both = jax.jit(jax.value_and_grad(functools.partial(time_loss, engine="lanes")))
@@ -451,7 +452,7 @@ def small_records(monkeypatch):
 
 @pytest.mark.parametrize(
     "saving",
-    ["steps", *map(functools.partial(slow_unless, False), ("times", "end", "own times"))],
+    [*map(functools.partial(slow_unless, False), ("steps", "times", "own times")), "end"],
 )
 def test_the_gradient_of_many_segments_is_that_of_one(small_records, saving):
     """Lanes that end in different segments, and the last segment not full."""

@@ -219,7 +219,7 @@ def integral_gradient(sensealg, alg, degree, times, dt=1.0):
     ("alg", "degree"),
     [
         (eo.Euler(), 5),
-        (eo.Tsit5(), 5),
+        pytest.param(eo.Tsit5(), 5, marks=pytest.mark.slow),
         pytest.param(eo.Vern7(), 7, marks=pytest.mark.slow),
         pytest.param(eo.Vern9(), 9, marks=pytest.mark.slow),
     ],
@@ -429,6 +429,7 @@ def test_single_precision(sensealg):
     assert_close(single, jax.jit(jax.grad(loss))(x), 1e-3)
 
 
+@pytest.mark.slow
 def test_which_engine_runs_it():
     prob = eo.ODEProblem(lotka_volterra, X["u0"], (0.0, 1.0), X["p"])
     for sensealg in ADJOINTS:

@@ -455,6 +455,7 @@ def test_matrix_products_depend_on_the_width_little(optimised):
 #
 
 
+@pytest.mark.slow
 def test_spans_of_either_direction_and_any_length():
     """Fewer rows than another lane has, forwards and backwards."""
     ends = jnp.array([0.0, 0.5, 1.0, 1.8])
