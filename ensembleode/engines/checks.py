@@ -27,6 +27,16 @@ def refusal_of_ours(
     return None
 
 
+def check_backsolve(options: dict) -> None:
+    """
+    **Raises:** `ValueError` for what can't be solved backwards.
+    """
+    if options["save_everystep"]:
+        raise ValueError(
+            "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
+        )
+
+
 def check_controller(label: str, can_adapt: bool, controller: Any) -> None:
     """
     **Arguments:** `controller`: that chooses the steps by their errors; or None.

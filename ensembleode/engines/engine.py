@@ -6,6 +6,7 @@ from typing import Any, ClassVar
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 from ..tracing.program import Program, Static
+from .results import for_one, only
 
 
 class Engine(abc.ABC):
@@ -57,9 +58,10 @@ class Engine(abc.ABC):
         del method
         return {}
 
-    @abc.abstractmethod
     def integrate(self, plan: Plan, lane: Lane) -> Result:
         """The solution of one trajectory: a pure function of its numbers."""
+        plan, lane = for_one(plan, lane)
+        return only(plan, self.solve_trajectories(plan, lane, 1))
 
     @abc.abstractmethod
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:

@@ -7,7 +7,7 @@ from ..solvers.controllers import AbstractController, PIController
 from ..solvers.norms import AbstractNorm, RMSNorm
 from ..solvers.runge_kutta import RungeKutta
 from ..tracing.program import Static
-from .checks import check_controller, check_steps
+from .checks import check_backsolve, check_controller, check_steps
 
 
 REVERSE = (
@@ -46,10 +46,8 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     check_controller(label, alg.adaptive, options["stepsize_controller"])
     check_steps(label, alg.adaptive, adaptive, has_dt)
     sensealg = options["sensealg"]
-    if isinstance(sensealg, sensitivity.BacksolveAdjoint) and options["save_everystep"]:
-        raise ValueError(
-            "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
-        )
+    if isinstance(sensealg, sensitivity.BacksolveAdjoint):
+        check_backsolve(options)
     forward = isinstance(sensealg, sensitivity.ForwardDiffSensitivity)
     adjoint = next((x for x in REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
     controller = None

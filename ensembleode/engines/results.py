@@ -1,5 +1,6 @@
-"""From what a time loop of ours leaves behind to the `Result` of several trajectories."""
+"""From what a time loop of ours leaves behind to the `Result` of trajectories, many or one."""
 
+import dataclasses
 from typing import Any, NamedTuple
 
 import jax
@@ -10,6 +11,7 @@ from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
 from ..core.retcode import ReturnCode
 from ..solvers.method import Method
+from ..tracing.program import Program, trace
 
 
 class Numbers(NamedTuple):
@@ -99,6 +101,24 @@ def _asked_for(numbers: Numbers) -> tuple:
     first = jnp.broadcast_to(jnp.sign(t1 - t0) * t0, (*forwards.shape[:-1], 1))
     before = jnp.concatenate([first, forwards[:, :-1]], axis=1)
     return jnp.isfinite(times), forwards < before
+
+
+def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
+    """A plan for one trajectory, of which no number has an axis of trajectories; and a field that
+    is no program (of the columns of a matrix, say) traced."""
+    if not isinstance(plan.field, Program):
+
+        def field(u, p, t):
+            return plan.field(lane.consts, u, p, t)
+
+        u0 = jnp.asarray(lane.u0)
+        t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
+        program, consts = trace(field, u0, lane.p, t, rules=True)
+        batched = plan.batched._replace(consts=(False,) * len(consts))
+        state = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
+        plan = dataclasses.replace(plan, field=program, batched=batched, state=state)
+        lane = lane._replace(consts=tuple(consts))
+    return dataclasses.replace(plan, batched=jax.tree.map(lambda _: False, plan.batched)), lane
 
 
 def only(plan: Plan, result: Result) -> Result:

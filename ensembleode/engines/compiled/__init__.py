@@ -18,7 +18,6 @@ own end and its own return code, and takes the next trajectory when it has finis
     JAX.
 """
 
-import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -38,7 +37,7 @@ from ..checks import refusal_of_ours
 from ..engine import Engine
 from ..explicit import method
 from ..rates import with_rates
-from ..results import only, with_times
+from ..results import with_times
 from .compiler import available
 from .field import length
 from .operations import check
@@ -129,12 +128,6 @@ class Compiled(Engine):
         # (Neighbours in memory, where there are many.)
         del state
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
-
-    def integrate(self, plan: Plan, lane: Lane) -> Result:
-        """Solve one trajectory."""
-        batched = jax.tree.map(lambda _: False, plan.batched)
-        plan = dataclasses.replace(plan, batched=batched)
-        return only(plan, self.solve_trajectories(plan, lane, 1))
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories in one call."""

@@ -28,7 +28,7 @@ from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import is_moved, Tolerances
 from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
-from ..checks import check_controller, check_steps
+from ..checks import check_backsolve, check_controller, check_steps
 from . import implicit
 from .control import ARRAYS, norm_of_tree, OwnController
 
@@ -114,10 +114,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
             raise ValueError(
                 f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out."
             )
-        if options["save_everystep"]:
-            raise ValueError(
-                "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
-            )
+        check_backsolve(options)
     stages, fsal = (alg.stages, alg.fsal) if ours else _cost(solver)
     order, embedded_order = _orders(alg, solver)
     if isinstance(controller, AbstractController):

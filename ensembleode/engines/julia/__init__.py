@@ -13,11 +13,7 @@ run by SciML's own ensemble algorithms, in this process or one of its own.
 - `environment.py`: where Julia is, and how it is installed.
 """
 
-import dataclasses
 from typing import Any, NamedTuple
-
-import jax
-import jax.numpy as jnp
 
 from ... import sensitivity
 from ...core.lane import Lane
@@ -26,7 +22,7 @@ from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.julia_alg import Description
 from ...solvers.norms import AbstractNorm
-from ...tracing.program import Program, Static, trace
+from ...tracing.program import Static
 from ..checks import check_controller, check_steps, refusal_of_ours
 from ..engine import Engine
 from ..rates import with_rates
@@ -51,21 +47,6 @@ _SENSEALGS = (
     sensitivity.ForwardDiffSensitivity,
     sensitivity.InterpolatingAdjoint,
 )
-
-
-def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
-    """The plan with a field of matrices, say, traced again."""
-
-    def field(u, p, t):
-        return plan.field(lane.consts, u, p, t)
-
-    u0 = jnp.asarray(lane.u0)
-    t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
-    program, consts = trace(field, u0, lane.p, t, rules=True)
-    batched = plan.batched._replace(consts=(False,) * len(consts))
-    state = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-    plan = dataclasses.replace(plan, field=program, batched=batched, state=state)
-    return plan, lane._replace(consts=tuple(consts))
 
 
 class Julia(Engine):
@@ -124,17 +105,6 @@ class Julia(Engine):
         others -= methods.packages(method.value.description)
         packages = {name: v for name, v in there.packages.items() if name not in others}
         return {"Julia": there.julia, **packages, **there.gpu}
-
-    def integrate(self, plan: Plan, lane: Lane) -> Result:
-        """Solve one trajectory."""
-        if not isinstance(plan.field, Program):
-            plan, lane = _traced(plan, lane)
-        every = jax.tree.map(lambda _: False, plan.batched)
-        plan = dataclasses.replace(plan, batched=every)
-        own = plan.own_times
-        result = self.solve_trajectories(plan, lane, 1)
-        t = result.t[0] if own else result.t
-        return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories, inside a compiled program."""

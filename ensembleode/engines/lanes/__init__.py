@@ -10,24 +10,22 @@ size, its own acceptance, its own end and its own return code.
 - `chunks.py`: trajectories to chunks and back.
 """
 
-import dataclasses
 import functools
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
-from ...tracing.program import Program, Static, trace
+from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
 from ..engine import Engine
 from ..explicit import method, REVERSE
 from ..rates import with_rates
-from ..results import only
+from ..results import for_one, only
 from . import chunks as _chunks
 from .gradients import solve_trajectories
 
@@ -46,19 +44,6 @@ def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None
     except NotInLanesError as e:
         return f"f can't be evaluated for several trajectories at once ({e})."
     return None
-
-
-def _traced(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
-    """The plan with a field of matrices, say, traced again."""
-
-    def field(u, p, t):
-        return plan.field(lane.consts, u, p, t)
-
-    t = jax.ShapeDtypeStruct((), jnp.asarray(lane.t0).dtype)
-    program, consts = trace(field, lane.u0, lane.p, t, rules=True)
-    batched = plan.batched._replace(consts=(False,) * len(consts))
-    plan = dataclasses.replace(plan, field=program, batched=batched)
-    return plan, lane._replace(consts=tuple(consts))
 
 
 class Lanes(Engine):
@@ -92,10 +77,7 @@ class Lanes(Engine):
 
     def integrate(self, plan: Plan, lane: Lane) -> Result:
         """Solve one trajectory: a chunk on its own, as narrow as goes."""
-        if not isinstance(plan.field, Program):
-            plan, lane = _traced(plan, lane)
-        batched = jax.tree.map(lambda _: False, plan.batched)
-        plan = dataclasses.replace(plan, batched=batched)
+        plan, lane = for_one(plan, lane)
         solved = solve_trajectories(plan, lane, 1, alone=True)
         return only(plan, with_rates(plan, lane, solved))
 
