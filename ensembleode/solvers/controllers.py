@@ -98,8 +98,10 @@ class AbstractController(eqx.Module):
         **Arguments:** `xp`, `squared`, `accepted`, `is_first`: as of `accepts` and `factor`.
         """
         factor, new = self.factor(xp, log_of(xp, squared), memory, accepted, is_first)
+        # (First what the next step waits for: LLVM's schedule depends on the order.)
+        next_h = h * xp.cast(factor, h.dtype)
         kept = [xp.where(accepted, a, b) for a, b in zip(new, memory, strict=True)]
-        return h * xp.cast(factor, h.dtype), tuple(kept)
+        return next_h, tuple(kept)
 
 
 def log_of(xp: Arithmetic, squared: Any) -> Any:
