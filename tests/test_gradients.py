@@ -268,7 +268,7 @@ def test_gradient_of_closures_spans_and_save_times():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [slow_unless(name != "columns", name) for name in ALGORITHMS])
+@pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_step(name):
     """Through all accepted steps, the room that is left over, and interpolation."""
 

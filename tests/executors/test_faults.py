@@ -382,7 +382,7 @@ if __name__ == "__main__":
     ("alg", "how", "batch"),
     [
         ("eo.EnsembleDistributed(workers=2)", "return", None),
-        pytest.param("eo.EnsembleThreads()", "raise", 500, marks=pytest.mark.slow),
+        ("eo.EnsembleThreads()", "raise", 500),
     ],
 )
 def test_ctrl_c(tmp_path, alg, how, batch):

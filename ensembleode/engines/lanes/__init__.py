@@ -26,7 +26,7 @@ from ..engine import Engine
 from ..explicit import method, REVERSE
 from ..rates import with_rates
 from ..results import for_one, only
-from . import chunks as _chunks
+from .chunks import width_of
 from .gradients import solve_trajectories
 
 
@@ -73,7 +73,7 @@ class Lanes(Engine):
 
     def width(self, state: Any, n: int) -> int:
         """How many lanes a chunk has."""
-        return _chunks.width_of(state, n)
+        return width_of(state, n)
 
     def integrate(self, plan: Plan, lane: Lane) -> Result:
         """Solve one trajectory: a chunk on its own, as narrow as goes."""

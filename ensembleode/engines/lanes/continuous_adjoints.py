@@ -12,6 +12,7 @@ saved state, and `(df/dp)^T lambda` integrated is the cotangent of the parameter
 Both are `adjoint.pull_back` in arguments and results.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -26,7 +27,6 @@ from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, s
 from .loop import advance, Chunk, running, start, Step, Stepping
 from .replay import (
     add_end,
-    Buffers,
     Cotangent,
     cotangents_of,
     pull_back,
@@ -41,20 +41,6 @@ from .replay import (
 #
 # Along the recorded steps
 #
-
-
-def gauss(
-    stepping: Stepping,
-    field: Callable,
-    saving: Saving,
-    chunk: Chunk,
-    cotangent: Cotangent,
-    room: Buffers | None,
-    split: Callable,
-    wide: Wide,
-) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Integrate back over the steps of the lanes of the mask, which succeed."""
-    return pull_back(stepping, field, saving, chunk, cotangent, room, split, wide, _over_step)
 
 
 class _Dense(NamedTuple):
@@ -108,6 +94,10 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     carry = (adjoint, grad, rows, took.astype(h.dtype), took)
     adjoint, grad, rows, *_ = jax.lax.while_loop(lambda c: jnp.any(c[4]), one, carry)
     return Pulled(adjoint, None, grad, rows)
+
+
+# Integrates back over the steps of the lanes of the mask, which succeed.
+gauss = functools.partial(pull_back, through=_over_step)
 
 
 def _last_row(dense: _Dense, rows: Any) -> tuple:

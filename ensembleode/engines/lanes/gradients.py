@@ -109,7 +109,8 @@ def _(residuals, cotangents, perturbed, numbers, mask, setup):
         grad_every, more_shared = pullback(grads)
         return (room, jax.tree.map(jnp.add, grad_shared, more_shared)), grad_every
 
-    like = jax.eval_shape(lambda e, s, m: chunk_of(setup, e, s, m), *_firsts(numbers), mask[0])
+    first = jax.tree.map(lambda x: x[0], numbers[0])
+    like = jax.eval_shape(lambda e, s, m: chunk_of(setup, e, s, m), first, numbers[1], mask[0])
     zero = jax.tree.map(jnp.zeros_like, shared)
     room = (
         None if adjoint == "BacksolveAdjoint" else buffers(setup.stepping, setup.plan.saving, like)
@@ -135,11 +136,6 @@ def _by_cost(setup: Setup, steps: Any) -> tuple:
 def _merged(x: Any) -> Any:
     """Without the axis of the chunks."""
     return x.reshape(-1, *x.shape[2:])
-
-
-def _firsts(numbers: tuple) -> tuple:
-    every, shared = numbers
-    return jax.tree.map(lambda x: x[0], every), shared
 
 
 def _real_parts(chunk: Chunk) -> tuple:

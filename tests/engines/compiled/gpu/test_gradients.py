@@ -119,7 +119,7 @@ def test_finite_differences(on_host):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("saveat", [slow_unless(False, None), jnp.array([0.0, 0.35, 1.0])])
+@pytest.mark.parametrize("saveat", [None, jnp.array([0.0, 0.35, 1.0])])
 def test_few_threads_and_short_records(on_host, monkeypatch, saveat):
     """Each thread has several trajectories, and records them in segments."""
     options = {"saveat": saveat, "maxiters": 400}
@@ -185,7 +185,7 @@ def test_a_failed_trajectory_adds_nothing(on_host):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("forward", [False, slow_unless(False, True)])
+@pytest.mark.parametrize("forward", [False, True])
 def test_mapped_over(on_host, forward):
     """The gradients of several losses in one launch, by what they share, and by what not."""
     options = {"saveat": jnp.array([0.5, 1.0])}
