@@ -8,6 +8,7 @@ Of a state that is a pytree, `*state` is one axis here: its components, flattene
 the leaves.
 """
 
+import functools
 from typing import Any
 
 import jax
@@ -31,9 +32,7 @@ def componentwise_mean(A: Any) -> Any:
 
     **Returns:** `[*state]`, NaN where no trajectory has a value.
     """
-    A = _as_samples(A)
-    there = ~jnp.isnan(A)
-    return jnp.sum(jnp.where(there, A, 0), axis=0) / _count(there, A)
+    return _mean(_as_samples(A))
 
 
 def componentwise_median(A: Any) -> Any:
@@ -63,7 +62,7 @@ def componentwise_quantile(A: Any, q: Any) -> Any:
     check_ordered(A)
     if not is_tracer(q) and not np.all((np.asarray(q) >= 0) & (np.asarray(q) <= 1)):
         raise ValueError(f"q must be from 0 to 1, got {q!r}.")
-    return jnp.nanquantile(A, jnp.asarray(q, A.dtype), axis=0)
+    return _quantile(A, jnp.asarray(q, A.dtype))
 
 
 def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
@@ -73,12 +72,7 @@ def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
 
     **Returns:** two arrays `[*state]`; of a single trajectory the variance is NaN.
     """
-    A = _as_samples(A)
-    mean = componentwise_mean(A)
-    there = ~jnp.isnan(A)
-    # (NaN would spread to the gradient, even if masked later.)
-    squares = jnp.abs(jnp.where(there, A - mean[None], 0)) ** 2
-    return mean, jnp.sum(squares, axis=0) / _freedom(_count(there, squares), bessel)
+    return _meanvar(_as_samples(A), bool(bessel))
 
 
 def componentwise_meancov(
@@ -93,11 +87,7 @@ def componentwise_meancov(
 
     **Returns:** three arrays `[*state]`.
     """
-    A, B, there = _pairs(A, B)
-    n = _count(there, A)
-    mean_a, mean_b = jnp.sum(A, axis=0) / n, jnp.sum(B, axis=0) / n
-    products = jnp.where(there, (A - mean_a[None]) * jnp.conj(B - mean_b[None]), 0)
-    return mean_a, mean_b, jnp.sum(products, axis=0) / _freedom(n, bessel)
+    return _meancov(*_as_pairs(A, B), bool(bessel))
 
 
 def componentwise_meancor(A: Any, B: Any) -> tuple:
@@ -108,11 +98,7 @@ def componentwise_meancor(A: Any, B: Any) -> tuple:
 
     **Returns:** three arrays `[*state]`; the correlation is NaN where one of them is constant.
     """
-    a, b, there = _pairs(A, B)
-    mean_a, mean_b, cov = componentwise_meancov(A, B)
-    _, var_a = componentwise_meanvar(jnp.where(there, a, jnp.nan))
-    _, var_b = componentwise_meanvar(jnp.where(there, b, jnp.nan))
-    return mean_a, mean_b, cov / (jnp.sqrt(var_a) * jnp.sqrt(var_b))
+    return _meancor(*_as_pairs(A, B))
 
 
 def componentwise_weighted_meancov(
@@ -135,26 +121,75 @@ def componentwise_weighted_meancov(
 
     **Raises:** `ValueError` for weights of another shape, or another `weight_type`.
     """
-    A, B, there = _pairs(A, B)
+    A, B = _as_pairs(A, B)
     weights: Any = jnp.asarray(W, A.dtype)
     if weights.shape not in (A.shape, A.shape[:1]):
         raise ValueError(
             f"W must have a weight for each of the {np.shape(A)[0]} trajectories, [trajectory] or "
             f"{list(A.shape)}; its shape is {weights.shape}."
         )
+    if weight_type not in _DIVISORS:
+        raise ValueError(f"weight_type must be one of {', '.join(_DIVISORS)}, got {weight_type!r}.")
+    return _weighted_meancov(A, B, weights, weight_type)
+
+
+# Each compiled as one: outside of `jit`, JAX compiles every operation by itself.
+
+
+@jax.jit
+def _mean(A: Any) -> Any:
+    there = ~jnp.isnan(A)
+    return jnp.sum(jnp.where(there, A, 0), axis=0) / _count(there, A)
+
+
+@jax.jit
+def _quantile(A: Any, q: Any) -> Any:
+    return jnp.nanquantile(A, q, axis=0)
+
+
+@functools.partial(jax.jit, static_argnames="bessel")
+def _meanvar(A: Any, bessel: bool = True) -> tuple:
+    mean = _mean(A)
+    there = ~jnp.isnan(A)
+    # (NaN would spread to the gradient, even if masked later.)
+    squares = jnp.abs(jnp.where(there, A - mean[None], 0)) ** 2
+    return mean, jnp.sum(squares, axis=0) / _freedom(_count(there, squares), bessel)
+
+
+@functools.partial(jax.jit, static_argnames="bessel")
+def _meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
+    A, B, there = _where_both_are(A, B)
+    n = _count(there, A)
+    mean_a, mean_b = jnp.sum(A, axis=0) / n, jnp.sum(B, axis=0) / n
+    products = jnp.where(there, (A - mean_a[None]) * jnp.conj(B - mean_b[None]), 0)
+    return mean_a, mean_b, jnp.sum(products, axis=0) / _freedom(n, bessel)
+
+
+@jax.jit
+def _meancor(A: Any, B: Any) -> tuple:
+    mean_a, mean_b, cov = _meancov(A, B)
+    a, b, there = _where_both_are(A, B)
+    _, var_a = _meanvar(jnp.where(there, a, jnp.nan))
+    _, var_b = _meanvar(jnp.where(there, b, jnp.nan))
+    return mean_a, mean_b, cov / (jnp.sqrt(var_a) * jnp.sqrt(var_b))
+
+
+@functools.partial(jax.jit, static_argnames="weight_type")
+def _weighted_meancov(A: Any, B: Any, weights: Any, weight_type: str) -> tuple:
+    A, B, there = _where_both_are(A, B)
     weights = weights.reshape(weights.shape + (1,) * (A.ndim - weights.ndim))
     weights = jnp.where(there, weights, 0)
     total = jnp.sum(weights, axis=0)
     mean_a, mean_b = jnp.sum(weights * A, axis=0) / total, jnp.sum(weights * B, axis=0) / total
     products = jnp.sum(weights * (A - mean_a[None]) * jnp.conj(B - mean_b[None]), axis=0)
-    divisors = {
-        "reliability": lambda: total - jnp.sum(weights * weights, axis=0) / total,
-        "population": lambda: total,
-        "frequency": lambda: total - 1,
-    }
-    if weight_type not in divisors:
-        raise ValueError(f"weight_type must be one of {', '.join(divisors)}, got {weight_type!r}.")
-    return mean_a, mean_b, products / divisors[weight_type]()
+    return mean_a, mean_b, products / _DIVISORS[weight_type](weights, total)
+
+
+_DIVISORS = {
+    "reliability": lambda weights, total: total - jnp.sum(weights * weights, axis=0) / total,
+    "population": lambda weights, total: total,
+    "frequency": lambda weights, total: total - 1,
+}
 
 
 def check_ordered(A: Any) -> None:
@@ -173,11 +208,15 @@ def _as_samples(A: Any) -> Any:
     return A if jnp.issubdtype(A.dtype, jnp.inexact) else A.astype(jnp.result_type(float))
 
 
-def _pairs(A: Any, B: Any) -> tuple:
-    """Both with zeros where one is missing, and where both are there."""
+def _as_pairs(A: Any, B: Any) -> tuple:
     A, B = _as_samples(A), _as_samples(B)
     if A.shape != B.shape:
         raise ValueError(f"A and B must be of one shape, got {A.shape} and {B.shape}.")
+    return A, B
+
+
+def _where_both_are(A: Any, B: Any) -> tuple:
+    """Both with zeros where one is missing, and where both are there."""
     there = ~(jnp.isnan(A) | jnp.isnan(B))
     return jnp.where(there, A, 0), jnp.where(there, B, 0), there
 
@@ -212,7 +251,7 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
         outside = i.dtype != bool and i[(i < -rows) | (i >= rows)]
         if np.size(outside):  # JAX would take the last
             raise IndexError(f"step {outside.flat[0]} of {rows}")
-    return u[:, i]
+    return u[:, i] if isinstance(i, slice) or i.dtype == bool else _steps(u, i)
 
 
 def componentwise_vectors_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
@@ -302,13 +341,13 @@ def timeseries_steps_meanvar(sim: EnsembleSolution) -> tuple:
 def timeseries_steps_meancov(sim: EnsembleSolution) -> tuple:
     """The means of each component at the steps i and j and the covariance, for all pairs:
     `[i, j, *state]` each."""
-    return _of_pairs(componentwise_meancov, states_of(sim), states_of(sim))
+    return _of_pairs(_meancov, states_of(sim), states_of(sim))
 
 
 def timeseries_steps_meancor(sim: EnsembleSolution) -> tuple:
     """The means of each component at the steps i and j and the correlation, for all pairs:
     `[i, j, *state]` each."""
-    return _of_pairs(componentwise_meancor, states_of(sim), states_of(sim))
+    return _of_pairs(_meancor, states_of(sim), states_of(sim))
 
 
 def timeseries_steps_weighted_meancov(
@@ -317,7 +356,7 @@ def timeseries_steps_weighted_meancov(
     """The weighted means of each component at the steps i and j and the weighted covariance, for
     all pairs: `[i, j, *state]` each. `W`: the weights `[trajectory]`; `weight_type`:
     [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
-    return _of_pairs(_weighted(W, weight_type), states_of(sim), states_of(sim))
+    return _of_pairs(_weighted(weight_type), states_of(sim), states_of(sim), jnp.asarray(W))
 
 
 #
@@ -337,9 +376,8 @@ def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     u = states_of(sim)
     if sim._du is not None:
         return flattened(sim(t), 1 + np.ndim(t))
-    t = jnp.asarray(t, jnp.asarray(sim.t).dtype)
-    axis = 0 if np.ndim(sim.t) == 2 else None
-    return jax.vmap(_linear, in_axes=(axis, 0, None))(jnp.asarray(sim.t), jnp.asarray(u), t)
+    ts = jnp.asarray(sim.t)
+    return _between(ts, u, jnp.asarray(t, ts.dtype))
 
 
 def componentwise_vectors_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
@@ -422,14 +460,14 @@ def timeseries_point_meancov(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -
     """The means of each component at the times `ts1[i]` and `ts2[j]` and the covariance, for all
     pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
     but the first (as in SciML)."""
-    return _of_pairs(componentwise_meancov, *_both(sim, ts1, ts2))
+    return _of_pairs(_meancov, *_both(sim, ts1, ts2))
 
 
 def timeseries_point_meancor(sim: EnsembleSolution, ts1: Any, ts2: Any = None) -> tuple:
     """The means of each component at the times `ts1[i]` and `ts2[j]` and the correlation, for all
     pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but the last, and all
     but the first (as in SciML)."""
-    return _of_pairs(componentwise_meancor, *_both(sim, ts1, ts2))
+    return _of_pairs(_meancor, *_both(sim, ts1, ts2))
 
 
 def timeseries_point_weighted_meancov(
@@ -439,7 +477,7 @@ def timeseries_point_weighted_meancov(
     covariance, for all pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but
     the last, and all but the first (as in SciML). `W`: the weights `[trajectory]`; `weight_type`:
     [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
-    return _of_pairs(_weighted(W, weight_type), *_both(sim, ts1, ts2))
+    return _of_pairs(_weighted(weight_type), *_both(sim, ts1, ts2), jnp.asarray(W))
 
 
 def states_of(sim: EnsembleSolution) -> Any:
@@ -469,15 +507,28 @@ def _both(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
     return get_timepoint(sim, ts1), get_timepoint(sim, ts2)
 
 
-def _weighted(W: Any, weight_type: Any) -> Any:
-    return lambda a, b: componentwise_weighted_meancov(a, b, W, weight_type)
+@functools.cache  # so that what is compiled with it is found again
+def _weighted(weight_type: str) -> Any:
+    return functools.partial(componentwise_weighted_meancov, weight_type=weight_type)
 
 
-def _of_pairs(statistic: Any, a: Any, b: Any) -> tuple:
+@functools.partial(jax.jit, static_argnums=0)
+def _of_pairs(statistic: Any, a: Any, b: Any, *weights: Any) -> tuple:
     """The statistic of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`: `[i, j, ...]`."""
-    rows = jax.vmap(statistic, in_axes=(None, 1))
+    rows = jax.vmap(lambda x, y: statistic(x, y, *weights), in_axes=(None, 1))
     # One after another: all pairs at once would take the memory of the ensemble squared.
-    return jax.lax.map(lambda x: rows(x, jnp.asarray(b)), jnp.moveaxis(jnp.asarray(a), 1, 0))
+    return jax.lax.map(lambda x: rows(x, b), jnp.moveaxis(a, 1, 0))
+
+
+@jax.jit
+def _steps(u: Any, i: Any) -> Any:
+    return u[:, i]
+
+
+@jax.jit
+def _between(ts: Any, us: Any, t: Any) -> Any:
+    """The states at `t` of trajectories `us` at the times `ts`, their own or everyone's."""
+    return jax.vmap(_linear, in_axes=(0 if ts.ndim == 2 else None, 0, None))(ts, us, t)
 
 
 def _linear(ts: Any, us: Any, t: Any) -> Any:

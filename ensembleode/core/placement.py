@@ -28,6 +28,14 @@ def as_jax_arrays(tree: Any) -> Any:
     return jax.tree.map(put, tree)
 
 
+def as_jax_array(x: Any) -> jax.Array:
+    """Numbers that are known as an array of JAX's, which shares no memory with them.
+
+    (`jnp.asarray` compiles a program for every shape, and `device_put` alone shares the memory.)
+    """
+    return jax.device_put(np.array(x))
+
+
 def default_device() -> Any:
     """Where JAX computes what is on no device yet."""
     chosen: Any = getattr(jax.config, "jax_default_device", None)

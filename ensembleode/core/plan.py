@@ -4,10 +4,13 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..tracing.program import Program, Static
 from .lane import Lane
+from .placement import as_jax_array
 from .saving import Saving
 from .state_tree import StateTree
 
@@ -83,4 +86,7 @@ def shared_times(plan: Plan, lanes: Lane) -> Any:
     """The saved times of `lanes`, where all trajectories share them: `[time]`."""
     if plan.saving.mode == "times":
         return jnp.asarray(lanes.saveat)
-    return jnp.stack([jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)][-plan.saving.rows :])
+    ends = [lanes.t0, lanes.t1][-plan.saving.rows :]
+    if any(isinstance(x, jax.Array) for x in ends):
+        return jnp.stack([jnp.asarray(x) for x in ends])
+    return as_jax_array(np.stack(ends))

@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
@@ -18,6 +17,7 @@ from ..tracing.purity import (
     random_state,
 )
 from ..tracing.trace_cache import Operand
+from .placement import as_jax_array
 from .trajectory_maker import Maker
 
 
@@ -140,4 +140,4 @@ def taken_apart(maker: Maker, trace: Trace, indexes_numpy: bool) -> tuple[Made, 
 
 def as_input(x: Any) -> Any:
     # A number stays one: inside the user's jit it is then a constant, which XLA can fold.
-    return x if isinstance(x, jax.Array | Operand) or np.ndim(x) == 0 else jnp.asarray(x)
+    return x if isinstance(x, jax.Array | Operand) or np.ndim(x) == 0 else as_jax_array(x)

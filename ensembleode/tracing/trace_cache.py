@@ -98,8 +98,9 @@ def _are(alive: Sequence, arrays: Sequence) -> bool:
 def _own(x: Any) -> Any:
     """A copy of an array that may be, or share the memory of, a NumPy array that is written into.
     (And JAX takes such an array for what it was as long as a constant made of it lives.)"""
-    is_array = isinstance(x, np.ndarray | jax.Array) and not is_key(x)
-    return x.copy() if is_array else x
+    if isinstance(x, jax.Array) and not is_key(x):
+        return jax.device_put(x, may_alias=False)  # (compiles nothing, unlike x.copy())
+    return x.copy() if isinstance(x, np.ndarray) else x
 
 
 traces = Traces()
