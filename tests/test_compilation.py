@@ -94,7 +94,7 @@ def test_a_rebound_global_is_not_stale(alg):
     np.testing.assert_allclose(ends, np.exp([-1, -2, -1]), rtol=1e-7)
 
 
-@pytest.mark.parametrize("batch_size", [None, 2])
+@pytest.mark.parametrize("batch_size", [slow_unless(False, None), 2])
 def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     def loss(theta):
         prob = eo.ODEProblem(

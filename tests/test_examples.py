@@ -18,7 +18,7 @@ EXAMPLES = pathlib.Path(__file__).parents[1] / "examples"
     [
         ("quickstart.py", ["--updates", "2", "--no-plot"], "EnsembleGPUArray"),
         slow_unless(False, "within_ode_batching.py", [], "coupled"),
-        ("neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
+        slow_unless(False, "neural_ode.py", ["--updates", "10", "--no-plot"], "held out"),
         slow_unless(
             False, "multiple_shooting.py", ["--updates", "10", "--no-plot"], "whole trajectory"
         ),

@@ -164,7 +164,7 @@ ONCE = [
 @pytest.mark.parametrize(
     ("engine", "sensealg", "wrap"),
     [
-        slow_unless(which in (ONCE[0], ONCE[4]) and wrap is jax.jit, *which, wrap)
+        slow_unless(which == ONCE[0] and wrap is jax.jit, *which, wrap)
         for which in ONCE
         for wrap in (jax.jit, lambda f: f)
     ],

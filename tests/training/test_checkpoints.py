@@ -148,6 +148,7 @@ def test_on_other_devices(tmp_path, before, after):
     np.testing.assert_allclose(found.losses, expected.losses, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_a_process_is_killed(tmp_path):
     """The other stops with what to do; and the run goes on with another number of processes."""
     expected = parity.numbers(resumed.fitted("none"))
