@@ -81,10 +81,10 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.slow)
 
 
-# What a process may take more than before the first test, in MiB. (The libraries that all tests
-# import take some 700.)
-_MOST_MORE = 300
-_WORTH_IT = 100  # and more than after it was last cleared
+# What a process may take after a test, in MiB; most tests take a hundred more. (The libraries that
+# they import take half of it.)
+_MOST = 1_200
+_WORTH_IT = 60  # and more than after it was last cleared
 _MOST_MAPPINGS = 15_000  # of which Linux gives a process 65,530, and each program takes some
 
 
@@ -93,7 +93,6 @@ class _Memory:
     tests have few in common."""
 
     def __init__(self):
-        self.most = _resident() + _MOST_MORE
         self.cleared = self.compiled = 0
 
     def __call__(self, may_forget):
@@ -113,7 +112,7 @@ class _Memory:
         return self.compiled > before
 
     def _is_too_much(self):
-        return _resident() > max(self.most, self.cleared + _WORTH_IT)
+        return _resident() > max(_MOST, self.cleared + _WORTH_IT)
 
 
 @pytest.hookimpl(trylast=True)
