@@ -85,7 +85,10 @@ def pytest_collection_modifyitems(items):
 # they import take half of it.)
 _MOST = 1_200
 _WORTH_IT = 60  # and more than after it was last cleared
-_MOST_MAPPINGS = 15_000  # of which Linux gives a process 65,530, and each program takes some
+# Of which Linux gives a process 65,530. A program takes some, a large one dozens, and counting them
+# takes as long as compiling a small one.
+_MOST_MAPPINGS = 40_000
+_COUNTED_AFTER = 300  # programs
 
 
 class _Memory:
@@ -93,23 +96,24 @@ class _Memory:
     tests have few in common."""
 
     def __init__(self):
-        self.cleared = self.compiled = 0
+        self.cleared = self.counted = 0
 
     def __call__(self, may_forget):
         if self._is_too_much():
             _trim()
         if not may_forget:
             return
-        if self._is_too_much() or (self._compiled_more() and _mappings() > _MOST_MAPPINGS):
+        if self._is_too_much() or self._has_too_many_mappings():
             jax.clear_caches()
             gc.collect()
             _trim()
             self.cleared = _resident()
 
-    def _compiled_more(self):
-        """Whether it is worth counting mappings, which takes milliseconds."""
-        self.compiled, before = _compiles.total, self.compiled
-        return self.compiled > before
+    def _has_too_many_mappings(self):
+        if _compiles.total < self.counted + _COUNTED_AFTER:
+            return False
+        self.counted = _compiles.total
+        return _mappings() > _MOST_MAPPINGS
 
     def _is_too_much(self):
         return _resident() > max(_MOST, self.cleared + _WORTH_IT)

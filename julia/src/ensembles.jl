@@ -134,11 +134,28 @@ end
 """The processes that are given work, and how many threads each has."""
 const WORKERS = Ref((Int[], 0))
 
+"""Those of them that have not died: by a signal (an interrupt ends one that is idle), or of memory."""
+function workers_left()
+    processes, threads = WORKERS[]
+    processes = filter(is_alive, intersect(processes, Distributed.workers()))
+    WORKERS[] = (processes, threads)
+    return processes
+end
+
+"""(One that is dying is listed a moment longer.)"""
+function is_alive(process)
+    try
+        return Distributed.remotecall_fetch(getpid, process) > 0
+    catch e
+        e isa InterruptException && rethrow()
+        return false
+    end
+end
+
 """Have this many processes with this many threads, and nothing else but what they need loaded."""
 function start_workers(n::Int, threads::Int)
-    processes, have = WORKERS[]
-    processes = intersect(processes, Distributed.workers())
-    if length(processes) == n && have == threads
+    processes = workers_left()
+    if length(processes) == n && last(WORKERS[]) == threads
         return processes
     end
     isempty(processes) || Distributed.rmprocs(processes...)

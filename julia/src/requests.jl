@@ -178,7 +178,7 @@ function in_one_thread(fn, place::Place)
 end
 
 function operation_status(request)
-    processes, threads = WORKERS[]
+    processes = workers_left()
     return Dict{String,Any}(
         "version" => string(VERSION),
         "threads" => Threads.nthreads(),

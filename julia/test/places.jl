@@ -63,6 +63,11 @@ end
     @test solved(linear(), 1; SAVED..., place..., one...).u == serial.u[:, :, 1:1]
     others = two("EnsembleSplitThreads", 2)
     @test isempty(intersect(others["worker_pids"], status["worker_pids"]))
+    # Whoever has died is replaced, and nobody else asks for it.
+    run(`kill -9 $(first(others["worker_pids"]))`)
+    @test isequal(solved(linear(), N; SAVED...), serial)
+    @test ask("status")["workers"] == 1
+    @test isempty(intersect(two("EnsembleSplitThreads", 2)["worker_pids"], others["worker_pids"]))
     ask("stop_workers")
     @test ask("status")["workers"] == 0 && Distributed.nprocs() == 1
 end

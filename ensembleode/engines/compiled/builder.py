@@ -444,7 +444,7 @@ class Builder:
             value = np.asarray(value).astype(dtype)[()]
         text = _literal(value, dtype)
         if lanes:
-            text = f"<{', '.join([f'{type_of(dtype)} {text}'] * lanes)}>"
+            text = f"splat ({type_of(dtype)} {text})"
         found = Value(self, text, dtype, lanes)
         found.constant = value
         return found

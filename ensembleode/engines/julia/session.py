@@ -18,7 +18,7 @@ import sys
 import tempfile
 import threading
 import tomllib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from typing import Any
 
@@ -74,7 +74,7 @@ class Session(abc.ABC):
     def __init__(self, threads: int):
         self.threads = threads
         self._thread = _Thread()
-        self._workers: list[int] = []
+        self._has_workers = False
         self._defined: set[str] = set()
         self._started: Future = Future()
 
@@ -106,22 +106,23 @@ class Session(abc.ABC):
         **Raises:** [`JuliaError`][] with Julia's message; after Julia has stopped, whatever the
         handler of a signal has raised meanwhile, such as `KeyboardInterrupt`.
         """
-        place = request.options.get("place", {})
+        place, workers = request.options.get("place", {}), ()
         if place.get("name") in _DISTRIBUTED:
-            # Their process ids are needed to interrupt them.
-            self._workers = self._ask(Request("workers", {"place": place}, {}))["worker_pids"]
+            self._has_workers = True
+            workers = self._ask(Request("workers", {"place": place}, {}))["worker_pids"]
         new = request.leave_out(self._defined)
-        answer = self._ask(request)
+        answer = self._ask(request, workers)
         self._defined |= new
         return answer
 
     def close(self) -> None:
         """End the processes of distributed ensembles."""
-        if self._workers:
+        if self._has_workers:
             self._ask(Request("stop_workers", {}, {}))
-            self._workers = []
+            self._has_workers = False
 
-    def _ask(self, request: Request) -> dict[str, Any]:
+    def _ask(self, request: Request, workers: Sequence[int] = ()) -> dict[str, Any]:
+        """Julia's answer. `workers` are the process ids of those that do the work."""
         request.arrays["stop"] = np.zeros(1, np.int32)
         answer: Future = Future()
         try:
@@ -130,7 +131,7 @@ class Session(abc.ABC):
         except BaseException:
             # Without an answer, what was raised is of a signal: Ctrl-C, a time limit, ...
             if not answer.done() and not answer.cancel():
-                self._stop(request, answer)
+                self._stop(request, answer, workers)
             raise
         answered = tomllib.loads(text)
         if "error" in answered:
@@ -140,9 +141,9 @@ class Session(abc.ABC):
             raise JuliaError(f"Julia failed: {said}")
         return answered
 
-    def _stop(self, request: Request, answer: Future) -> None:
+    def _stop(self, request: Request, answer: Future, workers: Sequence[int]) -> None:
         """Have Julia stop, and wait until it has: the arrays are Julia's until then."""
-        for pid in self._workers:
+        for pid in workers:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGINT)
         while not answer.done():

@@ -468,7 +468,8 @@ def test_nothing_is_lost_by_an_error():
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, TimeoutError, SystemExit])
 def test_interrupt(error):
-    """Ctrl-C stops Julia, as do a time limit and a handler that exits; and the next solve works."""
+    """Ctrl-C stops Julia, as do a time limit and a handler that exits; and the next solve works.
+    Workers that have nothing to do with it are left alone."""
     prob = eo.remake(LORENZ, tspan=(0.0, 1e9))
     ens = eo.EnsembleProblem(prob)
     main = threading.main_thread().ident
@@ -482,7 +483,9 @@ def test_interrupt(error):
         time.sleep(3)
         signal.pthread_kill(main, number)
 
-    eo.solve(eo.EnsembleProblem(LORENZ), None, PLACES["threads"], trajectories=4, engine="julia")
+    for place in (eo.EnsembleDistributed(workers=2), PLACES["threads"]):
+        eo.solve(eo.EnsembleProblem(LORENZ), None, place, trajectories=4, engine="julia")
+    workers = worker_pids()
     if number == signal.SIGALRM:
         signal.signal(number, handler)
     threading.Thread(target=press).start()
@@ -499,6 +502,7 @@ def test_interrupt(error):
         )
     assert time.perf_counter() - started < 30
     assert eo.solve(LORENZ, engine="julia").retcode == eo.ReturnCode.Success
+    assert worker_pids() == workers
 
 
 def run_python(code, **environment):
@@ -638,13 +642,17 @@ def test_one_core_and_large_arrays():
     assert done.stdout.strip().endswith("done"), done.stderr
 
 
+def worker_pids():
+    return session.start()._ask(session.Request("status", {}, {}))["worker_pids"]
+
+
 def test_a_worker_that_dies():
     """One error, and the next solve has other workers."""
     place = eo.EnsembleDistributed(workers=2)
     short, ens = eo.EnsembleProblem(LORENZ), eo.EnsembleProblem(eo.remake(LORENZ, tspan=(0.0, 1e8)))
     options = {"trajectories": 4, "engine": "julia"}
     eo.solve(short, None, place, **options)
-    victim = session.start()._workers[0]
+    victim = worker_pids()[0]
 
     def kill():
         time.sleep(3)
@@ -653,6 +661,7 @@ def test_a_worker_that_dies():
     threading.Thread(target=kill).start()
     with pytest.raises(JuliaError, match="ProcessExitedException"):
         eo.solve(ens, None, place, maxiters=10**9, abstol=1e-12, **options)
-    sim = eo.solve(short, None, place, **options)
-    assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
-    assert victim not in session.start()._workers
+    for where in (eo.EnsembleSerial(), PLACES["threads"], place):
+        sim = eo.solve(short, None, where, **options)
+        assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
+    assert victim not in worker_pids()
