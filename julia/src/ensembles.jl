@@ -134,28 +134,24 @@ end
 """The processes that are given work, and how many threads each has."""
 const WORKERS = Ref((Int[], 0))
 
-"""Those of them that have not died: by a signal (an interrupt ends one that is idle), or of memory."""
-function workers_left()
-    processes, threads = WORKERS[]
-    processes = filter(is_alive, intersect(processes, Distributed.workers()))
-    WORKERS[] = (processes, threads)
-    return processes
-end
+"""Those of them that have work in the request that is being answered."""
+const IN_USE = Ref(Int[])
 
-"""(One that is dying is listed a moment longer.)"""
-function is_alive(process)
-    try
-        return Distributed.remotecall_fetch(getpid, process) > 0
-    catch e
-        e isa InterruptException && rethrow()
-        return false
-    end
+"""
+Whether a process answers. One that has died does not (by an interrupt, where it was idle, or of
+memory), nor one that is busy with what nobody waits for any more.
+"""
+function answers(process)
+    asked = @async Distributed.remotecall_fetch(getpid, process)
+    return timedwait(() -> istaskdone(asked), 2.0; pollint = 0.001) === :ok &&
+           !istaskfailed(asked)
 end
 
 """Have this many processes with this many threads, and nothing else but what they need loaded."""
 function start_workers(n::Int, threads::Int)
-    processes = workers_left()
-    if length(processes) == n && last(WORKERS[]) == threads
+    processes, have = WORKERS[]
+    processes = intersect(processes, Distributed.workers())
+    if length(processes) == n && have == threads && all(answers, processes)
         return processes
     end
     isempty(processes) || Distributed.rmprocs(processes...)

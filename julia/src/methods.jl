@@ -34,7 +34,7 @@ function load(package::AbstractString, option = "--all_methods")
              Base.identify_package(parent, package)
         id === nothing && continue
         # Workers that started after it was loaded here have not got it.
-        processes = workers_left()
+        processes = IN_USE[]
         isempty(processes) || Distributed.remotecall_eval(Main, processes, :(Base.require($id)))
         return Base.require(id)
     end

@@ -72,10 +72,10 @@ function place(description)
         threads = get(description, "threads", 0),
         backend = get(description, "backend", ""),
     )
+    IN_USE[] = is_distributed(chosen) ? start_workers(chosen.workers, max(1, chosen.threads)) :
+               Int[]
     is_gpu(chosen) && load_gpu(chosen.backend)
-    processes = is_distributed(chosen) ? start_workers(chosen.workers, max(1, chosen.threads)) :
-                Int[]
-    return chosen, [Distributed.myid(); processes]
+    return chosen, [Distributed.myid(); IN_USE[]]
 end
 
 const BACKENDS = ("CPU", "CUDA", "AMDGPU", "oneAPI", "Metal")
@@ -178,7 +178,8 @@ function in_one_thread(fn, place::Place)
 end
 
 function operation_status(request)
-    processes = workers_left()
+    processes, threads = WORKERS[]
+    processes = filter(answers, intersect(processes, Distributed.workers()))
     return Dict{String,Any}(
         "version" => string(VERSION),
         "threads" => Threads.nthreads(),
