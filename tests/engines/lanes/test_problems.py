@@ -56,7 +56,7 @@ def pleiades(u, p, t):
     """Seven stars in the plane: `u` is `[position or velocity, coordinate, star]`."""
     q, v = u
     gaps = q[:, None, :] - q[:, :, None]
-    distances = jnp.sum(gaps**2, axis=0) + jnp.eye(7)
+    distances = jnp.sum(gaps**2, axis=0) + jnp.eye(7, dtype=u.dtype)
     return jnp.stack([v, jnp.sum(p[None, None] * gaps / distances[None] ** 1.5, axis=2)])
 
 
