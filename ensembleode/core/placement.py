@@ -28,7 +28,7 @@ def as_jax_arrays(tree: Any) -> Any:
     return jax.tree.map(put, tree)
 
 
-def as_jax_array(x: Any) -> jax.Array:
+def copied_to_jax(x: Any) -> jax.Array:
     """Numbers that are known as an array of JAX's, which shares no memory with them.
 
     (`jnp.asarray` compiles a program for every shape, and `device_put` alone shares the memory.)

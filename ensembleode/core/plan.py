@@ -10,7 +10,7 @@ import numpy as np
 
 from ..tracing.program import Program, Static
 from .lane import Lane
-from .placement import as_jax_array
+from .placement import copied_to_jax
 from .saving import Saving
 from .state_tree import StateTree
 
@@ -89,4 +89,4 @@ def shared_times(plan: Plan, lanes: Lane) -> Any:
     ends = [lanes.t0, lanes.t1][-plan.saving.rows :]
     if any(isinstance(x, jax.Array) for x in ends):
         return jnp.stack([jnp.asarray(x) for x in ends])
-    return as_jax_array(np.stack(ends))
+    return copied_to_jax(np.stack(ends))

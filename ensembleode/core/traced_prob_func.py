@@ -17,7 +17,7 @@ from ..tracing.purity import (
     random_state,
 )
 from ..tracing.trace_cache import Operand
-from .placement import as_jax_array
+from .placement import copied_to_jax
 from .trajectory_maker import Maker
 
 
@@ -140,4 +140,4 @@ def taken_apart(maker: Maker, trace: Trace, indexes_numpy: bool) -> tuple[Made, 
 
 def as_input(x: Any) -> Any:
     # A number stays one: inside the user's jit it is then a constant, which XLA can fold.
-    return x if isinstance(x, jax.Array | Operand) or np.ndim(x) == 0 else as_jax_array(x)
+    return x if isinstance(x, jax.Array | Operand) or np.ndim(x) == 0 else copied_to_jax(x)

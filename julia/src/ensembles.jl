@@ -138,20 +138,20 @@ const WORKERS = Ref((Int[], 0))
 const IN_USE = Ref(Int[])
 
 """
-Whether a process answers. One that has died does not (by an interrupt, where it was idle, or of
-memory), nor one that is busy with what nobody waits for any more.
+The id of a worker's process; 0 where it does not answer: it has died (by an interrupt, where it was
+idle, or of memory), or is busy with what nobody waits for any more.
 """
-function answers(process)
-    asked = @async Distributed.remotecall_fetch(getpid, process)
-    return timedwait(() -> istaskdone(asked), 2.0; pollint = 0.001) === :ok &&
-           !istaskfailed(asked)
+function process_id(worker)
+    asked = @async Distributed.remotecall_fetch(getpid, worker)
+    waited = timedwait(() -> istaskdone(asked), 2.0; pollint = 0.001)
+    return waited === :ok && !istaskfailed(asked) ? Int(fetch(asked)) : 0
 end
 
 """Have this many processes with this many threads, and nothing else but what they need loaded."""
 function start_workers(n::Int, threads::Int)
     processes, have = WORKERS[]
     processes = intersect(processes, Distributed.workers())
-    if length(processes) == n && have == threads && all(answers, processes)
+    if length(processes) == n && have == threads && all(i -> process_id(i) > 0, processes)
         return processes
     end
     isempty(processes) || Distributed.rmprocs(processes...)

@@ -178,13 +178,13 @@ function in_one_thread(fn, place::Place)
 end
 
 function operation_status(request)
-    processes, threads = WORKERS[]
-    processes = filter(answers, intersect(processes, Distributed.workers()))
+    workers = intersect(first(WORKERS[]), Distributed.workers())
+    ids = filter(>(0), map(process_id, workers))
     return Dict{String,Any}(
         "version" => string(VERSION),
         "threads" => Threads.nthreads(),
-        "workers" => length(processes),
-        "worker_pids" => [Distributed.remotecall_fetch(getpid, i) for i in processes],
+        "workers" => length(ids),
+        "worker_pids" => ids,
         "scimlbase" => string(pkgversion(SciMLBase)),
         "project" => something(Base.active_project(), ""),
     )
