@@ -1,8 +1,8 @@
 """One solve, from `prob_func` to arrays and back.
 
 - `trajectories.py`: a `prob_func` as arrays (`lane.py`). `trajectory_maker.py` makes one of them:
-    traced (`traced_prob_func.py`), by an earlier trace (`remembered_prob_func.py`), with NumPy
-    arrays lifted (`lifting.py`), or called for each (`called_prob_func.py`).
+    traced (`traced_prob_func.py`), with NumPy arrays lifted (`lifting.py`), or called for each
+    (`called_prob_func.py`).
 - `state_tree.py`: states that are pytrees, as vectors.
 - `saving.py`: which times are saved; `keys.py`: PRNG keys.
 - `plan.py`, `job.py`: what is solved, as engines and executors are given it.

@@ -9,8 +9,6 @@ import jax.numpy as jnp
 from ..ensemble import EnsembleAlgorithm
 from ..options import check_count
 from ..solvers import Tsit5
-from ..tracing.program import is_tracer
-from ..tracing.trace_cache import key_of, traces
 from .aliases import solver_by_name
 
 
@@ -81,22 +79,10 @@ def key_from(seed: Any, key: Any) -> Any:
     if key is None:
         if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):
             raise TypeError(f"seed must be an integer, got {seed!r}.")
-        return _key_of(seed)
+        return jax.random.key(seed)
     dtype = getattr(key, "dtype", None)
     if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32):
         raise TypeError(f"key must be a JAX PRNG key, such as jax.random.key(0), got {key!r}.")
-    return key
-
-
-def _key_of(seed: Any) -> Any:
-    """The key that JAX makes of it, which is kept, as making it takes as long as a small solve."""
-    known = key_of("seed", seed)
-    found = None if known is None else traces.find(known)
-    if found is not None:
-        return found[0][0]
-    key = jax.random.key(seed)
-    if known is not None and not is_tracer(key):
-        traces.keep(known, [key], None)
     return key
 
 

@@ -16,8 +16,6 @@ from ..problem import EnsembleContext
 from ..solution import EngineChoice, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
-from ..tracing.reach import abstract
-from ..tracing.trace_cache import traced_once
 from .lane import Lane, Trajectories
 from .plan import Plan, Result
 
@@ -152,31 +150,23 @@ def with_output(job: Job) -> Job:
 
     args = (result, 0, 1, job.key)
 
-    def make():
-        try:
-            program, consts = trace(output, *args, rules=True)
-        except (*NOT_TRACEABLE, IndexError) as e:
-            raise TypeError(
-                "output_func must be written in JAX, as it is traced once for all trajectories: "
-                f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
-            ) from e
-        check_once(
-            output_func,
-            lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),
-            "output_func gives another value each time it is called with the same solution (by "
-            "random numbers of NumPy or Python, or the clock). It is traced once for all "
-            "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
-        )
-        return program, tuple(consts)
-
-    if job.traced:
-        program, consts = make()
-    else:
-        shapes = jax.tree.map(abstract, args)
-        program, consts = traced_once(("output_func", output_func, shapes), make)
+    try:
+        program, consts = trace(output, *args, rules=True)
+    except (*NOT_TRACEABLE, IndexError) as e:
+        raise TypeError(
+            "output_func must be written in JAX, as it is traced once for all trajectories: "
+            f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
+        ) from e
+    check_once(
+        output_func,
+        lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),
+        "output_func gives another value each time it is called with the same solution (by "
+        "random numbers of NumPy or Python, or the clock). It is traced once for all "
+        "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
+    )
     traced = job.traced or any(map(is_tracer, consts))
-    job = dataclasses.replace(job.replan(output=program), traced=traced)
-    return dataclasses.replace(job, output_consts=consts)
+    plan = dataclasses.replace(plan, output=program)
+    return dataclasses.replace(job, plan=plan, traced=traced, output_consts=tuple(consts))
 
 
 def may_rerun(plan: Plan) -> bool:

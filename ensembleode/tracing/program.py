@@ -90,20 +90,6 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 
     **Returns:** the program, and the list of its constants.
     """
-    program, consts, _ = trace_apart(fn, args, (), rules=rules)
-    return program, consts
-
-
-def trace_apart(
-    fn: Callable, args: tuple, operands: Sequence, rules: bool = False
-) -> tuple[Program, list, list]:
-    """Trace `fn(*args, *operands)`, whose operands are arrays that become constants of the program,
-    as if `fn` had closed over them. But it can't have seen their values, and nor has the program.
-
-    **Returns:** the program; its constants, those that `fn` closes over; and which of the operands
-    are the other constants, after those.
-    """
-    args = (*args, *operands)
     # A fresh function each time: make_jaxpr caches by identity, and what a function closes
     # over may have been rebound since the last call.
     closed, out_shape = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
@@ -111,24 +97,12 @@ def trace_apart(
         # The user's own inner jit closed over arrays: inlining it turns them into inputs.
         inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
-    jaxpr, used = _as_constants(closed.jaxpr, len(operands))
+    # (No constant has its value with it: a program would keep it alive.)
+    jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
     key = _jaxpr_key(jaxpr)
     if rules:
         key = (key, tuple(map(_rule_key, _custom_calls(jaxpr))))
-    return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts), used
-
-
-def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list]:
-    """The last inputs as constants, those that are used: which these are.
-
-    No constant has its value with it: a program would keep it alive.
-    """
-    end = len(jaxpr.invars) - count
-    inputs, moved = jaxpr.invars[:end], jaxpr.invars[end:]
-    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
-    read.update(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
-    used = [i for i, v in enumerate(moved) if v in read]
-    return with_constants(jaxpr, [*jaxpr.constvars, *(moved[i] for i in used)], inputs), used
+    return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts)
 
 
 # Since JAX 0.11 constants are those that have a value with them.
@@ -140,18 +114,6 @@ def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jax
     these as inputs."""
     values: Any = {"consts": [None] * len(constants)} if _CONSTANTS_HAVE_VALUES else {}
     return jaxpr.replace(constvars=constants, invars=inputs, **values)
-
-
-def is_self_contained(program: Program) -> bool:
-    """Whether running it does nothing but compute: no effects, and no calls of Python."""
-    return not program.jaxpr.effects and not any(map(_calls_python, program.jaxpr.eqns))
-
-
-def _calls_python(eqn: Any) -> bool:
-    inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
-    return "callback" in eqn.primitive.name or any(
-        any(map(_calls_python, each.eqns)) for each in inner
-    )
 
 
 class Static:
