@@ -22,6 +22,7 @@ HELD: dict = {"k": 1.0, "nested": [{"k": 1.0}]}
 ARRAY = np.array([1.0])
 BIG = np.ones(400_000)
 MODULE: Any = types.ModuleType("of_a_test")
+CONFIG: Any = jax.config
 
 
 def helper():
@@ -192,7 +193,7 @@ def by_static_of_equinox(_):
 
 
 def by_method_of_a_library(patch):
-    layer = eqx.nn.Linear(1, 1, key=jax.random.key(0))
+    layer: Any = eqx.nn.Linear(1, 1, key=jax.random.key(0))
 
     def change(k):
         patch.setattr(eqx.nn.Linear, "__call__", lambda self, x: k * x)
@@ -263,8 +264,8 @@ def by_custom_rule(_):
 
 def by_configuration(_):
     return (
-        lambda: {"float32": 1.0, "highest": 3.0}[str(jax.config.jax_default_matmul_precision)],
-        lambda k: jax.config.update(
+        lambda: {"float32": 1.0, "highest": 3.0}[str(CONFIG.jax_default_matmul_precision)],
+        lambda k: CONFIG.update(
             "jax_default_matmul_precision", {1.0: "float32", 3.0: "highest"}[k]
         ),
     )
@@ -275,12 +276,12 @@ WAYS = [x for name, x in list(globals().items()) if name.startswith("by_")]
 
 @pytest.fixture(autouse=True)
 def _as_they_were():
-    precision = jax.config.jax_default_matmul_precision
+    precision = CONFIG.jax_default_matmul_precision
     yield
     set_global(1.0)
     HELD.update(k=1.0, nested=[{"k": 1.0}])
     ARRAY[0] = BIG[0] = Model.scale = 1.0
-    jax.config.update("jax_default_matmul_precision", precision)
+    CONFIG.update("jax_default_matmul_precision", precision)
 
 
 def solve(f=None, prob_func=None, output_func=None, p: Any = 0.0, n=2):
