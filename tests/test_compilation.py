@@ -148,6 +148,32 @@ def test_prob_func_is_called_twice(alg):
     assert len(calls) == 2  # the second to see that it makes the same
 
 
+def test_what_is_met_again_is_called_once(alg):
+    calls = []
+
+    def f(u, p, t):
+        calls.append("f")
+        return -u
+
+    def prob_func(prob, ctx):
+        calls.append("prob_func")
+        return eo.remake(prob, u0=prob.u0 * ctx.sim_id)
+
+    def output_func(sol, ctx):
+        calls.append("output_func")
+        return sol.u[-1], False
+
+    prob = eo.ODEProblem(f, jnp.array([1.0]), (0.0, 1.0))
+    ens = eo.EnsembleProblem(prob, prob_func, output_func)
+    for _ in range(2):
+        calls.clear()
+        eo.solve(ens, None, alg, trajectories=6, batch_size=3)
+    assert calls == ["prob_func", "f", "output_func"]
+    calls.clear()
+    eo.solve(prob)
+    assert calls == ["f"]
+
+
 def test_shared_weights_are_not_copied():
     """A network that all trajectories share enters the program once."""
     w = jnp.ones((50, 50))
