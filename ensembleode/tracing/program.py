@@ -101,7 +101,9 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
     jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
     key = _jaxpr_key(jaxpr)
     if rules:
-        key = (key, tuple(map(_rule_key, _custom_calls(jaxpr))))
+        calls = list(_custom_calls(jaxpr))
+        keys = {i: _rule_key(eqn) for i, eqn in {id(eqn): eqn for eqn in calls}.items()}
+        key = (key, tuple(keys[id(eqn)] for eqn in calls))
     return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts)
 
 
@@ -370,14 +372,8 @@ def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(pushed)(args, tangents)
 
 
-def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
-    """What the derivative rule of a call computes: its reverse pass, and the rules in that.
-
-    A reverse pass usually calls the function itself again; `above` is where that ends.
-    """
-    primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
-    if primal in above:
-        return primal
+def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
+    """What the derivative rule of a call computes in reverse mode, as `tangents_of`."""
 
     def structs(atoms):
         return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
@@ -395,9 +391,22 @@ def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
         return jax.vjp(call, diff)[1](cotangents)
 
     cotangents = [s for s in structs(eqn.outvars) if jnp.issubdtype(s.dtype, jnp.inexact)]
+    return jax.make_jaxpr(pullback)(structs(eqn.invars), cotangents)
+
+
+def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
+    """What the derivative rule of a call computes, and the rules in that.
+
+    A rule usually calls the function itself again; `above` is where that ends.
+    """
+    primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
+    if primal in above:
+        return primal
+    # (The reverse of a forward rule follows from it, and takes twice as long.)
+    forward = eqn.primitive.name == "custom_jvp_call"
     try:
-        reverse = jax.make_jaxpr(pullback)(structs(eqn.invars), cotangents)
+        rule = tangents_of(eqn) if forward else _cotangents_of(eqn)
     except Exception as e:
         return primal, type(e), str(e)  # a rule that refuses
-    rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(reverse.jaxpr))
-    return _value_key(reverse), rules
+    rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(rule.jaxpr))
+    return _value_key(rule), rules
