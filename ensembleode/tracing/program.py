@@ -90,9 +90,20 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 
     **Returns:** the program, and the list of its constants.
     """
+    failed = []
+
     # A fresh function each time: make_jaxpr caches by identity, and what a function closes
     # over may have been rebound since the last call.
-    closed, out_shape = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
+    def called(*a):  # (the name is that of arguments in errors of JAX)
+        try:
+            return fn(*a)
+        except NOT_TRACEABLE as e:
+            # (JAX would take milliseconds to shorten its traceback, and another way may be left.)
+            failed.append(e)
+
+    closed, out_shape = jax.make_jaxpr(called, return_shape=True)(*args)
+    if failed:
+        raise failed.pop()  # (in no circle: what it holds goes with it)
     if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
         # The user's own inner jit closed over arrays: inlining it turns them into inputs.
         inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)

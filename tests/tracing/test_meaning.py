@@ -457,6 +457,20 @@ def test_new_rows_of_numpy():
         solve(prob_func=prob_func, n=4)
 
 
+@pytest.mark.parametrize("fails", [lambda i: ARRAY[i], range], ids=["lifted", "called"])
+def test_what_was_traced_in_vain_is_forgotten(fails):
+    """An array of JAX's that was made of one of NumPy's is not taken for what that is now."""
+
+    def prob_func(prob, ctx):
+        p = jnp.asarray(BIG)[0] * ctx.sim_id
+        fails(ctx.index * 0)
+        return eo.remake(prob, p=p)
+
+    with jax.enable_x64(False):  # (where NumPy's numbers are converted)
+        for BIG[0] in (1.0, 3.0, 5.0):
+            assert solve(prob_func=prob_func) == [BIG[0], 2 * BIG[0]]
+
+
 def test_seeds_and_keys():
     def prob_func(prob, ctx):
         return eo.remake(prob, p=jax.random.normal(ctx.key))
