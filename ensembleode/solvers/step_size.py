@@ -5,6 +5,8 @@ II.4)."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .arithmetic import Arithmetic, Components
 from .runge_kutta import add_scaled
 
@@ -63,6 +65,27 @@ def initial_step(
     by_error = power_of_ten(most, order)
     dt = xp.where(most <= 1e-15, xp.maximum(1e-3 * probe, 1e-6), by_error)
     return xp.cast(xp.minimum(length, xp.minimum(100 * probe, dt)), d0.dtype)
+
+
+# So many attempts, one after the other, that are short and yet infinite or NaN: there is no way on.
+MOST_FAILURES = 100
+# What is short: so much of the span (or in coarser numbers so many of their spacings). Whoever needs
+# steps like that all the way would take more of them than anybody waits for.
+_SHORT, _SHORT_SPACINGS = 2.0**-27, 128
+
+
+def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: Any) -> Any:
+    """How many attempts in a row were short, and yet infinite or NaN, after one of this `size`.
+
+    Where `f` is NaN beyond some point, steps become shorter as they come near, until rounding keeps
+    the state from moving any further while time still does: then a step succeeds, and the next,
+    longer one fails, for ever. Steps that succeed don't break the row, but a longer one that fails
+    does: so a trajectory that comes near such a point and leaves it has each time as many.
+
+    **Arguments:** `failed`: whether this attempt was infinite or NaN; `span`: `t1 - t0`.
+    """
+    short = max(_SHORT, _SHORT_SPACINGS * float(np.finfo(size.dtype).eps)) * xp.abs(span)
+    return xp.where(failed, xp.where(size <= short, failures + 1, 0), failures)
 
 
 def is_moved(abstol: Any, before: Any, after: Any) -> Any:

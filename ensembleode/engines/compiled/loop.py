@@ -19,7 +19,14 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.step_size import initial_step, is_moved, scaled, Tolerances
+from ...solvers.step_size import (
+    count_failures,
+    initial_step,
+    is_moved,
+    MOST_FAILURES,
+    scaled,
+    Tolerances,
+)
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
@@ -77,7 +84,8 @@ class Outputs(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step from `t` to `t2`, of the signed size `h`, in the lanes that `accepted` it."""
+    """A step from `t` to `t2`, of the signed size `h`, in the lanes that `accepted` it; `failed` in
+    those where it was infinite or NaN (None with a fixed step)."""
 
     t: Value
     t2: Value
@@ -85,6 +93,7 @@ class Step(NamedTuple):
     y: tuple[Value, ...]
     attempt: Attempt
     accepted: Value
+    failed: Any = None
 
 
 class Loop:
@@ -130,6 +139,7 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.probing: Any = b.variable(BOOL, False) if problem.adaptive else None
+        self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
         if is_uniform:
             # Whether no step has failed; of those where one has, how many (one).
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
@@ -203,6 +213,7 @@ class Loop:
         """All that goes on from turn to turn, but for the numbers that are held and `arrays`."""
         several = [*self.y, *self.k, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, self.probing, self.row, self.time]
+        several += [self.short_failures]
         several += [
             self.alive,
             self.next,
@@ -417,6 +428,7 @@ class Loop:
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
                 variable.set_where(fresh, np.float32(x))
             self.probing.set_where(fresh, False)
+            self.short_failures.set_where(fresh, 0)
         if self.is_uniform:
             self.active.set(active & fresh)
             self.alive.set(b.any(active & fresh))
@@ -487,7 +499,8 @@ class Loop:
         at = b.where(accepted, t2, t)
         lost = underflows(b, bounds, next_h, at, self.t1, span, accepted)
         next_h = bounds.bounded(b, next_h)
-        return Step(t, t2, size, y, attempt, accepted), next_h, memory, lost
+        failed = active & ~(squared < np.inf)
+        return Step(t, t2, size, y, attempt, accepted, failed), next_h, memory, lost
 
     def commit(self, step: Step, next_h: Value, memory: Any, lost: Any) -> None:
         """Save what lies in the step, and go on to its end where it is accepted."""
@@ -528,6 +541,14 @@ class Loop:
                 variable.set(x)
             self.h.set_where(active, next_h)
             self.active.set(active & ~((accepted & ends) | lost))
+
+            def count() -> None:
+                span, before = self.t1 - self.t0, self.short_failures.get()
+                failures = count_failures(b, before, step.failed, abs(step.h), span)
+                self.short_failures.set(failures)
+                self.active.set(self.active.get() & (failures < MOST_FAILURES))
+
+            b.if_(b.any(step.failed), count, likely=False)
         else:
             self.h.set(next_h)
             self.active.set(accepted & ~ends)
@@ -638,9 +659,9 @@ class Loop:
     def end(self, ended: Value, step: Step | None) -> None:
         """Write the results of the lanes that have ended; they are free then.
 
-        A lane that is lost in an adaptive solve has another turn first: does a step too short for
-        time to feel move its state? If so the solution diverges; if not, the tolerances can't be
-        met.
+        A lane that is lost in an adaptive solve, and not for what is infinite or NaN, has another
+        turn first: does a step too short for time to feel move its state? If so the solution
+        diverges; if not, the tolerances can't be met.
         """
         b, p = self.b, self.problem
         if self.outputs is None:
@@ -656,14 +677,14 @@ class Loop:
         else:
             assert step is not None
             lost = ended & ~arrived & ~active
-            starts = lost & ~self.probing.get()
+            starts = lost & ~self.probing.get() & ~step.failed
             dtmin = self.bounds(self.held).dtmin
             below = None if dtmin is None else self.h.get() <= dtmin
             if below is not None:
                 starts = starts & ~below
             # A step that failed for being infinite or NaN was that much longer.
             h = self.h.get() * 5.0
-            calm = (self.h.get() * 0.0).eq(0.0)
+            calm = (self.h.get() * 0.0).eq(0.0) & ~step.failed
             for c in range(p.controlled):
                 abstol = self.held.number("abstol", c)
                 calm = calm & ~is_moved(abstol, step.y[c], step.attempt.y2[c])

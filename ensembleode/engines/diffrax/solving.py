@@ -25,7 +25,7 @@ from ...core.retcode import ReturnCode
 from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
-from ...solvers.step_size import is_moved, Tolerances
+from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
 from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
 from ..checks import check_backsolve, check_controller, check_steps
@@ -314,12 +314,13 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of no length stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
-        return jnp.where(usable, first, t0), state
+        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0))
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
         y1, error = y1_candidate, y_error
+        controller_state, failures, span = controller_state
         if self.adaptive:
             # An infinite error of an infinite state would be NaN, and so would be the next step.
             usable = _finite(y1_candidate) & _finite(y_error)
@@ -336,13 +337,16 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
             spacing = min_step(ARRAYS, next_t0, 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
+            failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
+            stuck = stuck | (~usable & (next_t1 - next_t0 <= min_step(ARRAYS, next_t0, span)))
             # Looked into only when it happens, as it costs a tenth of a small step.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
                 lambda: _calm(y0, y1_candidate, self.atol),
                 lambda: jnp.ones_like(stuck),
             )
-            lost = lost | (stuck & ~calm)
+            calm = calm & usable
+            lost = lost | (stuck & ~calm) | (failures >= MOST_FAILURES)
             result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
         else:
             lost = lost | ~_finite(y1_candidate)
@@ -354,7 +358,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
         result = diffrax.RESULTS.where(lost, _NONFINITE, result)
-        return keep, next_t0, next_t1, jump, state, result
+        return keep, next_t0, next_t1, jump, (state, failures, span), result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
