@@ -27,7 +27,8 @@ from .core.batch_size import default_batch_size
 from .core.every_step import bounded, count_steps
 from .core.executor import Executor
 from .core.gather import Ensemble, outcome_of_one
-from .core.job import integers, Job, may_rerun, solution_of, with_output
+from .core.interrupts import check, stoppable
+from .core.job import integers, Job, may_rerun, solution_of, Unfinished, with_output
 from .core.logs import log_once
 from .core.placement import as_jax_arrays
 from .core.plan import Plan, shared_times
@@ -271,9 +272,14 @@ class _Run(NamedTuple):
 
 def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     """The solution of one problem."""
-    if job.plan.saving.mode == "steps" and not job.traced:
-        job = count_steps(job, run.executor, integers(np.arange(1)), 1)
-    outcome = run.executor.run_one(job, 0, 1)
+    try:
+        with stoppable(job, local=run.executor.local) as job:
+            if job.plan.saving.mode == "steps" and not job.traced:
+                job = count_steps(job, run.executor, integers(np.arange(1)), 1)
+            outcome = run.executor.run_one(job, 0, 1)
+            check(job, outcome)
+    except Unfinished as e:
+        raise e.cause from None
     t = _shared_times(job) if outcome.t is None else outcome.t
     sol = solution_of(outcome._replace(t=t), run.choice)
     if job.traced:
@@ -306,7 +312,8 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
         how = {**run.reduced, "gather": writer}
-        result = batches.run_eagerly(job, run.executor, run.n, batch_size, **how)
+        with stoppable(job, local=run.executor.local) as watched:
+            result = batches.run_eagerly(watched, run.executor, run.n, batch_size, **how)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause

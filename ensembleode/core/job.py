@@ -33,6 +33,7 @@ class Job:
         known, and `output_consts` are the arrays it closes over.
     - `report`: told the return codes of trajectories that are done; None where nobody asks.
     - `sink`: given the outcome of a batch as far as it is, and which of it is done.
+    - `stop`: the flag that Ctrl-C sets, where the engine looks at one (see `interrupts`).
     """
 
     plan: Plan
@@ -44,6 +45,7 @@ class Job:
     output_consts: tuple = ()
     report: Callable[[Any], Any] | None = None
     sink: Callable[[Any, np.ndarray], Any] | None = None
+    stop: Any = None
 
     def replan(self, **changes: Any) -> "Job":
         """The same with another plan."""

@@ -12,7 +12,8 @@ class Lane(NamedTuple):
     """The numbers of one trajectory; a leaf is None where it doesn't apply.
 
     `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
-    `count` is how many of the times in `saveat` are meant (None: all).
+    `count` is how many of the times in `saveat` are meant (None: all). `stop` is where a flag lies
+    that ends the solve early (see `core.interrupts`).
     """
 
     u0: Any
@@ -27,6 +28,7 @@ class Lane(NamedTuple):
     dt: Any
     dtmin: Any = None
     dtmax: Any = None
+    stop: Any = None
 
 
 @dataclasses.dataclass

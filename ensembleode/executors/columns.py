@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 
 from ..core.executor import Executor
+from ..core.interrupts import finished
 from ..core.job import axes, finish, Job
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
@@ -35,7 +36,8 @@ class Columns(Executor):
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         lanes = job.trajectories.lanes(indices, repeat)
-        return _solve(job.plan, lanes, indices, repeat, job.key, job.output_consts)
+        args = (job.plan, lanes, indices, repeat, job.key, job.output_consts)
+        return _solve(*args) if job.traced else finished(job, _solve, *args)
 
 
 class _ColumnsField(NamedTuple):

@@ -18,6 +18,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core import cpu_devices
 from ..core.executor import Executor
+from ..core.interrupts import finished
 from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
 from ..core.keys import as_before, raw
 from ..core.lane import Lane
@@ -44,8 +45,9 @@ class Devices(Executor):
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
-            solve = _solve if job.traced else _fastest(_solve)
-            return solve(job.plan, *numbers)
+            if job.traced:
+                return _solve(job.plan, *numbers)
+            return finished(job, _fastest(_solve), job.plan, *numbers)
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.
@@ -55,7 +57,7 @@ class Devices(Executor):
         if job.traced:
             # One by one: of several put at once, all have a tangent where one has.
             return _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
-        outcome = _fastest(_solve_sharded)(job.plan, mesh, *put(numbers))
+        outcome = finished(job, _fastest(_solve_sharded), job.plan, mesh, *put(numbers))
         return _brought_home(outcome, numbers)
 
 

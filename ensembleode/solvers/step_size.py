@@ -67,9 +67,9 @@ def initial_step(
     return xp.cast(xp.minimum(length, xp.minimum(100 * probe, dt)), d0.dtype)
 
 
-# So many attempts, one after the other, that are short and yet infinite or NaN: there is no way on.
+# So many attempts in a row that are short, and yet infinite or NaN: there is no way on.
 MOST_FAILURES = 100
-# What is short: so much of the span (or in coarser numbers so many of their spacings). Whoever needs
+# What is short: so much of the span, or so many spacings of its numbers. Whoever needs
 # steps like that all the way would take more of them than anybody waits for.
 _SHORT, _SHORT_SPACINGS = 2.0**-27, 128
 

@@ -55,7 +55,7 @@ WAYS = {
 
 
 @pytest.mark.parametrize(
-    "engine, way, dtype, alg",
+    ("engine", "way", "dtype", "alg"),
     [
         ("compiled", "adaptive", np.float64, eo.Tsit5()),
         ("compiled", "adaptive", np.float32, eo.Vern7()),

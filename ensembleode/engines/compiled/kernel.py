@@ -146,7 +146,8 @@ _MEMORY = ("turns", "events", "kept")
 def _inputs(d: Description) -> list[str]:
     """The operands that both kernels have."""
     numbers = [f"number{i}" for i in range(len(d.layout.numbers))]
-    return ["sizes", "wanted", *numbers, *(["times"] if d.saving.mode == "times" else [])]
+    stop = [] if d.on_gpu else ["stop"]
+    return ["sizes", "wanted", *stop, *numbers, *(["times"] if d.saving.mode == "times" else [])]
 
 
 def _outputs(d: Description) -> list[str]:
@@ -174,6 +175,14 @@ class Frame:
     def __init__(self, b: Builder, d: Description, more: Sequence[tuple[str, np.dtype]] = ()):
         self.sizes = Buffer(b, "%sizes", I32)
         self.wanted = Buffer(b, "%wanted", BOOL)
+        # The address of a flag, in two halves; zero where there is none. (That zero is a flag.)
+        self.stop = None
+        if not d.on_gpu:
+            address = b.value("load i64, ptr %stop, align 4", np.dtype(I64), 0)
+            there = b.value(f"inttoptr {address} to ptr", np.dtype(I64), 0)
+            none = address.eq(0)
+            flag = b.value(f"select {none}, ptr %stop, ptr {there.name}", np.dtype(I64), 0)
+            self.stop = Buffer(b, flag.name, np.dtype(np.int8))
         self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
         self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
         self.others = {name: Buffer(b, f"%{name}", dtype) for name, dtype in more}
@@ -207,8 +216,9 @@ def _place_of(d: Description) -> dict[str, str]:
 def solving(d: Description) -> str:
     """The kernel `solve`, which solves all trajectories.
 
-    Its operands: `sizes` (see above), which trajectories are wanted, the numbers, the times to save
-    (where times are); its results: `Outputs`.
+    Its operands: `sizes` (see above), which trajectories are wanted, the address of a byte that
+    stops it (not on a GPU), the numbers, the times to save (where times are); its results:
+    `Outputs`.
     """
     module = _module(d)
     names = _outputs(d)
@@ -242,9 +252,10 @@ def _loop(
 ) -> Loop:
     """The time loop over the trajectories of a queue."""
     times, rows, maxiters = frame.times, frame.rows, frame.maxiters
+    stop = None if outputs is None else frame.stop
     return Loop(
         b, problem, held, queue, times, outputs, rows, maxiters,
-        is_uniform=d.is_uniform, on_begin=on_begin,
+        is_uniform=d.is_uniform, stop=stop, on_begin=on_begin,
     )  # fmt: skip
 
 

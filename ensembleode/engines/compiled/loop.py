@@ -33,6 +33,10 @@ from .functions import FUNCTIONS
 from .numbers import Held
 
 
+# Where lanes end together: turns between two looks at whether they are to stop.
+_TURNS = 4096
+
+
 class Problem(NamedTuple):
     """What is solved.
 
@@ -103,6 +107,8 @@ class Loop:
 
     - `is_uniform`: whether all trajectories share a fixed step.
     - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
+    - `stop`: a byte that is looked at again and again: where it isn't zero any more, the trajectories that
+        have not ended get the return code `Default`; None where nobody may stop it.
     - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
     """
 
@@ -118,13 +124,14 @@ class Loop:
         maxiters: Value,
         *,
         is_uniform: bool,
+        stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.times, self.rows, self.maxiters = times, rows, maxiters
         # (None what there is nothing for; each is used only where there is.)
         self.outputs: Any = outputs
-        self.is_uniform, self._on_begin = is_uniform, on_begin
+        self.is_uniform, self._stop, self._on_begin = is_uniform, stop, on_begin
         self.order = held.order
         self.field = problem.field(held)
         dtype, n = problem.dtype, problem.size
@@ -172,15 +179,24 @@ class Loop:
     def _run_together(self) -> None:
         b = self.b
 
-        def going() -> Value:
-            return self.alive.get() & (self.ntried.get() < self.maxiters)
+        def going(most: Value) -> Value:
+            return self.alive.get() & (self.ntried.get() < most)
+
+        def turns() -> None:
+            tries, most = self.ntried.get(), self.maxiters
+            if self._stop is not None:
+                most = tries + b.minimum(most - tries, _TURNS)
+            b.while_(lambda: going(most), self.turn)
+            if self._stop is not None:
+                b.if_(self._stopped(), lambda: self.alive.set(False), likely=False)
 
         def one() -> Value:
             self.refill()
             self.sound.set(self.active.get())
             self.failures.set(0)
-            b.while_(going, self.turn)
-            self.end(self.occupied.get(), None)
+            b.while_(lambda: going(self.maxiters), turns)
+            # (Stopped at the end of the last turn, they have ended.)
+            self._unless_stopped(lambda: self.end(self.occupied.get(), None))
             return self.goes_on.get()
 
         b.do_while(one)
@@ -189,10 +205,33 @@ class Loop:
         b = self.b
 
         def one() -> Value:
-            self.go_on()
+            self._unless_stopped(self.go_on)
             return self.goes_on.get()
 
         b.do_while(one)
+
+    def _stopped(self) -> Value:
+        assert self._stop is not None
+        return self.b.value(f"load volatile i8, ptr {self._stop.base}", np.dtype(np.int8), 0).ne(0)
+
+    def _unless_stopped(self, then: Callable[[], Any]) -> None:
+        if self._stop is None:
+            then()
+        else:
+            self.b.if_(self._stopped(), self._abandon, then, likely=False)
+
+    def _abandon(self) -> None:
+        """Leave the trajectories that are in the lanes, and those that come next."""
+        b, counts, n = self.b, self.outputs.counts, self.outputs.n
+        default = b.constant(ReturnCode.Default.value, I32)
+        counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(default))
+
+        def one() -> None:
+            counts.store(self.next.get(), default)
+            self.next.set(self.next.get() + self.queue.stride)
+
+        b.while_(lambda: self.next.get() < self.queue.n, one)
+        self.goes_on.set(False)
 
     def go_on(self) -> Step:
         """A turn, with what comes before and after it."""

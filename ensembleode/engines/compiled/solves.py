@@ -35,6 +35,8 @@ _MOST_LANES = 32
 # On a GPU: turns of a segment, at least (longer ones need fewer runs), and the bytes that the
 # records of all threads take: where they would be more, there are fewer threads.
 _TURNS = 512
+# The address of no flag: see `core.interrupts`.
+_NEVER = np.zeros(2, np.uint32)
 _WORKSPACE = 2**30
 
 
@@ -171,7 +173,8 @@ def _operands(
     d: Description, setup: Setup, lanes: Lane, mask: Any, rows: int, *more: int
 ) -> list[Any]:
     sizes = np.array([setup.n, rows, setup.plan.maxiters, *more], np.int32)
-    operands = [sizes, mask, *operands_of(setup.plan, lanes, on_gpu=d.on_gpu)]
+    stop = [] if d.on_gpu else [_NEVER if lanes.stop is None else lanes.stop]
+    operands = [sizes, mask, *stop, *operands_of(setup.plan, lanes, on_gpu=d.on_gpu)]
     if d.saving.mode == "times":
         times = jnp.asarray(lanes.saveat, d.dtype)
         operands.append(trajectories_last(times) if d.on_gpu and d.own_times else times)

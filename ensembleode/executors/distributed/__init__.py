@@ -59,6 +59,7 @@ class Distributed(Executor):
 
     reports = True
     totals = True
+    local = False
 
     def check(self, plan: Plan) -> None:
         """
