@@ -1,10 +1,9 @@
-"""Ctrl-C while programs run: they are told to stop, or left to themselves.
+"""Ctrl-C while programs run: they are told to stop.
 
 Python raises `KeyboardInterrupt` between two of its own instructions, and a program that runs is
-one. Engines that can be stopped look at a flag, whose address is one of their numbers. A thread that
-Python writes the numbers of signals to, as they come, sets the flag, wherever the program runs; then
-what is done is collected, and `KeyboardInterrupt` raised. For a program that can't be stopped it is
-raised at once, as whoever waits for such a program looks again and again whether it has ended.
+one. So a thread that Python writes the numbers of signals to, as they come, sets a flag, wherever
+the program runs. Engines look at it, as its address is one of their numbers; then what is done is
+collected, and `KeyboardInterrupt` raised.
 """
 
 import contextlib
@@ -15,7 +14,6 @@ import os
 import signal
 import socket
 import threading
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -32,7 +30,7 @@ class Stop:
 
     def __init__(self):
         self._flag = ctypes.c_ubyte(0)
-        self._is_held = False
+        self._is_held = self._is_noted = False
 
     @property
     def address(self) -> np.ndarray:
@@ -59,7 +57,8 @@ class Stop:
             self._is_held = False
 
     def _pressed(self, number: int, frame: Any) -> None:
-        again, _ = self.is_set, self.set()
+        again, self._is_noted = self._is_noted, True
+        self.set()
         if again or not self._is_held:
             signal.default_int_handler(number, frame)
 
@@ -74,7 +73,7 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
     **Arguments:** `local`: whether its programs run in this process.
     """
     on_cpu = local and jax.default_backend() == "cpu"
-    if job.traced or not (on_cpu and job.plan.engine.stoppable):
+    if job.traced or not (on_cpu and job.plan.engine.is_stoppable()):
         yield job
         return
     with _watched() as stop:
@@ -92,13 +91,10 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
 
 def finished(job: Job, program: Callable, *args: Any) -> Any:
     """What a program gives, when it is done."""
-    if job.stop is not None:
-        with job.stop.held():
-            return jax.block_until_ready(program(*args))
-    outcome = program(*args)
-    if threading.current_thread() is threading.main_thread():
-        _wait(outcome)
-    return outcome
+    if job.stop is None:
+        return program(*args)
+    with job.stop.held():
+        return jax.block_until_ready(program(*args))
 
 
 def check(job: Job, outcome: Any) -> None:
@@ -106,16 +102,10 @@ def check(job: Job, outcome: Any) -> None:
     **Raises:** `Unfinished` where Ctrl-C has stopped a batch.
     """
     if job.stop is not None and job.stop.is_set:
-        done = np.asarray(outcome.retcode) != ReturnCode.Default.value
+        # (By NumPy, as what JAX would have to compile takes its time.)
+        outcome = jax.tree.map(np.asarray, outcome)
+        done = outcome.retcode != ReturnCode.Default.value
         raise Unfinished(outcome, done, KeyboardInterrupt())
-
-
-def _wait(outcome: Any) -> None:
-    """Look more and more seldom: what waits adds little to what is waited for."""
-    arrays = [x for x in jax.tree.leaves(outcome) if isinstance(x, jax.Array)]
-    started = time.perf_counter()
-    while not all(x.is_ready() for x in arrays):
-        time.sleep(min((time.perf_counter() - started) / 16, 0.02))
 
 
 @contextlib.contextmanager

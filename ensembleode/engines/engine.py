@@ -18,8 +18,6 @@ class Engine(abc.ABC):
     - `solves_columns`: whether it can solve the matrix of all states as one state.
     - `shares_work`: whether it shares a batch out to threads of the CPU itself, as many as
         `plan.threads`, and needs no devices for that.
-    - `stoppable`: whether, on a CPU, it looks at `Lane.stop`, and then gives the trajectories that
-        have not ended the return code `Default`.
     - `on_gpu`: whether a trajectory is a thread of a GPU.
     """
 
@@ -28,7 +26,6 @@ class Engine(abc.ABC):
     chunked: ClassVar[bool] = False
     solves_columns: ClassVar[bool] = True
     shares_work: ClassVar[bool] = False
-    stoppable: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -75,6 +72,11 @@ class Engine(abc.ABC):
         """How many of `n` trajectories of such a state belong together on a device."""
         del state, n
         return 1
+
+    def is_stoppable(self) -> bool:
+        """Whether, on a CPU, it looks at `Lane.stop`, and then gives the trajectories that have not
+        ended the return code `Default`."""
+        return False
 
     def factorises(self, plan: Plan) -> bool:
         """Whether the steps factorise matrices."""

@@ -78,7 +78,6 @@ class Compiled(Engine):
     chunked = True
     solves_columns = False
     shares_work = True
-    stoppable = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
@@ -122,6 +121,10 @@ class Compiled(Engine):
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `explicit.method`."""
         return method(alg, options, has_dt=has_dt)
+
+    def is_stoppable(self) -> bool:
+        """It is: by the flag itself."""
+        return True
 
     def width(self, state: Any, n: int) -> int:
         """How many trajectories stay together on one of several devices, though each is on its

@@ -29,11 +29,14 @@ from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolera
 from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
 from ..checks import check_backsolve, check_controller, check_steps
+from ..compiled.stopping import stopped
 from . import implicit
 from .control import ARRAYS, norm_of_tree, OwnController
 
 
 _NONFINITE: Any = diffrax.RESULTS.nonfinite_input
+# (Of those that diffrax has, one that it has no use for.)
+_STOPPED: Any = diffrax.RESULTS.event_occurred
 _IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
 
 
@@ -304,6 +307,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
     norm: Any
     dt: Any
     adaptive: bool
+    stop: Any
 
     def wrap(self, direction):
         return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
@@ -358,6 +362,8 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
         result = diffrax.RESULTS.where(lost, _NONFINITE, result)
+        if self.stop is not None:
+            result = diffrax.RESULTS.where(stopped(self.stop, t1), _STOPPED, result)
         return keep, next_t0, next_t1, jump, (state, failures, span), result
 
 
@@ -380,7 +386,7 @@ def _controller(method: _Method, lane: Lane) -> _Controller:
         rtol, atol, norm = inner.rtol, inner.atol, inner.norm
     else:
         rtol, atol = 1e-3, 1e-6
-    return _Controller(inner, rtol, atol, norm, dt, method.adaptive)
+    return _Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
 
 
 def _finite(y: Any) -> Any:
@@ -443,6 +449,7 @@ _CODES = (
     (diffrax.RESULTS.max_steps_reached, ReturnCode.MaxIters),
     (diffrax.RESULTS.dt_min_reached, ReturnCode.DtLessThanMin),
     (_NONFINITE, ReturnCode.Unstable),
+    (_STOPPED, ReturnCode.Default),
 )
 
 

@@ -144,8 +144,9 @@ def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
         else:
             times = jnp.where(rows < lane.count, times, beyond)
     return Chunk(
-        field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, StepBounds(*bounds), times, mask
-    )
+        field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, StepBounds(*bounds), times, mask,
+        lane.stop,
+    )  # fmt: skip
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:

@@ -23,7 +23,12 @@ from ...solvers.step_size import (
     Tolerances,
 )
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from ..compiled.stopping import stopped
 from .leaves import computed_once, is_finite, LANES, Leaves, OfLanes, over, select, sum_of
+
+
+# Turns between two looks at whether the loop is to stop.
+_TURNS = 256
 
 
 class Stepping(NamedTuple):
@@ -50,6 +55,7 @@ class Chunk(NamedTuple):
     - `times`: the times to save; None where there are none. Those past the count of a lane are
         infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk.
+    - `stop`: as in a `Lane`.
     """
 
     u0: Leaves
@@ -61,6 +67,7 @@ class Chunk(NamedTuple):
     bounds: StepBounds
     times: Float[Array, "time"] | Float[Array, "lane time"] | Any
     mask: Bool[Array, "lane"]
+    stop: Any = None
 
 
 class State(NamedTuple):
@@ -441,7 +448,20 @@ def solve_chunk(
         state, step = advance(stepping, field, chunk, state)
         return state, out if out is None else save(stepping, field, saving, chunk, step, out, join)
 
-    return jax.lax.while_loop(lambda carry: running(stepping, carry[0]), body, (state, out))
+    def going(carry):
+        return running(stepping, carry[0])
+
+    if chunk.stop is None:
+        return jax.lax.while_loop(going, body, (state, out))
+
+    def turns(carry):
+        carry, _ = carry
+        most = jnp.minimum(stepping.maxiters - _TURNS, carry[0].tries) + _TURNS
+        carry = jax.lax.while_loop(lambda x: going(x) & (x[0].tries < most), body, carry)
+        return carry, stopped(chunk.stop, carry[0].tries)
+
+    carry = (state, out), stopped(chunk.stop, state.tries)
+    return jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, carry)[0]
 
 
 def retcodes(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> Any:
@@ -465,7 +485,10 @@ def retcodes(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
         if chunk.bounds.dtmin is not None:
             calm = calm | (lost & (state.h <= chunk.bounds.dtmin))
         failed = jnp.where(calm, code(ReturnCode.DtLessThanMin), failed)
-    failed = jnp.where(state.active, code(ReturnCode.MaxIters), failed)
+    # (Where steps are left, it was stopped.)
+    ran_out = state.tries >= stepping.maxiters
+    unfinished = jnp.where(ran_out, code(ReturnCode.MaxIters), code(ReturnCode.Default))
+    failed = jnp.where(state.active, unfinished, failed)
     return jnp.where(arrived, code(ReturnCode.Success), failed)
 
 
