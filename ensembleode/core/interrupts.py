@@ -25,6 +25,10 @@ from .lane import Lane
 from .retcode import ReturnCode
 
 
+# The address of no flag.
+NEVER = np.zeros(2, np.uint32)
+
+
 class Stop:
     """A flag in memory for programs to look at, `is_set` by Ctrl-C."""
 
@@ -77,16 +81,21 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
         yield job
         return
     with _watched() as stop:
-        address = np.zeros(2, np.uint32) if stop is None else stop.address
-        every = job.trajectories
+        looking = looking_at(job, NEVER if stop is None else stop.address)
+        yield dataclasses.replace(looking, stop=stop)
 
-        def numbers(of: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
-            return lambda index, repeat: of(index, repeat)._replace(stop=address)
 
-        batched = job.plan.batched._replace(stop=False)
-        lanes, lane = numbers(every.lanes), numbers(every.lane)
-        every = dataclasses.replace(every, lanes=lanes, lane=lane, batched=batched)
-        yield dataclasses.replace(job.replan(batched=batched), trajectories=every, stop=stop)
+def looking_at(job: Job, address: np.ndarray) -> Job:
+    """The job whose programs look at the flag at this address."""
+    every = job.trajectories
+
+    def numbers(of: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
+        return lambda index, repeat: of(index, repeat)._replace(stop=address)
+
+    batched = job.plan.batched._replace(stop=False)
+    lanes, lane = numbers(every.lanes), numbers(every.lane)
+    every = dataclasses.replace(every, lanes=lanes, lane=lane, batched=batched)
+    return dataclasses.replace(job.replan(batched=batched), trajectories=every)
 
 
 def finished(job: Job, program: Callable, *args: Any) -> Any:

@@ -27,7 +27,8 @@ class Serial(Executor):
         cause = None
         try:
             for index in np.asarray(indices):
-                each.append(jax.device_get(self.run_one(job, index, repeat)))
+                outcome = self.run_one(job, index, repeat)
+                each.append(jax.device_get(outcome))
         except KeyboardInterrupt as e:
             if not each:
                 raise

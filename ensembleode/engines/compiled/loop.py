@@ -107,8 +107,8 @@ class Loop:
 
     - `is_uniform`: whether all trajectories share a fixed step.
     - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
-    - `stop`: a byte that is looked at again and again: where it isn't zero any more, the trajectories that
-        have not ended get the return code `Default`; None where nobody may stop it.
+    - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
+        `Default`; None where nobody may stop it.
     - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
     """
 
@@ -222,7 +222,7 @@ class Loop:
 
     def _abandon(self) -> None:
         """Leave the trajectories that are in the lanes, and those that come next."""
-        b, counts, n = self.b, self.outputs.counts, self.outputs.n
+        b, counts = self.b, self.outputs.counts
         default = b.constant(ReturnCode.Default.value, I32)
         counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(default))
 

@@ -12,6 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float
 
+from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import parameters_of
@@ -35,8 +36,6 @@ _MOST_LANES = 32
 # On a GPU: turns of a segment, at least (longer ones need fewer runs), and the bytes that the
 # records of all threads take: where they would be more, there are fewer threads.
 _TURNS = 512
-# The address of no flag: see `core.interrupts`.
-_NEVER = np.zeros(2, np.uint32)
 _WORKSPACE = 2**30
 
 
@@ -173,7 +172,7 @@ def _operands(
     d: Description, setup: Setup, lanes: Lane, mask: Any, rows: int, *more: int
 ) -> list[Any]:
     sizes = np.array([setup.n, rows, setup.plan.maxiters, *more], np.int32)
-    stop = [] if d.on_gpu else [_NEVER if lanes.stop is None else lanes.stop]
+    stop = [] if d.on_gpu else [NEVER if lanes.stop is None else lanes.stop]
     operands = [sizes, mask, *stop, *operands_of(setup.plan, lanes, on_gpu=d.on_gpu)]
     if d.saving.mode == "times":
         times = jnp.asarray(lanes.saveat, d.dtype)

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...solution import EnsembleError
-from .worker import keep, run, Task
+from .worker import keep, run, stop, Task
 
 
 class ClusterError(EnsembleError):
@@ -98,6 +98,10 @@ class Pool(abc.ABC):
     @abc.abstractmethod
     def cancel(self, futures: list) -> None:
         """Forget about these."""
+
+    def stop(self, work: str) -> None:
+        """Have workers end the tasks of this work that they are at. (Those of an executor can't be
+        told.)"""
 
     @abc.abstractmethod
     def settle(self) -> None:
@@ -270,6 +274,9 @@ class DaskPool(Pool):
     def cancel(self, futures: list) -> None:
         if futures and self.client.status == "running":
             self.client.cancel(futures, force=True)
+
+    def stop(self, work: str) -> None:
+        self.client.run(stop, work, on_error="ignore")
 
     @property
     def _address(self) -> str:
