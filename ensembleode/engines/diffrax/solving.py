@@ -325,6 +325,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
     ):
         y1, error = y1_candidate, y_error
         controller_state, failures, span = controller_state
+        usable: Any = None
         if self.adaptive:
             # An infinite error of an infinite state would be NaN, and so would be the next step.
             usable = _finite(y1_candidate) & _finite(y_error)

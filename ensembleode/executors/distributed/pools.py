@@ -99,9 +99,9 @@ class Pool(abc.ABC):
     def cancel(self, futures: list) -> None:
         """Forget about these."""
 
+    @abc.abstractmethod
     def stop(self, work: str) -> None:
-        """Have workers end the tasks of this work that they are at. (Those of an executor can't be
-        told.)"""
+        """Have workers end the tasks of this work that they are at."""
 
     @abc.abstractmethod
     def settle(self) -> None:
@@ -154,6 +154,9 @@ class ExecutorPool(Pool):
 
     def settle(self) -> None:
         """Nothing is left over."""
+
+    def stop(self, work: str) -> None:
+        """(Its workers can't be told.)"""
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
         """(Its workers have no addresses.)"""
