@@ -12,7 +12,7 @@ from ..marks import slow_unless
 
 
 # Of all that may be bad: where that begins, which way time goes, what it is, and of what.
-STARTS = np.array([-0.1, 0.0, 1e-9, 0.3, 0.77777, 0.999])
+STARTS = np.array([-0.1, 0.0, 1e-9, 0.3, 0.77777, 0.995])
 CASES = np.array(list(itertools.product(STARTS, (1, -1), (np.nan, np.inf), (0, 1))))
 # How far the second clock is ahead.
 AHEAD = {np.float64: 1000, np.float32: 4}
@@ -74,7 +74,9 @@ def test_ends_soon_and_says_why(engine, way, dtype, alg):
     many = {"trajectories": len(CASES), "engine": engine}
     sim = eo.solve(ensemble(dtype), alg, saveat=[0.0], **many, **WAYS[way])
     assert sim.retcode.tolist() == [eo.ReturnCode.Unstable.value] * len(CASES)
-    assert (sim.stats.naccept + sim.stats.nreject).max() < 600
+    assert sim.stats.nreject.max() < 300
+    if way != "own":  # (which takes a score of steps to be as long again as the one that failed)
+        assert sim.stats.naccept.max() < 500
 
 
 @pytest.mark.parametrize("engine", ["compiled", "lanes"])
