@@ -35,14 +35,14 @@ def columns(longest=1e9):
 
 
 @contextlib.contextmanager
-def pressed():
-    """Ctrl-C, half a second after programs are watched; yields when that was, in a list."""
+def pressed(after=0.5):
+    """Ctrl-C, so many seconds after programs are watched; yields when that was, in a list."""
     times = []
 
     def press():
         while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
             time.sleep(0.01)
-        time.sleep(0.5)
+        time.sleep(after)
         times.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
@@ -128,16 +128,16 @@ def test_returned_and_resumed(tmp_path):
     """Batches that are done are in the store; the others are solved when it is asked again."""
     path = tmp_path / "store"
     plain = {**OPTIONS, "batch_size": 3, "engine": "compiled"}
-    expected = eo.solve(ensemble(3e6), **plain)
+    expected = eo.solve(ensemble(6e5), **plain)
     how = {**plain, "store": path}
-    with pressed():
-        sim = eo.solve(ensemble(3e6), **how, on_interrupt="return", progress=True)
+    with pressed(0.2):
+        sim = eo.solve(ensemble(6e5), **how, on_interrupt="return", progress=True)
     codes = np.asarray(sim.retcode)
     assert not sim.converged
     assert (codes == eo.ReturnCode.Default).any()
     done = codes == eo.ReturnCode.Success
     np.testing.assert_array_equal(np.asarray(sim.u)[done], expected.u[done])
-    resumed = eo.solve(ensemble(3e6), **how)
+    resumed = eo.solve(ensemble(6e5), **how)
     assert resumed.converged
     np.testing.assert_array_equal(resumed.u, expected.u)
 
