@@ -81,13 +81,12 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
         yield job
         return
     with _watched() as stop:
-        looking = looking_at(job, NEVER if stop is None else stop.address)
-        yield dataclasses.replace(looking, stop=stop)
+        yield looking_at(job, stop)
 
 
-def looking_at(job: Job, address: np.ndarray) -> Job:
-    """The job whose programs look at the flag at this address."""
-    every = job.trajectories
+def looking_at(job: Job, stop: Stop | None) -> Job:
+    """The job whose programs look at this flag; without one, at where one could be."""
+    every, address = job.trajectories, NEVER if stop is None else stop.address
 
     def numbers(of: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
         return lambda index, repeat: of(index, repeat)._replace(stop=address)
@@ -95,7 +94,8 @@ def looking_at(job: Job, address: np.ndarray) -> Job:
     batched = job.plan.batched._replace(stop=False)
     lanes, lane = numbers(every.lanes), numbers(every.lane)
     every = dataclasses.replace(every, lanes=lanes, lane=lane, batched=batched)
-    return dataclasses.replace(job.replan(batched=batched), trajectories=every)
+    plan = dataclasses.replace(job.plan, batched=batched)
+    return dataclasses.replace(job, plan=plan, trajectories=every, stop=stop)
 
 
 def finished(job: Job, program: Callable, *args: Any) -> Any:

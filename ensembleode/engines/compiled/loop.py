@@ -33,7 +33,7 @@ from .functions import FUNCTIONS
 from .numbers import Held
 
 
-# Where lanes end together: turns between two looks at whether they are to stop.
+# Where lanes end together: turns between two looks at whether they are to stop, a power of two.
 _TURNS = 4096
 
 
@@ -179,22 +179,22 @@ class Loop:
     def _run_together(self) -> None:
         b = self.b
 
-        def going(most: Value) -> Value:
-            return self.alive.get() & (self.ntried.get() < most)
+        def going() -> Value:
+            return self.alive.get() & (self.ntried.get() < self.maxiters)
 
-        def turns() -> None:
-            tries, most = self.ntried.get(), self.maxiters
+        def look() -> None:
+            self.alive.set(self.alive.get() & ~self._stopped())
+
+        def turn() -> None:
+            self.turn()
             if self._stop is not None:
-                most = tries + b.minimum(most - tries, _TURNS)
-            b.while_(lambda: going(most), self.turn)
-            if self._stop is not None:
-                b.if_(self._stopped(), lambda: self.alive.set(False), likely=False)
+                b.if_((self.ntried.get() & (_TURNS - 1)).eq(0), look, likely=False)
 
         def one() -> Value:
             self.refill()
             self.sound.set(self.active.get())
             self.failures.set(0)
-            b.while_(lambda: going(self.maxiters), turns)
+            b.while_(going, turn)
             # (Stopped at the end of the last turn, they have ended.)
             self._unless_stopped(lambda: self.end(self.occupied.get(), None))
             return self.goes_on.get()

@@ -21,7 +21,7 @@ import numpy as np
 from ... import sensitivity
 from ...core.executor import Executor
 from ...core.host import host_call
-from ...core.interrupts import looking_at, NEVER
+from ...core.interrupts import looking_at
 from ...core.job import integers, Job, Unfinished
 from ...core.keys import as_before, raw
 from ...core.lane import Lane
@@ -116,7 +116,7 @@ class Distributed(Executor):
 
     def _prepared(self, job: Job, indices: Any, repeat: Any) -> tuple["_Remote", Numbers, Any]:
         if not job.traced and job.plan.engine.is_stoppable():
-            job = looking_at(job, NEVER)  # (in place of which a worker has one of its own)
+            job = looking_at(job, None)  # (a worker has one of its own)
         lanes = job.trajectories.lanes(indices, repeat)
         costs = self._costs(job.plan, lanes, indices)
         numbers = numbers_of(
