@@ -21,6 +21,7 @@ from .called_prob_func import called
 from .lane import Trajectories
 from .lifting import lift_numpy, NUMPY_INDEXED, with_prob_func
 from .logs import log_once
+from .recent import jit_recent
 from .remembered_prob_func import check_last, Memory, memory_of
 from .saving import grid, Saving, Spacing
 from .traced_prob_func import as_input, Impure, taken_apart, trace_checked
@@ -140,7 +141,7 @@ def _traced(maker: Maker, key: Any, n: int, memory: "Memory | None") -> Trajecto
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jit_recent, static=2)
 def _evaluate(program, varies, consts, indices, repeat, key):
     def pick(index, wanted):
         outs = program(consts, index, repeat, key)

@@ -1,7 +1,6 @@
 """EnsembleColumns: one solve whose state is the matrix of all trajectories."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -11,6 +10,7 @@ from ..core.executor import Executor
 from ..core.job import axes, finish, Job
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
+from ..core.recent import jit_recent
 from ..tracing.program import Program
 
 
@@ -50,7 +50,7 @@ class _ColumnsField(NamedTuple):
         return jax.vmap(self.field, in_axes=in_axes, out_axes=-1)(consts, u, p, t)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_recent
 def _solve(plan, lanes, indices, repeat, key, output_consts):
     n = indices.shape[0]
     batched = plan.batched

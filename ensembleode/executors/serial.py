@@ -1,6 +1,5 @@
 """EnsembleSerial: one trajectory after the other; and a problem on its own."""
 
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -10,6 +9,7 @@ import numpy as np
 from ..core.executor import Executor
 from ..core.job import Job, solve_lane
 from ..core.plan import Result
+from ..core.recent import jit_recent
 from .sharded import Devices
 
 
@@ -31,10 +31,10 @@ class Serial(Executor):
         return _solve(job.plan, lane, index, repeat, job.key, job.output_consts)
 
 
-_solve = functools.partial(jax.jit, static_argnums=0)(solve_lane)
+_solve = jit_recent(solve_lane)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_recent
 def _solve_in_turn(plan, lanes, indices, repeat, key, output_consts):
     # Where all numbers are constants of the program, XLA would run the loop while compiling it,
     # and very slowly.

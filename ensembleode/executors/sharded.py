@@ -22,6 +22,7 @@ from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
 from ..core.keys import as_before, raw
 from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
+from ..core.recent import jit_recent
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..tracing.program import being_staged, is_jaxpr, params_of
@@ -144,15 +145,14 @@ def _fastest(solve: Any) -> Any:
 
 @functools.cache
 def _with_wide_vectors(solve: Any) -> Any:
-    static = (0,) if solve is _solve else (0, 1)
-    options = compiler_options("cpu")
-    return jax.jit(solve.__wrapped__, static_argnums=static, compiler_options=options)
+    static, options = 1 if solve is _solve else 2, compiler_options("cpu")
+    return jit_recent(solve.__wrapped__, static=static, compiler_options=options)
 
 
-_solve = functools.partial(jax.jit, static_argnums=0)(solve_lanes)
+_solve = jit_recent(solve_lanes)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jit_recent, static=2)
 def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
     result = _sharded(plan, mesh, lanes, indices.shape[0])
     return finish_lanes(plan, result, indices, repeat, key, output_consts)

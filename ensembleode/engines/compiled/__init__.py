@@ -58,7 +58,7 @@ class _Reading(NamedTuple):
     statements: int = 0
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _read(field: Program) -> _Reading:
     avals = parameters_of(field)
     inputs = Inputs.as_they_are(avals, ["own"] * len(avals))

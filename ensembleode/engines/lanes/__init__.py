@@ -33,7 +33,7 @@ from .gradients import solve_trajectories
 _SENSEALGS = (*REVERSE, sensitivity.ForwardDiffSensitivity)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None:
     if field.jaxpr.effects:
         # Lanes that fill up a chunk would have them, too.

@@ -284,8 +284,9 @@ def _compiled(program: _Program, backend: str, arguments: list) -> tuple[Any, in
 @functools.lru_cache(maxsize=128)
 def _executable(program: _Program, backend: str, avals: tuple) -> Any:
     source = program.source
+    held = []  # until the program is loaded
     if isinstance(source, Exported):
-        register(source.kernels)
+        held += register(source.kernels)
         # (Deserialising runs no code: it is a compiler's input.)
         fn = jax.export.deserialize(bytearray(source.platforms[backend])).call
     else:

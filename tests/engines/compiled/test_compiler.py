@@ -196,7 +196,8 @@ def test_a_gpu_has_no_libm(name):
         ptx(calling(name), "sm_90")
     # (A CPU has.)
     x = np.array([0.5])
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled(calling(name)).address("f"))(x.ctypes.data)
+    code = compiled(calling(name))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("f"))(x.ctypes.data)
     numpys = getattr(np, name.removeprefix("llvm.").removesuffix(".f64"))
     np.testing.assert_allclose(x[0], numpys(0.5), rtol=1e-15)
 
