@@ -391,6 +391,8 @@ def job_for(
     state = every.field.out_avals[0]
     described = (every.options, every.field, every.batched)
     module, choice = engines.choose(engine, alg, *described, ensemblealg)
+    if module.numbers_apart:
+        every = every.with_numbers_apart()
     has_dt = every.batched.dt is not None
     plan = Plan(
         engine=module,

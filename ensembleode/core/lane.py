@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..tracing.program import Program
+from ..tracing.program import Program, with_numbers_apart
 from .state_tree import StateTree
 
 
@@ -57,3 +57,19 @@ class Trajectories:
     shared: Lane
     traced: bool
     repeatable: bool
+
+    def with_numbers_apart(self) -> "Trajectories":
+        """With the numbers that are written in the field among its constants."""
+        field, numbers = with_numbers_apart(self.field)
+
+        def added(lane: Lane, values: list) -> Lane:
+            return lane._replace(consts=(*lane.consts, *values))
+
+        return dataclasses.replace(
+            self,
+            field=field,
+            batched=added(self.batched, [False] * len(numbers)),
+            lanes=lambda indices, repeat: added(self.lanes(indices, repeat), numbers),
+            lane=lambda index, repeat: added(self.lane(index, repeat), numbers),
+            shared=added(self.shared, numbers),
+        )

@@ -10,6 +10,7 @@ static argument of a jitted function: new numbers never compile, and are never s
 import functools
 import hashlib
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.extend import source_info_util
 
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
@@ -112,10 +114,14 @@ def trace_apart(
         inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
     jaxpr, used = _as_constants(closed.jaxpr, len(operands))
+    return _program(jaxpr, jtu.tree_structure(out_shape), rules), list(closed.consts), used
+
+
+def _program(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
     key = _jaxpr_key(jaxpr)
     if rules:
         key = (key, tuple(map(_rule_key, _custom_calls(jaxpr))))
-    return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts), used
+    return Program(jaxpr, out_tree, key)
 
 
 def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list]:
@@ -140,6 +146,58 @@ def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jax
     these as inputs."""
     values: Any = {"consts": [None] * len(constants)} if _CONSTANTS_HAVE_VALUES else {}
     return jaxpr.replace(constvars=constants, invars=inputs, **values)
+
+
+def with_numbers_apart(program: Program) -> tuple[Program, list]:
+    """The same program (with derivative rules), whatever the numbers of its output's dtype that
+    are written in it; and what has them, a constant that comes after its own. (None, where no
+    number is taken out.) As integers of the same bits, nobody differentiates by them.
+    """
+    dtype = np.dtype(program.out_avals[0].dtype)
+    written = _written(program.jaxpr, dtype)
+    if not 0 < len(written) <= _MOST_APART:
+        return program, []
+    bits = np.array(list(written), dtype).view(f"i{dtype.itemsize}")
+
+    def apart(bits, *flat):
+        each = {x: jax.lax.bitcast_convert_type(bits[i], dtype) for i, x in enumerate(written)}
+        n = len(program.jaxpr.constvars)
+        return _eval_inlined(program.jaxpr, flat[:n], *flat[n:], apart=each)
+
+    variables = [*program.jaxpr.constvars, *program.jaxpr.invars]
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+    inner: Any = jax.make_jaxpr(apart)(bits, *structs).jaxpr
+    n = 1 + len(program.jaxpr.constvars)
+    jaxpr = with_constants(inner, [*inner.invars[1:n], inner.invars[0]], inner.invars[n:])
+    return _program(jaxpr, program.out_tree, rules=True), [bits]
+
+
+# More than fit into registers, and fewer than crowd out the parameters.
+_MOST_APART = 32
+# What the exact value of a number makes no difference to, but for those below.
+_ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
+
+
+def _is_apart(eqn: Any, atom: Any, dtype: np.dtype) -> bool:
+    """Whether this operand is a number that code is no better for knowing: none that changes
+    nothing, or turns a product into a sum or a quotient into a product."""
+    if eqn.primitive.name not in _ARITHMETIC or not isinstance(atom, jex.Literal):
+        return False
+    aval: Any = atom.aval
+    known = aval.shape or aval.weak_type or aval.dtype != dtype or dtype.kind != "f"
+    return not known and 0.5 < abs(math.frexp(float(np.asarray(atom.val)))[0]) < 1
+
+
+def _written(jaxpr: jex.Jaxpr, dtype: np.dtype) -> dict[float, None]:
+    """Such numbers, each once."""
+    found: dict[float, None] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "jit":
+            found |= _written(eqn.params["jaxpr"].jaxpr, dtype)
+        for atom in eqn.invars:
+            if _is_apart(eqn, atom, dtype):
+                found[float(np.asarray(atom.val))] = None
+    return found
 
 
 def is_self_contained(program: Program) -> bool:
@@ -267,18 +325,28 @@ def _nested_consts(eqn) -> bool:
     return bool(inner.consts) or any(_nested_consts(e) for e in inner.jaxpr.eqns)
 
 
-def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any) -> list:
+def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any, apart: Any = None) -> list:
+    """**Arguments:** `apart`: what stands for the numbers that are written in it, by number."""
+    dtype = next(iter(apart.values())).dtype if apart else np.dtype(float)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom):
         return atom.val if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        if _nested_consts(eqn):
-            inner = eqn.params["jaxpr"]
+        inner = eqn.params.get("jaxpr")
+        is_jit = eqn.primitive.name == "jit"
+        if is_jit and (_nested_consts(eqn) or (apart and _written(inner.jaxpr, dtype))):
             inner_consts = [jnp.asarray(c) for c in inner.consts]
-            outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars))
+            outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars), apart=apart)
             env.update(zip(eqn.outvars, outs, strict=True))
+        elif apart and any(_is_apart(eqn, x, dtype) for x in eqn.invars):
+            ins = [
+                apart[float(np.asarray(x.val))] if _is_apart(eqn, x, dtype) else read(x)
+                for x in eqn.invars
+            ]
+            with source_info_util.user_context(eqn.source_info.traceback):
+                env[eqn.outvars[0]] = eqn.primitive.bind(*ins, **eqn.params)
         else:
             ins = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
             outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]

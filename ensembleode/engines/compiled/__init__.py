@@ -78,6 +78,7 @@ class Compiled(Engine):
     chunked = True
     solves_columns = False
     shares_work = True
+    numbers_apart = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
