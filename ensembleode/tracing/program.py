@@ -184,7 +184,7 @@ def _is_apart(eqn: Any, atom: Any, dtype: np.dtype) -> bool:
     if eqn.primitive.name not in _ARITHMETIC or not isinstance(atom, jex.Literal):
         return False
     aval: Any = atom.aval
-    known = aval.shape or aval.weak_type or aval.dtype != dtype or dtype.kind != "f"
+    known = aval.shape or aval.dtype != dtype or dtype.kind != "f"
     return not known and 0.5 < abs(math.frexp(float(np.asarray(atom.val)))[0]) < 1
 
 
