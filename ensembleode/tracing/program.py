@@ -164,8 +164,8 @@ def with_numbers_apart(program: Program) -> tuple[Program, list]:
         n = len(program.jaxpr.constvars)
         return _eval_inlined(program.jaxpr, flat[:n], *flat[n:], apart=each)
 
-    variables = [*program.jaxpr.constvars, *program.jaxpr.invars]
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in variables]
+    avals: list[Any] = [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars)]
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
     inner: Any = jax.make_jaxpr(apart)(bits, *structs).jaxpr
     n = 1 + len(program.jaxpr.constvars)
     jaxpr = with_constants(inner, [*inner.invars[1:n], inner.invars[0]], inner.invars[n:])
@@ -174,18 +174,17 @@ def with_numbers_apart(program: Program) -> tuple[Program, list]:
 
 # More than fit into registers, and fewer than crowd out the parameters.
 _MOST_APART = 32
-# What the exact value of a number makes no difference to, but for those below.
 _ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
 
 
-def _is_apart(eqn: Any, atom: Any, dtype: np.dtype) -> bool:
-    """Whether this operand is a number that code is no better for knowing: none that changes
-    nothing, or turns a product into a sum or a quotient into a product."""
-    if eqn.primitive.name not in _ARITHMETIC or not isinstance(atom, jex.Literal):
-        return False
-    aval: Any = atom.aval
-    known = aval.shape or aval.dtype != dtype or dtype.kind != "f"
-    return not known and 0.5 < abs(math.frexp(float(np.asarray(atom.val)))[0]) < 1
+def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
+    """The operands of an equation, by place, that are numbers which code is no better for knowing:
+    none that changes nothing, or makes a sum of a product, or a product of a quotient."""
+    if eqn.primitive.name not in _ARITHMETIC or dtype.kind != "f":
+        return {}
+    found = {i: np.asarray(x.val) for i, x in enumerate(eqn.invars) if isinstance(x, jex.Literal)}
+    found = {i: float(x) for i, x in found.items() if x.shape == () and x.dtype == dtype}
+    return {i: x for i, x in found.items() if 0.5 < abs(math.frexp(x)[0]) < 1}
 
 
 def _written(jaxpr: jex.Jaxpr, dtype: np.dtype) -> dict[float, None]:
@@ -194,9 +193,7 @@ def _written(jaxpr: jex.Jaxpr, dtype: np.dtype) -> dict[float, None]:
     for eqn in jaxpr.eqns:
         if eqn.primitive.name == "jit":
             found |= _written(eqn.params["jaxpr"].jaxpr, dtype)
-        for atom in eqn.invars:
-            if _is_apart(eqn, atom, dtype):
-                found[float(np.asarray(atom.val))] = None
+        found |= dict.fromkeys(_numbers_of(eqn, dtype).values())
     return found
 
 
@@ -334,17 +331,14 @@ def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any, apart: Any = N
         return atom.val if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        inner = eqn.params.get("jaxpr")
+        inner: Any = eqn.params.get("jaxpr")
         is_jit = eqn.primitive.name == "jit"
         if is_jit and (_nested_consts(eqn) or (apart and _written(inner.jaxpr, dtype))):
             inner_consts = [jnp.asarray(c) for c in inner.consts]
             outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars), apart=apart)
             env.update(zip(eqn.outvars, outs, strict=True))
-        elif apart and any(_is_apart(eqn, x, dtype) for x in eqn.invars):
-            ins = [
-                apart[float(np.asarray(x.val))] if _is_apart(eqn, x, dtype) else read(x)
-                for x in eqn.invars
-            ]
+        elif apart and (written := _numbers_of(eqn, dtype)):
+            ins = [apart[written[i]] if i in written else read(x) for i, x in enumerate(eqn.invars)]
             with source_info_util.user_context(eqn.source_info.traceback):
                 env[eqn.outvars[0]] = eqn.primitive.bind(*ins, **eqn.params)
         else:

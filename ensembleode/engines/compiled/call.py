@@ -190,9 +190,9 @@ def _new_trampoline() -> _Trampoline:
     block, i = divmod(len(_trampolines), _BLOCK)
     if block == len(_blocks):
         code = compiled(f"{trampolines(_BLOCK)}\n; {block}", _host())
-        of_type = {f"type_{x}": code.address(x) for x in ("id", "info")}
-        capsules = {x: jax.ffi.pycapsule(ctypes.c_void_p(at)) for x, at in of_type.items()}
-        jax.ffi.register_ffi_type(f"ensembleode_{block}", capsules, platform="cpu")
+        kind, info = (jax.ffi.pycapsule(ctypes.c_void_p(code.address(x))) for x in ("id", "info"))
+        of_state: Any = {"type_id": kind, "type_info": info}
+        jax.ffi.register_ffi_type(f"ensembleode_{block}", of_state, platform="cpu")
         for name in STAYS:
             define(name, code.address(name))
         _blocks.append(code)
@@ -205,19 +205,11 @@ def _new_trampoline() -> _Trampoline:
 
 
 def _free_unused() -> None:
-    """All but the spare ones."""
-    unused = [
-        target
-        for target, (_, holder) in _loaded.items()
-        if holder() is None and not _trampolines[target].users.value
-    ]
+    """All but the spare ones. (Programs are only loaded while their kernels are held.)"""
+    unused = [x for x, (_, held) in _loaded.items() if not (held() or _trampolines[x].users.value)]
     for target in unused[: max(0, len(unused) - SPARE)]:
-        trampoline = _trampolines[target]
-        address, trampoline.handler.value = trampoline.handler.value, 0
-        if trampoline.users.value:  # since then, by a program that was serialised
-            trampoline.handler.value = address
-        else:
-            del _loaded[target]
+        _trampolines[target].handler.value = 0
+        del _loaded[target]
 
 
 def _host() -> Machine | None:

@@ -15,16 +15,8 @@ from .writer import as_pointers, Writer
 
 
 # Offsets in bytes. `args` and `rets` are structures within the frame.
-_FRAME = {
-    "size": 0,
-    "extension": 8,
-    "api": 16,
-    "context": 24,
-    "stage": 32,
-    "args": 40,
-    "rets": 80,
-}
-_FRAME_BYTES = 120
+_FRAME = {"size": 0, "extension": 8, "api": 16, "stage": 32, "args": 40, "rets": 80}
+_CONTEXT, _FRAME_BYTES = 24, 120
 _LIST = {"size": 0, "count": 16, "types": 24, "pointers": 32}
 _LIST_BYTES = 40
 _BUFFER = {"size": 0, "data": 24}
@@ -131,18 +123,16 @@ def trampolines(count: int) -> str:
     w.label("other")
     w.branch(w.icmp("eq", "i32", stage, _IS_INSTANTIATE), "instantiate", "done")
     w.label("instantiate")
+    w.branch(w.icmp("eq", "ptr", w.load("ptr", "%handler", 0), "null"), "absent", "there")
+    w.label("there")
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", api, _API["size"])
     w.branch(w.icmp("uge", "i64", size, _API_BYTES), "state", "unknown")
     w.label("state")
-    context = w.load("ptr", "%frame", _FRAME["context"])
+    context = w.load("ptr", "%frame", _CONTEXT)
     members = (("ptr", context), ("i64", _IS_INSTANTIATE), ("ptr", "@id"), ("ptr", "%users"))
     state = w.structure(("i64", _STATE_BYTES), ("ptr", "null"), *members)
-    # Counted first: whoever frees a handler takes it away first.
-    w.line("atomicrmw add ptr %users, i64 1 seq_cst")
-    w.line("%found = load atomic ptr, ptr %handler seq_cst, align 8")
-    w.branch(w.icmp("eq", "ptr", "%found", "null"), "absent", "there")
-    w.label("there")
+    w.line("atomicrmw add ptr %users, i64 1 acq_rel")
     refused = w.value(f"call ptr {w.load('ptr', api, _API['set_state'])}(ptr {state})")
     w.branch(w.icmp("eq", "ptr", refused, "null"), "done", "refused")
     w.label("refused")
@@ -151,7 +141,6 @@ def trampolines(count: int) -> str:
     w.label("done")
     w.line("ret ptr null")
     w.label("absent")
-    w.line("call void @forget(ptr %users)")
     w.jump("failed")
     w.label("unknown")
     w.jump("failed")
