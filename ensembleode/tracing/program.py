@@ -148,6 +148,7 @@ def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jax
     return jaxpr.replace(constvars=constants, invars=inputs, **values)
 
 
+@functools.lru_cache(maxsize=256)
 def with_numbers_apart(program: Program) -> tuple[Program, list]:
     """The same program (with derivative rules), whatever the numbers of its output's dtype that
     are written in it; and what has them, a constant that comes after its own. (None, where no
