@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .arithmetic import Arithmetic, Components
 from .method import Attempt, Method
-from .tableau import Interpolant, Tableau
+from .tableau import Interpolant, Row, Tableau
 
 
 class Stage(NamedTuple):
@@ -56,8 +56,8 @@ class RungeKutta(Method):
         k1 = field(y, t) if k is None or not self.keeps else k
         return Attempt(*step(xp, self.tableau, field, y, k1, t, h))
 
-    def error(self, xp: Arithmetic, attempt: Attempt, h: Any) -> Components:
-        return error_estimate(xp, self.tableau, attempt.ks, h)
+    def errors(self, xp: Arithmetic, attempt: Attempt, h: Any) -> tuple[Components, ...]:
+        return tuple(error_estimate(xp, row, attempt.ks, h) for row in self.tableau.errors)
 
     def dense(
         self, xp: Arithmetic, field: Callable, y: Components, attempt: Attempt, t: Any, h: Any
@@ -106,12 +106,11 @@ def step(
     return new, tuple(ks)
 
 
-def error_estimate(xp: Arithmetic, tableau: Tableau, ks: tuple, h: Any) -> Components:
-    """The difference of the two embedded solutions."""
-    assert tableau.error is not None
+def error_estimate(xp: Arithmetic, weights: Row, ks: tuple, h: Any) -> Components:
+    """The difference of the solution and an embedded one."""
     # From the last stage to the first: where the error is all rounding, it is then of the size of
     # OrdinaryDiffEq's.
-    total = weighted(xp, tableau.error[::-1], ks[::-1])
+    total = weighted(xp, weights[::-1], ks[::-1])
     return tuple(xp.over(h, e) * e for e in total)
 
 

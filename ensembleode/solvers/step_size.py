@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from .arithmetic import Arithmetic, Components
+from .method import Attempt, Method
+from .norms import AbstractNorm
 from .runge_kutta import add_scaled
 
 
@@ -27,6 +29,26 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
         return value / (xp.over(abstol, value) + xp.over(reltol, value) * largest)
 
     return tuple(scale(i, *x) for i, x in enumerate(zip(values, *states, strict=True)))
+
+
+def squared_error(
+    xp: Arithmetic,
+    method: Method,
+    norm: AbstractNorm,
+    tol: Tolerances,
+    attempt: Attempt,
+    h: Any,
+    y: Components,
+    controlled: int | None = None,
+) -> Any:
+    """The square of the norm of the error of a step from `y`, in units of the tolerances: the
+    largest of the method's estimates, of the first `controlled` components or of all."""
+    first = slice(controlled)
+    squares = [
+        norm.squared(xp, scaled(xp, tol, estimate[first], y[first], attempt.y2[first]))
+        for estimate in method.errors(xp, attempt, h)
+    ]
+    return squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
 
 
 def initial_step(

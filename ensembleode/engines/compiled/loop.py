@@ -19,7 +19,7 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.step_size import initial_step, is_moved, scaled, Tolerances
+from ...solvers.step_size import initial_step, is_moved, squared_error, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
@@ -473,11 +473,8 @@ class Loop:
             accepted = active & self.is_finite(attempt.y2)
             return Step(t, t2, size, y, attempt, accepted), next_h, None, None
         assert p.controller is not None
-        components = slice(0, p.controlled)
-        estimate = p.method.error(b, attempt, size)[components]
         tol = self.tolerances(self.held, p.controlled)
-        error = scaled(b, tol, estimate, y[components], attempt.y2[components])
-        squared = p.norm.squared(b, error)
+        squared = squared_error(b, p.method, p.norm, tol, attempt, size, y, p.controlled)
         before = tuple(x.get() for x in self.memory)
         accepted = p.controller.accepts(b, squared, before) & active & ~self.probing.get()
         first = self.naccept.get().eq(0)

@@ -14,7 +14,7 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.step_size import initial_step, is_moved, scaled, Tolerances
+from ...solvers.step_size import initial_step, is_moved, squared_error, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
 from .leaves import computed_once, is_finite, LANES, Leaves, OfLanes, over, select, sum_of
 
@@ -217,10 +217,9 @@ def _control(
         accepted = is_finite(attempt.y2) & active
         return Step(t, t2, h, y, *attempt, accepted), _Controlled(size, state.memory, None)
     # The steps are constants to whoever differentiates the solution.
-    at = jax.lax.stop_gradient((attempt, h, y, attempt.y2))
-    estimate = stepping.method.error(LANES, *at[:2])
-    scaled_error = scaled(LANES, chunk.tol, estimate, *at[2:])
-    squared = computed_once(stepping.norm.squared(LANES, scaled_error))
+    at = jax.lax.stop_gradient((attempt, h, y))
+    squared = squared_error(LANES, stepping.method, stepping.norm, chunk.tol, *at)
+    squared = computed_once(squared)
     accepted = stepping.controller.accepts(LANES, squared, state.memory) & active
     first = state.naccept == 0
     next_h, memory = computed_once(
