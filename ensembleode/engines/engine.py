@@ -42,7 +42,7 @@ class Engine(abc.ABC):
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why another engine is faster with this field; None when this one is."""
+        """Why another engine is faster with this field, or alone has its derivative; else None."""
         del field, state, batched
         return None
 

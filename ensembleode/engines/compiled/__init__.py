@@ -40,6 +40,7 @@ from ..rates import with_rates
 from ..results import with_times
 from .compiler import available
 from .field import length
+from .kernel import transposed
 from .operations import check
 
 
@@ -60,13 +61,29 @@ class _Reading(NamedTuple):
 
 @functools.lru_cache(maxsize=1024)
 def _read(field: Program) -> _Reading:
+    return _read_program(field, "f")
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_derivative(field: Program) -> _Reading:
     avals = parameters_of(field)
+    real = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
+    try:
+        jaxpr = transposed(field, real)
+    except Exception:
+        # There is none, for any engine: whoever takes it is told, and a solve doesn't need it.
+        return _Reading(None)
+    return _read_program(Program(jaxpr, None, ()), "the derivative of f")
+
+
+def _read_program(program: Program, what: str) -> _Reading:
+    avals = parameters_of(program)
     inputs = Inputs.as_they_are(avals, ["own"] * len(avals))
     try:
-        fn = lower(field.jaxpr, inputs)
+        fn = lower(program.jaxpr, inputs)
         check(fn)
     except UntranslatableError as e:
-        return _Reading(f"f can't be translated: it uses {e.what}, at {e.where}.")
+        return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
     return _Reading(None, length(fn))
 
 
@@ -103,7 +120,7 @@ class Compiled(Engine):
         return _read(field).refusal
 
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why another engine is faster with this field; None when this one is."""
+        """Why another engine is faster with this field, or alone has its derivative; else None."""
         if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
@@ -116,7 +133,7 @@ class Compiled(Engine):
         )
         if shared > _MOST_SHARED:
             return f"with {shared} numbers that all share, an f is better solved as arrays."
-        return None
+        return _read_derivative(field).refusal
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `explicit.method`."""

@@ -334,28 +334,33 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
     return Work(start + member, start + group, one, each, *memory, room, thread, used)
 
 
-def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
-    """What pulls a cotangent back through the field, as `adjoint.Pullback` has it."""
-    own, shared = with_gradients(d)
-    which = [*own, *shared]
-    n = len(d.field.jaxpr.constvars)
+def transposed(field: Program, which: Sequence[int]) -> jex.Jaxpr:
+    """The program of a cotangent in the place of the state, and the state at the end of `p`, that
+    pulls the cotangent back: to the state, and to these constants and parameters of the field."""
+    n = len(field.jaxpr.constvars)
+    state: Any = field.jaxpr.invars[0].aval
 
-    def transposed(consts, cotangent, p, t):
+    def pulled(consts, cotangent, p, t):
         *p, u = p
         numbers = [*consts, *p]
 
-        def field(u, chosen):
+        def at(u, chosen):
             every = list(numbers)
             for i, x in zip(which, chosen, strict=True):
                 every[i] = x
-            return d.field(every[:n], u, tuple(every[n:]), t)
+            return field(every[:n], u, tuple(every[n:]), t)
 
-        to_u, to_chosen = jax.vjp(field, u, [numbers[i] for i in which])[1](cotangent)
-        return jnp.concatenate([x.reshape(-1).astype(d.dtype) for x in (to_u, *to_chosen)])
+        to_u, to_chosen = jax.vjp(at, u, [numbers[i] for i in which])[1](cotangent)
+        return jnp.concatenate([x.reshape(-1).astype(state.dtype) for x in (to_u, *to_chosen)])
 
-    state: Any = d.field.jaxpr.invars[0].aval
     struct = jax.ShapeDtypeStruct(state.shape, state.dtype)
-    jaxpr = staged(d.field, transposed, state=struct, extra=[struct])
+    return staged(field, pulled, state=struct, extra=[struct])
+
+
+def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
+    """What pulls a cotangent back through the field, as `adjoint.Pullback` has it."""
+    own, shared = with_gradients(d)
+    jaxpr = transposed(d.field, [*own, *shared])
     places = (*d.layout.inputs.places, ("forward", 0))
     try:
         fn = lowered(jaxpr, d.layout.inputs._replace(places=places), _LARGEST_RETURNED)
