@@ -47,9 +47,9 @@ from .operations import check
 _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
-# Where the lanes engine is faster (see benchmarks/limits.py): a state that is far from fitting into
-# registers, an `f` so long that its code leaves the cache, many sums of gradients.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 64, 1500, 100
+# Where the lanes engine is faster (see benchmarks/engine_limits.py), or compiles in less time: a
+# large state, an `f` so long that its code leaves the cache, many sums of gradients.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 200, 1500, 100
 
 
 class _Reading(NamedTuple):

@@ -20,6 +20,7 @@ from ensembleode.engines.compiled.functions import (
     integer_pow,
 )
 
+from ...marks import slow_unless
 from . import fits
 from .harness import compiled, flushed, host_features, OnArrays
 from .references import errors, NAMES, OF_TWO, points
@@ -131,17 +132,23 @@ def test_negative_arguments_of_gamma_functions(name):
     assert_accurate(name, [single], on_arrays(name, SINGLE)(single))
 
 
-@DTYPES
-@pytest.mark.parametrize("order", range(1, HIGHEST_ORDER + 1))
+@pytest.mark.parametrize(
+    ("order", "dtype"),
+    [
+        slow_unless(dtype == DOUBLE and order < 3, order, dtype)
+        for order in range(1, HIGHEST_ORDER + 1)
+        for dtype in (DOUBLE, SINGLE)
+    ],
+)
 def test_derivatives_of_digamma(order, dtype):
     def of_order(b, x):
         return FUNCTIONS["polygamma"](b, b.constant(order, x.dtype), x)
 
     polygamma = OnArrays(of_order, dtype, 1, 8, True, None)
     rng = np.random.default_rng(order)
-    size = 2.0 ** rng.uniform(-20, 20, 200)
-    x = np.concatenate([rng.uniform(0, 2, 200), rng.uniform(2, 40, 200), size, -size[:100]])
-    x = np.concatenate([x, rng.uniform(-30, 0, 200), -np.arange(1, 20) + 2.0**-12]).astype(dtype)
+    size = 2.0 ** rng.uniform(-20, 20, 60)
+    x = np.concatenate([rng.uniform(0, 2, 60), rng.uniform(2, 40, 60), size, -size[:30]])
+    x = np.concatenate([x, rng.uniform(-30, 0, 60), -np.arange(1, 20) + 2.0**-12]).astype(dtype)
     x = x[x != np.round(x)]
     found, many = polygamma(x), np.full(len(x), order)
     error = errors("polygamma", [many, x], found)
@@ -287,6 +294,7 @@ def gpu_module() -> Module:
                 f"try_{name}_{dtype}", [*parameters, "ptr %y"], linkage="external"
             ) as b:
                 args = [b.parameter(f"%x{i}", dtype) for i in range(arity(name))]
+                args = [b.constant(1.0, dtype), *args] if name == "polygamma" else args
                 Buffer(b, "%y", dtype).store(0, function(b, *args))
                 b.return_()
     return module
