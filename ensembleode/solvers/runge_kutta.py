@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from .arithmetic import Arithmetic, Components
 from .method import Attempt, Method
-from .tableau import Interpolant, Row, Tableau
+from .tableau import Interpolant, Tableau
 
 
 class Stage(NamedTuple):
@@ -57,7 +57,13 @@ class RungeKutta(Method):
         return Attempt(*step(xp, self.tableau, field, y, k1, t, h))
 
     def errors(self, xp: Arithmetic, attempt: Attempt, h: Any) -> tuple[Components, ...]:
-        return tuple(error_estimate(xp, row, attempt.ks, h) for row in self.tableau.errors)
+        def estimate(weights):
+            # From the last stage to the first: where the error is all rounding, it is then of the
+            # size of OrdinaryDiffEq's.
+            total = weighted(xp, weights[::-1], attempt.ks[::-1])
+            return tuple(xp.over(h, e) * e for e in total)
+
+        return tuple(map(estimate, self.tableau.errors))
 
     def dense(
         self, xp: Arithmetic, field: Callable, y: Components, attempt: Attempt, t: Any, h: Any
@@ -104,14 +110,6 @@ def step(
     if not tableau.fsal:
         new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
     return new, tuple(ks)
-
-
-def error_estimate(xp: Arithmetic, weights: Row, ks: tuple, h: Any) -> Components:
-    """The difference of the solution and an embedded one."""
-    # From the last stage to the first: where the error is all rounding, it is then of the size of
-    # OrdinaryDiffEq's.
-    total = weighted(xp, weights[::-1], ks[::-1])
-    return tuple(xp.over(h, e) * e for e in total)
 
 
 def dense_stages(

@@ -29,6 +29,7 @@ from .pairs import (
     two_sum,
 )
 from .polynomials import polynomial
+from .powers import integer_pow
 
 
 _STIRLING_FROM = 8.0  # on
@@ -202,13 +203,11 @@ def digamma(b: Builder, x: Value) -> Value:
 HIGHEST_ORDER = 4
 _SUMMED_BELOW = 20.0
 # The numbers of Bernoulli B_2, B_4, ...
-_BERNOULLI = tuple(
-    Fraction(*x)
-    for x in (
-        *((1, 6), (-1, 30), (1, 42), (-1, 30), (5, 66), (-691, 2730), (7, 6), (-3617, 510)),
-        *((43867, 798), (-174611, 330), (854513, 138)),
-    )
-)
+_BERNOULLI = tuple(map(
+    Fraction,
+    (1, -1, 1, -1, 5, -691, 7, -3617, 43867, -174611, 854513),
+    (6, 30, 42, 30, 66, 2730, 6, 510, 798, 330, 138),
+))  # fmt: skip
 
 
 def polygamma(b: Builder, order: Value, x: Value) -> Value:
@@ -233,9 +232,9 @@ def polygamma(b: Builder, order: Value, x: Value) -> Value:
     for j in range(len(_BERNOULLI), 0, -1):
         term = _BERNOULLI[j - 1] * math.factorial(2 * j + n - 1) / math.factorial(2 * j)
         series = (series + float(term / math.factorial(n))) * z
-    found = exact(b, (1.0 / n + (0.5 * inverse + series)) / _power(far, n))
+    found = exact(b, (1.0 / n + (0.5 * inverse + series)) / integer_pow(b, far, n))
     for i in range(9 + n, -1, -1):
-        term = b.where(is_far, 0.0, 1.0 / _power(at + float(i), n + 1))
+        term = b.where(is_far, 0.0, integer_pow(b, at + float(i), -n - 1))
         head, tail = two_sum(b, found.head, term)
         found = Pair(head, found.tail + tail)
     summed = (found.head + found.tail) * float(math.factorial(n))
@@ -258,10 +257,6 @@ def polygamma(b: Builder, order: Value, x: Value) -> Value:
         value.set_where(x < 0.0, b.where(is_pole, np.inf if n % 2 else np.nan, head + tail))
 
     b.if_(b.any(x < 0.0), reflect)
-    near = (1.0 if n % 2 else -1.0) * float(math.factorial(n)) / _power(x, n + 1)
+    near = float((-1) ** (n + 1) * math.factorial(n)) / integer_pow(b, x, n + 1)
     result = b.where(abs(x) < 2.0**-30, near, value.get())
     return result if n % 2 else b.where(x.eq(0.0), np.nan, result)
-
-
-def _power(x: Value, n: int) -> Value:
-    return x if n == 1 else x * _power(x, n - 1)
