@@ -16,6 +16,7 @@ from .tracing.program import is_tracer
 LANE_OPTIONS = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 STATIC_OPTIONS = (
     "save_start",
+    "save_end",
     "save_everystep",
     "adaptive",
     "maxiters",
@@ -26,6 +27,7 @@ STATIC_OPTIONS = (
 DEFAULTS = {
     "saveat": None,
     "save_start": None,
+    "save_end": None,
     "save_everystep": False,
     "abstol": 1e-6,
     "reltol": 1e-3,
@@ -104,7 +106,7 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
         excluded.add("stepsize_controller")
     saveat = new.get("saveat")
     if isinstance(saveat, list | tuple) or getattr(saveat, "ndim", 0):  # saved as it is
-        excluded.add("save_start")
+        excluded |= {"save_start", "save_end"}
     return {k: v for k, v in old.items() if v is not None and k not in excluded} | new
 
 

@@ -30,14 +30,15 @@ class ODEProblem(eqx.Module):
         arrays of one dtype: a dict, a named tuple, an Equinox module (lists and tuples are
         arrays). Then `f` takes and returns that structure, and solutions have it. Time is computed
         in the same precision.
-    - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time.
+    - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time; where both are the
+        same, the solution is `u0`.
     - `p`: the parameters, any pytree.
     - `options`: solver options kept with the problem, as in SciML: any option of
         [`solve`][ensembleode.solve] that describes one trajectory (`saveat=`, `abstol=`, ...).
         Options given to `solve` itself win.
 
     **Raises:** `TypeError` for an `f` that can't be called, an integer or non-array `u0`, an
-    unknown option; `ValueError` for a malformed or zero-length `tspan`.
+    unknown option; `ValueError` for a malformed `tspan`.
     """
 
     f: Callable
@@ -254,10 +255,6 @@ def _as_tspan(tspan: Any) -> tuple[Any, Any]:
     for name, t in (("t0", t0), ("t1", t1)):
         if not _is_real_number(t):
             raise ValueError(f"tspan must be a pair of real numbers, got {name}={t!r}.")
-    if not is_tracer(t0) and not is_tracer(t1):
-        if not (np.isfinite(t0) and np.isfinite(t1)):
-            raise ValueError(f"tspan must be finite, got ({t0}, {t1}).")
-        # By NumPy: inside a trace, JAX's comparison of two numbers is traced as well.
-        if np.asarray(t0) == np.asarray(t1):
-            raise ValueError(f"tspan has zero length: ({t0}, {t1}). Give two different times.")
+    if not is_tracer(t0) and not is_tracer(t1) and not (np.isfinite(t0) and np.isfinite(t1)):
+        raise ValueError(f"tspan must be finite, got ({t0}, {t1}).")
     return t0, t1

@@ -16,6 +16,7 @@ from . import engines, sensitivity, store as stores
 from .core import batches, stiffness
 from .core.aliases import refuse_unknown
 from .core.arguments import (
+    check_direction,
     check_store_key,
     check_trajectories,
     key_from,
@@ -46,6 +47,7 @@ from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
 
+@jax.disable_jit(False)  # (What would be called step by step, from Python, is a loop.)
 def solve(
     prob: ODEProblem | EnsembleProblem,
     alg: Any = None,
@@ -54,6 +56,7 @@ def solve(
     trajectories: int | None = None,
     saveat: Any = None,
     save_start: bool | None = None,
+    save_end: bool | None = None,
     save_everystep: bool | None = None,
     abstol: Any = None,
     reltol: Any = None,
@@ -97,13 +100,14 @@ def solve(
     - `trajectories`: how many; required for an ensemble.
     - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
         or an array `[trajectory, time]`. By default the start and the end are saved.
-    - `save_start`: False drops the start, where `saveat` is not an array.
+    - `save_start`, `save_end`: False drops the start or the end, where `saveat` is not an array.
     - `save_everystep`: saves every accepted step, and makes the solution callable: third-order
         interpolation, whatever the solver, so use `saveat` for values as exact as the steps. By
         default False. Eagerly it solves twice, to count the steps first; under `jit` it needs an
         explicit `maxiters`, as room is kept for that many.
     - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
-    - `dt`: the first step, or with a fixed step the step.
+    - `dt`: the first step, or with a fixed step the step; negative only where time runs backwards,
+        and there a positive one will do, too. (A traced one is taken for its size.)
     - `adaptive`: False for a fixed step; by default whatever the solver can do.
     - `maxiters`: the limit on steps of a trajectory, by default 100,000. Where most trajectories
         reach it with an explicit method, a few are solved again for up to 4096 steps, to say (in
@@ -176,6 +180,7 @@ def solve(
     options = {
         "saveat": saveat,
         "save_start": save_start,
+        "save_end": save_end,
         "save_everystep": save_everystep,
         "abstol": abstol,
         "reltol": reltol,
@@ -389,6 +394,7 @@ def job_for(
     """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
+    check_direction(every, n or 1)
     described = (every.options, every.field, every.batched)
     module, choice = engines.choose(engine, alg, *described, ensemblealg)
     has_dt = every.batched.dt is not None

@@ -38,7 +38,6 @@ _OPTIONS = {
     "dense": _DENSE,
     "dense_output": _DENSE,
     "save_on": "leave it out: without saveat the two ends are saved",
-    "save_end": "the end is saved where saveat is not an array of times",
     "save_idxs": "pass EnsembleProblem(prob, output_func=lambda sol, ctx: (sol.u[:, idxs], False))",
     "max_step": "it is called dtmax",
     "min_step": "it is called dtmin",

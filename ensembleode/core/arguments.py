@@ -5,6 +5,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..ensemble import EnsembleAlgorithm
 from ..options import check_count
@@ -12,6 +13,7 @@ from ..solvers import Tsit5
 from ..tracing.program import is_tracer
 from ..tracing.trace_cache import key_of, traces
 from .aliases import solver_by_name
+from .lane import Trajectories
 
 
 def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
@@ -40,6 +42,27 @@ def check_trajectories(trajectories: Any) -> int:
             "trajectories is missing: say how many, as in solve(..., trajectories=100)."
         )
     return check_count("trajectories", trajectories)
+
+
+def check_direction(every: Trajectories, n: int) -> None:
+    """
+    **Raises:** `ValueError` for steps of `n` trajectories that go against their time span, as far
+    as these are known.
+    """
+    lanes = every.shared
+    if every.batched.dt is None or not (lanes.dt is None or is_tracer(lanes.dt) or lanes.dt < 0):
+        return
+    if any(x is None for x in (lanes.dt, lanes.t0, lanes.t1)):
+        lanes = every.lanes(np.arange(n, dtype=np.int32), 1)
+    dt, t0, t1 = lanes.dt, lanes.t0, lanes.t1
+    if any(map(is_tracer, (dt, t0, t1))):
+        return
+    against = np.broadcast_to((np.asarray(dt) < 0) & (np.asarray(t0) < np.asarray(t1)), (n,))
+    if against.any():
+        first = int(against.argmax())
+        which = f" (first of trajectory {first})" if n > 1 else ""
+        dt = np.broadcast_to(dt, (n,))[first]
+        raise ValueError(f"dt={dt:g} is negative, and tspan runs forwards{which}; give its size.")
 
 
 def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:

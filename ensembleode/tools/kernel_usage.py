@@ -65,6 +65,7 @@ def kernel_report(
     *,
     saveat: Any = None,
     save_start: bool | None = None,
+    save_end: bool | None = None,
     save_everystep: bool | None = None,
     adaptive: bool | None = None,
     dt: Any = None,
@@ -95,6 +96,7 @@ def kernel_report(
     options = {
         "saveat": saveat,
         "save_start": save_start,
+        "save_end": save_end,
         "save_everystep": save_everystep,
         "abstol": None,
         "reltol": None,

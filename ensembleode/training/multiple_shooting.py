@@ -249,7 +249,7 @@ def _check_weight(continuity_weight: Any) -> None:
         )
 
 
-_FIXED = ("trajectories", "saveat", "save_start", "save_everystep", "store")
+_FIXED = ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store")
 
 
 def _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options) -> _Shot:

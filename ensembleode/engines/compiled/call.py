@@ -178,6 +178,11 @@ def _jitted(kernel: Kernel, avals: tuple) -> Any:
     return jax.jit(functools.partial(_call_p.bind, kernel=kernel, avals=avals))
 
 
+@jax.disable_jit(False)
+def _run(*operands, kernel, avals):
+    return _jitted(kernel, avals)(*operands)
+
+
 def _lower(ctx, *operands, kernel, avals):
     try:
         register([kernel])
@@ -203,7 +208,7 @@ def _batched(operands, dims, *, kernel, **_):
     )
 
 
-_call_p.def_impl(lambda *operands, kernel, avals: _jitted(kernel, avals)(*operands))
+_call_p.def_impl(_run)
 _call_p.def_abstract_eval(lambda *_, avals, **__: avals)
 ad.primitive_jvps[_call_p] = _jvp
 batching.primitive_batchers[_call_p] = _batched

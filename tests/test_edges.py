@@ -1,0 +1,173 @@
+"""What is at the edge of a solve, the same on every engine: spans of no length, steps against the
+direction of time, ends that are not saved, rows of times that end early, and no jit."""
+
+import hypothesis as hp
+import hypothesis.strategies as st
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+
+ALGS = {
+    "compiled": eo.Tsit5(),
+    "lanes": eo.Tsit5(),
+    "diffrax": eo.Tsit5(),
+    "implicit": eo.Kvaerno3(),
+}
+TIGHT = {"abstol": 1e-9, "reltol": 1e-9}
+
+
+@pytest.fixture(params=ALGS)
+def solve(request):
+    """`solve` on one engine."""
+    engine = {"implicit": "diffrax"}.get(request.param, request.param)
+
+    def solve(prob, **options):
+        return eo.solve(prob, ALGS[request.param], engine=engine, **options)
+
+    return solve
+
+
+def growth(u, p, t):
+    return p * u
+
+
+def spans(t0s, t1s, **options):
+    """Each trajectory with its own span."""
+    t0s, t1s = jnp.asarray(t0s), jnp.asarray(t1s)
+    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5, **options)
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, tspan=(t0s[ctx.index], t1s[ctx.index]))
+    )
+
+
+#
+# Spans of no length
+#
+
+
+@pytest.mark.parametrize(
+    ("options", "rows"),
+    [
+        ({}, 2),
+        ({"save_start": False}, 1),
+        ({"save_end": False}, 1),
+        ({"saveat": 0.1}, 1),
+        ({"saveat": 0.1, "save_start": False}, 1),
+        ({"saveat": [1.0, 1.0]}, 2),
+        ({"save_everystep": True, "maxiters": 16}, 1),
+        ({"dt": 0.1, "adaptive": False}, 2),
+    ],
+    ids=str,
+)
+def test_a_span_of_no_length_is_its_start(solve, options, rows):
+    def of(u0, p, t):
+        return solve(eo.ODEProblem(growth, u0, (t, t), p), **options)
+
+    u0 = jnp.array([2.0])
+    sol = of(u0, 0.5, 1.0)
+    assert sol.retcode == eo.ReturnCode.Success
+    assert sol.u.tolist() == [[2.0]] * rows
+    assert sol.t.tolist() == [1.0] * rows
+    sim = solve(spans([1.0, 1.0], [1.0, 1.2]), trajectories=2, **options)
+    assert sim.retcode.tolist() == [eo.ReturnCode.Success.value] * 2
+    assert sim.lengths[0] == rows
+    assert sim.u[0, :rows].tolist() == [[2.0]] * rows
+    assert np.isnan(sim.u[0, rows:]).all()
+    np.testing.assert_allclose(sim.u[1, sim.lengths[1] - 1], 2 * np.exp(0.1), atol=1)
+
+
+def test_gradients_of_a_span_of_no_length(solve):
+    for options in ({}, {"saveat": jnp.array([1.0])}, {"save_everystep": True, "maxiters": 16}):
+
+        def end(u0, p, t1, options=options):
+            return solve(eo.ODEProblem(growth, u0, (1.0, t1), p), **options).u[0, 0]
+
+        got = jax.grad(end, argnums=(0, 1, 2))(jnp.array([2.0]), 0.5, 1.0)
+        assert [x.squeeze().tolist() for x in got] == [1.0, 0.0, 0.0]
+
+
+#
+# The end, not saved
+#
+
+
+def test_the_end_is_not_saved(solve):
+    ens = spans([0.0, 1.0], [1.0, 0.25])
+    every = solve(ens, trajectories=2, saveat=0.25, **TIGHT)
+    for options, first, last in (
+        ({"save_end": False}, 0, -1),
+        ({"save_end": False, "save_start": False}, 1, -1),
+    ):
+        sim = solve(ens, trajectories=2, saveat=0.25, **options, **TIGHT)
+        for got, want in zip(sim, every, strict=True):
+            np.testing.assert_array_equal(got.t, want.t[first:last])
+            np.testing.assert_array_equal(got.u, want.u[first:last])
+    sim = solve(ens, trajectories=2, save_end=False)
+    assert sim.u.tolist() == [[[2.0]]] * 2
+    assert sim.t.tolist() == [[0.0], [1.0]]
+
+
+def test_the_end_is_not_saved_under_jit(solve):
+    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+
+    @jax.jit
+    @jax.value_and_grad
+    def last(p):
+        return solve(eo.remake(prob, p=p), saveat=0.25, save_end=False, **TIGHT).u[-1, 0]
+
+    np.testing.assert_allclose(
+        last(0.5), [2 * np.exp(0.375), 1.5 * np.exp(0.375)], rtol=1e-6
+    )
+
+
+#
+# Steps against time
+#
+
+
+def test_a_step_against_time_is_refused(solve, compiles):
+    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+    backwards = eo.remake(prob, tspan=(1.0, 0.0))
+    for options in ({}, {"adaptive": False}):
+        compiles.count = 0
+        with pytest.raises(ValueError, match=r"dt=-0\.1 is negative, and tspan runs forwards; give"):
+            solve(prob, dt=-0.1, **options)
+        assert compiles.count == 0
+        with pytest.raises(ValueError, match=r"dt=-0\.1 .*\(first of trajectory 1\)"):
+            solve(spans([1.0, 0.0], [0.0, 1.0]), dt=-0.1, trajectories=2, **options)
+        np.testing.assert_array_equal(
+            solve(backwards, dt=-0.1, **options).u, solve(backwards, dt=0.1, **options).u
+        )
+        size = jax.jit(lambda dt, options=options: solve(prob, dt=dt, **options).u)
+        np.testing.assert_array_equal(size(-0.1), size(0.1))
+
+
+def test_a_step_of_a_trajectory_against_time_is_refused(solve):
+    dts = jnp.array([0.1, 0.2, -0.1])
+    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, dt=dts[ctx.index]))
+    with pytest.raises(ValueError, match=r"dt=-0\.1 .*\(first of trajectory 2\)"):
+        solve(ens, trajectories=3)
+    assert solve(ens, trajectories=2).successful.all()
+
+
+#
+# Without jit
+#
+
+
+@pytest.mark.parametrize("options", [{}, {"saveat": np.array([0.5, 1.0])}], ids=str)
+def test_without_jit(solve, options):
+    prob = eo.ODEProblem(growth, jnp.array([2.0]), (0.0, 1.0), 0.5)
+
+    def end(p):
+        sim = solve(spans([0.0, 0.0], [1.0, 2.0], **options), trajectories=2)
+        return solve(eo.remake(prob, p=p), **options).u[-1, 0] + sim.u[1, -1, 0]
+
+    with jax.disable_jit():
+        found = jax.value_and_grad(end)(0.5)
+    np.testing.assert_allclose(found, jax.value_and_grad(end)(0.5), rtol=1e-13)
