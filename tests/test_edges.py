@@ -171,3 +171,100 @@ def test_without_jit(solve, options):
     with jax.disable_jit():
         found = jax.value_and_grad(end)(0.5)
     np.testing.assert_allclose(found, jax.value_and_grad(end)(0.5), rtol=1e-13)
+
+
+#
+# Rows of times that end early
+#
+
+
+ROWS = {
+    1: [[0.25, 0.5, 1.0], [0.0, 0.75, np.inf], [np.inf] * 3, [0.5, np.nan, np.nan]],
+    -1: [[0.75, 0.5, 0.0], [1.0, 0.25, np.inf], [-np.inf] * 3, [0.5, np.nan, np.nan]],
+}
+LENGTHS = [3, 2, 0, 1]
+
+
+@pytest.mark.parametrize("direction", ROWS)
+@pytest.mark.parametrize("way", ["array", "prob_func", "called"])
+def test_rows_that_end_early(solve, direction, way):
+    rows = np.array(ROWS[direction])
+    u0s, p = jnp.array([1.0, 2.0, 3.0, 4.0]), jnp.array(0.5)
+
+    def saved(p, u0s, fixed, rows=rows):
+        prob = eo.ODEProblem(growth, jnp.array([1.0]), (0.0, 1.0)[::direction], p)
+
+        def prob_func(prob, ctx):
+            i = int(ctx.index) if way == "called" else ctx.index
+            prob = eo.remake(prob, u0=u0s[i][None])
+            if way == "array":
+                return prob
+            return eo.remake(prob, saveat=(rows if way == "called" else jnp.asarray(rows))[i])
+
+        ens = eo.EnsembleProblem(prob, prob_func)
+        how = {"dt": 0.01, "adaptive": False} if fixed else TIGHT
+        return solve(ens, trajectories=4, **how, **({"saveat": rows} if way == "array" else {}))
+
+    t = np.where(np.isfinite(rows), rows, 0)
+    exact = u0s[:, None] * np.exp(0.5 * (t - (direction < 0)))
+    meant = np.isfinite(rows)
+    for fixed in (False, True):
+        sim = saved(p, u0s, fixed)
+        assert sim.lengths.tolist() == LENGTHS
+        assert sim.retcode.tolist() == [eo.ReturnCode.Success.value] * 4
+        assert (np.isfinite(sim.t) == meant).all()
+        assert (np.isfinite(sim.u[..., 0]) == meant).all()
+        np.testing.assert_allclose(
+            np.where(meant, sim.u[..., 0], 0), np.where(meant, exact, 0), rtol=1e-6
+        )
+
+    def loss(p, u0s, filled):
+        # Whatever stands in the rows that are none, it is not pulled back.
+        return jnp.sum(jnp.where(meant | filled, saved(p, u0s, False).u[..., 0], 0.0))
+
+    if way != "array":
+        return
+    for filled in (False, True):
+        to_p, to_u0s = jax.grad(loss, argnums=(0, 1))(p, u0s, filled)
+        since = t - (direction < 0)
+        np.testing.assert_allclose(to_p, np.sum(np.where(meant, since * exact, 0)), rtol=1e-5)
+        np.testing.assert_allclose(
+            to_u0s, np.sum(np.where(meant, exact / u0s[:, None], 0), axis=1), rtol=1e-6
+        )
+
+
+def test_statistics_are_over_the_rows_that_are_there(solve):
+    rows = np.array([[0.0, 0.5, 1.0], [0.0, 0.5, np.inf]])
+    ens = eo.EnsembleProblem(
+        eo.ODEProblem(lambda u, p, t: jnp.ones_like(u), jnp.array([0.0]), (0.0, 1.0)),
+        lambda prob, ctx: eo.remake(prob, u0=prob.u0 + ctx.index),
+    )
+    sim = solve(ens, trajectories=2, saveat=rows)
+    mean = eo.analysis.timeseries_steps_mean(sim)
+    np.testing.assert_allclose(np.ravel(getattr(mean, "u", mean)), [0.5, 1.0, 1.0], rtol=1e-6)
+
+
+@hp.given(
+    st.integers(0, 5), st.integers(1, 5), st.sampled_from([1, -1]), st.sampled_from([np.inf, np.nan])
+)
+@hp.settings(deadline=None, max_examples=30)
+def test_what_is_not_meant_ends_a_row(meant, more, direction, nothing):
+    from ensembleode.core.saving import resolve_saving
+
+    options = {"save_start": None, "save_end": None, "save_everystep": False}
+    times = np.linspace(0.1, 0.9, 5)[::direction][:meant]
+    row = np.concatenate([times, np.full(more, nothing)])
+    t0, t1 = (0.0, 1.0)[::direction]
+    dtype = np.dtype(np.float64)
+
+    def of(saveat, t0=t0):
+        return resolve_saving({**options, "saveat": saveat}, t0, t1, dtype, 0)[1]
+
+    expected = np.concatenate([times, np.full(more, direction * np.inf)])
+    np.testing.assert_array_equal(of(row[None]), expected)
+    np.testing.assert_array_equal(jax.jit(of)(row, t0), expected)
+    if meant:
+        with pytest.raises(ValueError, match="not sorted"):
+            of(np.roll(row, 1)[None])
+    with pytest.raises(ValueError, match="saveat has the time"):
+        of(row)

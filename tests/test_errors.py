@@ -636,6 +636,39 @@ OPTIONS = [
         for value in (0.0, np.nan, np.inf)
     ),
     case(
+        "dt against the direction of time",
+        ValueError,
+        r"dt=-0\.1 is negative, and tspan runs forwards.*; give its size",
+        lambda: solve(dt=-0.1),
+    ),
+    *(
+        case(
+            f"save_end={value} with an array saveat",
+            ValueError,
+            "save_end is given with an array saveat.*leave it out",
+            lambda value=value: solve(saveat=[0.5], save_end=value),
+        )
+        for value in (True, False)
+    ),
+    case(
+        "save_end with save_everystep",
+        ValueError,
+        "save_end=False is given with save_everystep=True",
+        lambda: solve(save_end=False, save_everystep=True),
+    ),
+    case(
+        "nothing saved",
+        ValueError,
+        "save_start=False and save_end=False leave nothing to save",
+        lambda: solve(save_end=False, save_start=False),
+    ),
+    case(
+        "nothing saved between the ends",
+        ValueError,
+        "saveat=2 has no time between the ends",
+        lambda: solve(save_end=False, save_start=False, saveat=2.0),
+    ),
+    case(
         "dt an array",
         ValueError,
         r"dt must be a finite step size.*array",
@@ -857,12 +890,6 @@ FUNCTIONS = [
         ValueError,
         "prob_func varies the solver options.*'maxiters': 11.*before.*'maxiters': 10",
         lambda: remade(maxiters=lambda i: 10 + i),
-    ),
-    case(
-        "dt against the direction of time of a trajectory",
-        ValueError,
-        r"dt=-0\.1 is negative, and tspan runs forwards \(first of trajectory 1\)",
-        lambda: remade(tspan=lambda i: (0.0, 2.0 * i - 1.0), dt=lambda i: -0.1),
     ),
     *(
         case(

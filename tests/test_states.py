@@ -63,6 +63,45 @@ def test_numbers_and_lists_of_them_are_arrays(u0):
     assert tree_of(as_state(u0)) is None
 
 
+@pytest.mark.parametrize(
+    "u0",
+    [
+        (jnp.ones(2), jnp.zeros(3)),
+        (jnp.array(1.0), jnp.array(2.0)),
+        [np.ones(2), np.zeros(2)],
+        (jnp.ones((2, 2)), 0.0),
+        {"x": (jnp.ones(1), [1.0, 2.0])},
+    ],
+    ids=str,
+)
+def test_tuples_of_arrays_are_states(u0):
+    state = as_state(u0)
+    assert tree_of(state) is not None
+
+    def f(u, p, t):
+        return jax.tree.map(lambda x: -p * x, u)
+
+    prob = eo.ODEProblem(f, u0, (0.0, 1.0), 0.5)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=prob.p * ctx.sim_id))
+    sim = eo.solve(ens, trajectories=2, save_start=False, **TIGHT)
+    expected = jax.tree.map(
+        lambda x: np.stack([np.exp(-0.5 * i) * x for i in (1, 2)])[:, None], state
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), sim.u, expected)
+    back = jax.grad(
+        lambda u0: sum(x.sum() for x in jax.tree.leaves(eo.solve(eo.remake(prob, u0=u0)).u))
+    )(state)
+    jax.tree.map(lambda x: np.testing.assert_allclose(x, 1 + np.exp(-0.5), rtol=1e-3), back)
+
+
+def test_numbers_under_grad_are_numbers():
+    def end(a):
+        prob = eo.ODEProblem(lambda u, p, t: -u, [a, 1.0], (0.0, 1.0))
+        return eo.solve(prob, **TIGHT).u[-1, 0]
+
+    np.testing.assert_allclose(jax.value_and_grad(end)(1.0), np.exp([-1.0, -1.0]), rtol=1e-7)
+
+
 shapes = st.lists(st.sampled_from([(), (1,), (3,), (2, 2), (0, 2)]), min_size=1, max_size=4)
 
 

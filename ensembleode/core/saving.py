@@ -74,7 +74,8 @@ def resolve_saving(
             f"saveat must be a number, an array of times, or an array [trajectory, time]; its "
             f"shape is {np.shape(saveat)}."
         )
-    times = _as_times(saveat, t0, t1, dtype)
+    # What a trajectory is given by itself, or one of rows, may be shorter than others.
+    times = _as_times(saveat, t0, t1, dtype, may_end=defer or np.ndim(saveat) == 2)
     if times.ndim == 2:
         times = (jnp.asarray(times) if is_tracer(index) else times)[index]
     return Saving("times", False, times.shape[-1]), times
@@ -155,21 +156,25 @@ def _spaced(saveat, start, end, t0, t1, dtype, defer):
     return Saving("times", start, len(times)), times
 
 
-def _as_times(saveat, t0, t1, dtype):
+def _as_times(saveat, t0, t1, dtype, *, may_end):
+    """Times that are infinite, or NaN, come infinitely late: they are not meant."""
     times = saveat.astype(dtype)
     if times.shape[-1] == 0:
         raise ValueError("saveat is empty; leave it out to save the start and the end.")
-    if any(map(is_tracer, (saveat, t0, t1))):
-        return _within(jnp, times, *(jnp.asarray(t, dtype) for t in (t0, t1)))
-    t0, t1 = dtype.type(t0), dtype.type(t1)
-    times = _within(np, times, t0, t1)
+    xp: Any = jnp if any(map(is_tracer, (saveat, t0, t1))) else np
+    t0, t1 = (xp.asarray(t, dtype) for t in (t0, t1))
+    meant, never = xp.isfinite(times), xp.where(t1 < t0, -np.inf, np.inf).astype(dtype)
+    times = xp.where(meant, _within(xp, xp.where(meant, times, t1), t0, t1), never)
+    if xp is jnp:
+        return times
     lo, hi = min(t0, t1), max(t0, t1)
-    outside = ~((times >= lo) & (times <= hi))
+    outside = ~((times >= lo) & (times <= hi)) & (meant if may_end else True)
     if outside.any():
         raise ValueError(
-            f"saveat has the time {times[outside].flat[0]:g}, outside tspan=({t0:g}, {t1:g})."
+            f"saveat has the time {saveat[outside].flat[0]:g}, outside tspan=({t0:g}, {t1:g})."
         )
-    if (np.diff(times, axis=-1) * np.sign(t1 - t0) < 0).any():
+    earlier, later = times[..., :-1], times[..., 1:]
+    if ((later < earlier) if t0 <= t1 else (later > earlier)).any():
         order = "decreasing, as time runs backwards here" if t1 < t0 else "increasing"
         raise ValueError(f"saveat is not sorted: it must be {order}.")
     return times

@@ -1,7 +1,7 @@
 """States that are pytrees: one vector inside, as it was given outside.
 
-A state is an array, or a pytree of arrays of one dtype (a dict, a named tuple, an Equinox module).
-Engines see arrays only: the leaves of a pytree, flattened one after the other.
+A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module); lists
+and tuples of nothing but numbers are arrays. Engines see arrays only: the leaves of a pytree, flattened one after the other.
 """
 
 import itertools
@@ -76,7 +76,7 @@ class StateTree(NamedTuple):
         **Raises:** `ValueError` for a pytree that is not like the state.
         """
         leaves, structure = jtu.tree_flatten(value)
-        if jtu.treedef_is_leaf(structure) or isinstance(value, list):
+        if jtu.treedef_is_leaf(structure) or (isinstance(value, list) and _is_array(value)):
             return value
         try:
             if structure != self.structure:
@@ -92,7 +92,7 @@ class StateTree(NamedTuple):
 
 
 def as_state(u0: Any) -> Any:
-    """An initial state as an array, or as a pytree of arrays; lists and tuples are arrays.
+    """An initial state as an array, or as a pytree of arrays; lists and tuples of numbers are arrays.
 
     **Raises:** `TypeError` for what is neither, for leaves that are no inexact numbers or of
     several dtypes; `ValueError` for a state without components.
@@ -172,8 +172,16 @@ def leaf_names(u: Any) -> list[tuple[str, Any]]:
 
 
 def _is_array(x: Any) -> bool:
-    """Whether this becomes an array: a list, or a plain tuple."""
-    return type(x) in (list, tuple)
+    """Whether this becomes an array: a list or a plain tuple, at any depth, of numbers.
+
+    (A number may be an array without axes, as under `grad`; but a tuple of nothing but arrays is
+    one of states.)
+    """
+    if type(x) not in (list, tuple):
+        return False
+    if type(x) is tuple and x and all(isinstance(y, jax.Array | np.ndarray) for y in x):
+        return False
+    return all(_is_array(y) if type(y) in (list, tuple) else not np.ndim(y) for y in x)
 
 
 def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:

@@ -217,7 +217,8 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
     if saving.mode == "times":
         # diffrax integrates backwards in time by flipping its sign
         sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
-        saveat, adjoint = diffrax.SaveAt(t1=True), _SaveTimes(adjoint, lane.saveat * sign)
+        ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
+        saveat, adjoint = diffrax.SaveAt(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
         saveat = diffrax.SaveAt(t0=saving.start, steps=True)
     sol = diffrax.diffeqsolve(
@@ -454,7 +455,10 @@ def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Resul
         t = jnp.stack([lane.t0, lane.t1][-saving.rows :])
     else:
         reached = jnp.isfinite(sol.ts)
-        t = lane.saveat if saving.mode == "times" else sol.ts
+        t = sol.ts
+    if saving.mode == "times":
+        t = lane.saveat
+        reached = reached & jnp.isfinite(t)
     if lane.count is not None:
         reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
     ys = sol.ys
