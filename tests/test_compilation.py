@@ -111,6 +111,20 @@ def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     assert not np.allclose(first, second)
 
 
+@pytest.mark.parametrize("options", [{}, slow_unless(False, {"saveat": 0.25})], ids=str)
+def test_implicit_methods_compile_once_for_any_number_of_trajectories(compiles, options):
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0, 2.0]), (0.0, 1.0), 1.0)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=jnp.float64(ctx.sim_id)))
+    sims = []
+    for n in (3, 1, 50, 300):
+        compiles.count = 0
+        sims.append(eo.solve(ens, eo.ImplicitEuler(), trajectories=n, reltol=1e-2, **options))
+        assert (compiles.count == 0) == (n != 3)
+    for sim in sims:
+        assert sim.u.shape[0] == len(sim.retcode) == len(sim)
+        np.testing.assert_array_equal(sim.u, sims[-1].u[: len(sim)])
+
+
 def test_custom_derivatives_are_not_confused():
     """Two fields that compute the same, and differ in their derivative rules alone."""
 

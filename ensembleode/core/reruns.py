@@ -13,6 +13,7 @@ import numpy as np
 from .every_step import count_steps
 from .executor import Executor
 from .job import cause_of, integers, Job, may_rerun, Unfinished
+from .keys import as_before, raw
 from .plan import Result
 from .retcode import ReturnCode
 
@@ -63,7 +64,10 @@ class Batches(NamedTuple):
         if not job.plan.saving.rows:
             job = count_steps(job, executor, indices, repeat)
         outcome = executor.run(job, indices, repeat)
-        return jax.tree.map(lambda x: x[: len(wanted)], outcome) if missing else outcome
+        if not missing:
+            return outcome
+        # (On the host, as JAX would compile a program for each length.)
+        return jax.tree.map(lambda x: as_before(x, np.asarray(raw(x))[: len(wanted)]), outcome)
 
     def _again(self, wanted: np.ndarray, outcome: Result) -> Result:
         outcome = jax.tree.map(np.array, outcome)
