@@ -28,8 +28,8 @@ class ODEProblem(eqx.Module):
         and are differentiated through).
     - `u0`: the initial state, an array of any shape and an inexact dtype, or a pytree of such
         arrays of one dtype: a dict, a tuple, an Equinox module (lists and tuples of nothing but
-        numbers are arrays). Then `f` takes and returns that structure, and solutions have it. Time is computed
-        in the same precision.
+        numbers are arrays). Then `f` takes and returns that structure, and solutions have it. Time
+        is computed in the same precision.
     - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time; where both are the
         same, the solution is `u0`.
     - `p`: the parameters, any pytree.

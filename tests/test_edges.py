@@ -119,9 +119,7 @@ def test_the_end_is_not_saved_under_jit(solve):
     def last(p):
         return solve(eo.remake(prob, p=p), saveat=0.25, save_end=False, **TIGHT).u[-1, 0]
 
-    np.testing.assert_allclose(
-        last(0.5), [2 * np.exp(0.375), 1.5 * np.exp(0.375)], rtol=1e-6
-    )
+    np.testing.assert_allclose(last(0.5), [2 * np.exp(0.375), 1.5 * np.exp(0.375)], rtol=1e-6)
 
 
 #
@@ -134,7 +132,9 @@ def test_a_step_against_time_is_refused(solve, compiles):
     backwards = eo.remake(prob, tspan=(1.0, 0.0))
     for options in ({}, {"adaptive": False}):
         compiles.count = 0
-        with pytest.raises(ValueError, match=r"dt=-0\.1 is negative, and tspan runs forwards; give"):
+        with pytest.raises(
+            ValueError, match=r"dt=-0\.1 is negative, and tspan runs forwards; give"
+        ):
             solve(prob, dt=-0.1, **options)
         assert compiles.count == 0
         with pytest.raises(ValueError, match=r"dt=-0\.1 .*\(first of trajectory 1\)"):
@@ -245,7 +245,10 @@ def test_statistics_are_over_the_rows_that_are_there(solve):
 
 
 @hp.given(
-    st.integers(0, 5), st.integers(1, 5), st.sampled_from([1, -1]), st.sampled_from([np.inf, np.nan])
+    st.integers(0, 5),
+    st.integers(1, 5),
+    st.sampled_from([1, -1]),
+    st.sampled_from([np.inf, np.nan]),
 )
 @hp.settings(deadline=None, max_examples=30)
 def test_what_is_not_meant_ends_a_row(meant, more, direction, nothing):

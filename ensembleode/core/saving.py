@@ -47,8 +47,8 @@ def resolve_saving(
     if options["save_everystep"]:
         if not end:
             raise ValueError(
-                "save_end=False is given with save_everystep=True, whose last step ends there: drop "
-                "one of the two."
+                "save_end=False is given with save_everystep=True, whose last step ends there; "
+                "drop one of the two."
             )
         return Saving("steps", start, 0), None
     if saveat is None and end:

@@ -1,7 +1,8 @@
 """States that are pytrees: one vector inside, as it was given outside.
 
 A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module); lists
-and tuples of nothing but numbers are arrays. Engines see arrays only: the leaves of a pytree, flattened one after the other.
+and tuples of nothing but numbers are arrays. Engines see arrays only: the leaves of a pytree,
+flattened one after the other.
 """
 
 import itertools
@@ -92,7 +93,7 @@ class StateTree(NamedTuple):
 
 
 def as_state(u0: Any) -> Any:
-    """An initial state as an array, or as a pytree of arrays; lists and tuples of numbers are arrays.
+    """An initial state as an array, or as a pytree of arrays.
 
     **Raises:** `TypeError` for what is neither, for leaves that are no inexact numbers or of
     several dtypes; `ValueError` for a state without components.

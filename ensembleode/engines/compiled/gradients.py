@@ -220,7 +220,9 @@ def _times_moved(plan: Plan, lanes: Lane, n: int, moved: Lane, result: Result) -
         if moved.t1 is None:
             return jnp.zeros_like(u)
         rows = jnp.arange(u.shape[1], dtype=result.length.dtype)[None]
-        last = (rows == result.length[:, None] - 1) & (result.length[:, None] > int(plan.saving.start))
+        last = (rows == result.length[:, None] - 1) & (
+            result.length[:, None] > int(plan.saving.start)
+        )
         dt = jnp.where(last, _each(moved.t1, batched.t1, n)[:, None], 0)
         t = jnp.broadcast_to(_each(lanes.t1, batched.t1, n)[:, None], dt.shape)
     u0 = _each(lanes.u0, batched.u0, n)
