@@ -99,7 +99,8 @@ def solve(
     - `ensemblealg`: where the trajectories run, by default `EnsembleThreads()`.
     - `trajectories`: how many; required for an ensemble.
     - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
-        or an array `[trajectory, time]`. By default the start and the end are saved.
+        or an array `[trajectory, time]`, whose rows may end early, in inf or NaN. By default the
+        start and the end are saved.
     - `save_start`, `save_end`: False drops the start or the end, where `saveat` is not an array.
     - `save_everystep`: saves every accepted step, and makes the solution callable: third-order
         interpolation, whatever the solver, so use `saveat` for values as exact as the steps. By

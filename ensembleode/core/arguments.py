@@ -54,15 +54,15 @@ def check_direction(every: Trajectories, n: int) -> None:
         return
     if any(x is None for x in (lanes.dt, lanes.t0, lanes.t1)):
         lanes = every.lanes(np.arange(n, dtype=np.int32), 1)
-    dt, t0, t1 = lanes.dt, lanes.t0, lanes.t1
-    if any(map(is_tracer, (dt, t0, t1))):
+    if any(map(is_tracer, (lanes.dt, lanes.t0, lanes.t1))):
         return
-    against = np.broadcast_to((np.asarray(dt) < 0) & (np.asarray(t0) < np.asarray(t1)), (n,))
-    if against.any():
-        first = int(against.argmax())
-        which = f" (first of trajectory {first})" if n > 1 else ""
-        dt = np.broadcast_to(dt, (n,))[first]
-        raise ValueError(f"dt={dt:g} is negative, and tspan runs forwards{which}; give its size.")
+    dt, t0, t1 = (np.broadcast_to(np.asarray(x), (n,)) for x in (lanes.dt, lanes.t0, lanes.t1))
+    against = np.flatnonzero((dt < 0) & (t0 < t1))
+    if len(against):
+        which = f" (first of trajectory {against[0]})" if n > 1 else ""
+        raise ValueError(
+            f"dt={dt[against[0]]:g} is negative, and tspan runs forwards{which}; give its size."
+        )
 
 
 def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
