@@ -320,6 +320,8 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
         if writer is not None:
             writer.close()
     elapsed = time.perf_counter() - run.started
+    if isinstance(cause, stores.StoreError):
+        return cause.solution, cause  # pyright: ignore
     if writer is not None:
         return writer.solution(elapsed), cause
     assert result is not None

@@ -173,7 +173,15 @@ def test_whatever_is_saved(tmp_path, ens, options, name):
 
 def damaged(path, how, name="u"):
     """Damages a chunk of this variable in the second batch."""
-    chunk = next(f for f in (path / name / "c").rglob("*") if f.is_file() and "c/1" in str(f))
+
+    def chunk_of(batch):
+        return next(
+            f
+            for f in (path / name / "c" / batch, *(path / name / "c" / batch).rglob("*"))
+            if f.is_file()
+        )
+
+    chunk = chunk_of("1")
     data = chunk.read_bytes()
     if how == "missing":
         chunk.unlink()
@@ -181,29 +189,70 @@ def damaged(path, how, name="u"):
         chunk.write_bytes(data[: len(data) // 2])
     elif how == "empty":
         chunk.write_bytes(b"")
+    elif how == "exchanged":
+        chunk.write_bytes(chunk_of("0").read_bytes())
+        chunk_of("0").write_bytes(data)
     else:
         middle = len(data) // 2
         chunk.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     return chunk
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "flipped"])
-def test_damage_is_found(tmp_path, how):
-    """A chunk that is not as it was written is computed again, and no other."""
-    path = tmp_path / "sweep.zarr"
-    expected = eo.solve(ensemble(), **OPTIONS)
-    eo.solve(ensemble(), **OPTIONS, store=path)
-    for name in ("u", "naccept", "digest", "inputs", "trajectory"):
-        damaged(path, how, name)
-        if how in ("truncated", "flipped") and name in ("u", "naccept"):
-            with pytest.raises(Exception, match=r"(?s)."):
-                eo.open_ensemble(path).u[:] if name == "u" else xarray.open_zarr(path).load()
+def counted(sol, ctx):
+    return {"bin": (sol.u[-1, 0] * 100).astype(int), "end": sol.u[-1]}, False
+
+
+READ = {
+    "indexed": lambda sim: (np.asarray(sim.retcode), jax.tree.map(lambda x: x[:], sim.u)),
+    "labelled": lambda sim: (lambda ds: (ds.retcode, {k: ds[k] for k in sim.u}))(sim.to_xarray()),
+    "computed": lambda sim: (np.asarray(sim.retcode), jax.tree.map(lambda x: x + 0, sim.u)),
+}
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "flipped", "exchanged", "stale"])
+def test_damage_is_found(tmp_path, how, caplog):
+    """A chunk that is not as it was written is not served, whatever reads it; it is said which it
+    is, and it is computed again, and no other."""
+    path, old = tmp_path / "sweep.zarr", tmp_path / "old.zarr"
+    expected = eo.solve(ensemble(output_func=counted), **OPTIONS)
+    eo.solve(ensemble(output_func=counted), **OPTIONS, store=path)
+    if how == "stale":
+        p = jnp.array([1.4, 1.0, 3.0, 1.0])
+        eo.solve(ensemble(p=p, output_func=counted), **OPTIONS, store=old)
+    for name in ("bin", "end", "naccept", "digest", "trajectory"):
+        if how == "stale":
+            chunk = next(
+                f for f in (old / name / "c").rglob("*") if f.is_file() and "/c/1" in str(f)
+            )
+            if chunk.read_bytes() == (path / chunk.relative_to(old)).read_bytes():
+                continue
+            (path / chunk.relative_to(old)).write_bytes(chunk.read_bytes())
+        else:
+            damaged(path, how, name)
+        for read in READ.values():
+            caplog.clear()
+            sim, error = result_or_error(lambda: eo.open_ensemble(path))
+            found, error = result_or_error(lambda read=read, sim=sim: read(sim))
+            if error is not None:
+                assert f"the store {path} is damaged: {name}/c/" in str(error)
+                assert "trajectories 0 to 255" in str(error) or "256 to 511" in str(error)
+                continue
+            codes, u = found
+            there = np.asarray(codes) == 1
+            assert there.all() == sim.converged == (not caplog.records)
+            jax.tree.map(
+                lambda x, y, at=there: np.testing.assert_array_equal(x[at], y[at]), u, expected.u
+            )
+            if not there.all():
+                assert f"{name}/c/" in caplog.text
+                assert np.isnan(u["end"][~there]).all()
         before = files(path)
-        same(eo.solve(ensemble(), **OPTIONS, store=path), expected)
+        same(eo.solve(ensemble(output_func=counted), **OPTIONS, store=path), expected)
         after = files(path)
         touched = {f for f in after if after[f] != before.get(f)}
         assert touched
-        assert all("/c/1" in f for f in touched)
+        assert all("/c/1" in f or (how == "exchanged" and "/c/0" in f) for f in touched)
+        same(eo.open_ensemble(path), expected)
 
 
 def test_another_ensemble_is_refused(tmp_path):
@@ -225,7 +274,7 @@ def test_another_ensemble_is_refused(tmp_path):
         r"differs in the solver's options\.": (ensemble(), {"alg": eo.Vern7()}),
         r"engine \(compiled there, diffrax here\)": (ensemble(), {"engine": "diffrax"}),
         r"output_func": (ensemble(output_func=lambda sol, ctx: (sol.u[-1], False)), {}),
-        r"makes other problems of trajectories 0 to 255": (ensemble(n=1001), {}),
+        r"differs in prob_func\.": (ensemble(n=1001), {}),
         r"shared steps": (ensemble(), {"ensemblealg": eo.EnsembleColumns()}),
     }
     before = files(path)
@@ -548,9 +597,14 @@ def another_process(tmp_path, path, alg="eo.EnsembleThreads()", before="", **opt
     )
 
 
+def recorded(path):
+    """Batches that have a record."""
+    return np.flatnonzero(zarr.open_group(path, mode="r")["digest"][:, -1])
+
+
 def batches_in(path):
     with contextlib.suppress(Exception):
-        return int(np.count_nonzero(zarr.open_group(path, mode="r")["digest"][:]))
+        return len(recorded(path))
     return 0
 
 
@@ -574,7 +628,7 @@ def test_killed_five_times(tmp_path, alg):
         process.communicate()
         assert batches_in(path) > already or already == 40
         assert all(files(path)[f] == at for f, at in written.items())
-        done = np.flatnonzero(zarr.open_group(path, mode="r")["digest"][:])
+        done = recorded(path)
         written = {f: at for f, at in files(path).items() if batch_of(f) in done}
     partial = eo.open_ensemble(path)
     codes = np.asarray(partial.retcode)
@@ -670,7 +724,7 @@ def test_whichever_write_fails(tmp_path, monkeypatch):
         if error.solution is not None:
             done = np.asarray(error.solution.retcode) == 1
             np.testing.assert_array_equal(error.solution.u[done], expected.u[done])
-            whole = np.flatnonzero(zarr.open_group(path)["digest"][:])
+            whole = recorded(path)
             written = {f: at for f, at in files(path).items() if batch_of(f) in whole}
         same(eo.solve(ens, **options, store=path), expected)
         assert all(files(path)[f] == at for f, at in written.items())
@@ -684,14 +738,14 @@ def test_what_can_not_be_read_is_not_computed_again(tmp_path, monkeypatch):
     expected = eo.solve(ensemble(), **OPTIONS, store=path)
     before = files(path)
     with monkeypatch.context() as patch:
-        read = zarr.storage._local._get
+        read = Path.read_bytes
 
-        def fails(path, *args):
+        def fails(path):
             if "/c/" in str(path):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return read(path, *args)
+            return read(path)
 
-        patch.setattr(zarr.storage._local, "_get", fails)
+        patch.setattr(Path, "read_bytes", fails)
         with pytest.raises(eo.StoreError, match="can't be read: Input/output error"):
             eo.solve(ensemble(), **OPTIONS, store=path)
     same(eo.solve(ensemble(), **OPTIONS, store=path), expected)
@@ -706,29 +760,45 @@ def test_damaged_metadata(tmp_path, content, complete):
     options = {"trajectories": 8, "batch_size": 4, "store": path}
     ens = eo.EnsembleProblem(decay(), scaled)
     expected = eo.solve(ens, **options)
+    whole_group = (path / "zarr.json").read_bytes()
+    kept = json.loads(whole_group)
+    kept["attributes"]["ensembleode"]["complete"] = complete
     if not complete:
-        kept = json.loads((path / "zarr.json").read_bytes())
-        kept["attributes"]["ensembleode"]["complete"] = False
         del kept["consolidated_metadata"]
-        (path / "zarr.json").write_text(json.dumps(kept))
     for file in (path / "zarr.json", path / "u" / "zarr.json", path / "digest" / "zarr.json"):
+        (path / "zarr.json").write_text(json.dumps(kept))
         good = file.read_bytes()
         if content is None:
             file.write_bytes(good[: len(good) // 2])
         else:
             file.write_bytes(content)
-        whole = complete and file.parent != path
-        for opened in (eo.open_ensemble, lambda path: eo.solve(ens, **options)):
-            sim, error = result_or_error(lambda opened=opened: opened(path))
-            if error is None:
-                assert whole or (file.parent.name == "digest" and opened == eo.open_ensemble)
-                np.testing.assert_array_equal(sim.retcode, expected.retcode)
-            else:
-                assert not whole
-                assert str(file) in str(error) or content in (b"{}", b"[1]")
-                assert "damaged" in str(error) or "not that of an ensemble" in str(error)
-        file.write_bytes(good)
-    same(eo.solve(ens, **options), expected)
+        whole = (complete and file.parent != path) or file.parent.name == "digest"
+        sim, error = result_or_error(lambda: eo.open_ensemble(path))
+        if whole:
+            np.testing.assert_array_equal(sim.retcode, expected.retcode)
+        else:
+            assert str(file) in str(error) or content in (b"{}", b"[1]")
+            assert "is damaged" in str(error)
+        # Written again, from the same solve, and nothing else is.
+        chunks = files(path)
+        same(eo.solve(ens, **options), expected)
+        assert json.loads(file.read_bytes()) == json.loads(
+            whole_group if file.parent == path else good
+        )
+        assert files(path) == chunks
+
+
+def test_a_group_that_is_lost(tmp_path):
+    """Is written again for the same ensemble only."""
+    path = tmp_path / "a.zarr"
+    options = {"trajectories": 8, "batch_size": 4, "store": path}
+    expected = eo.solve(eo.EnsembleProblem(decay(), scaled), **options)
+    (path / "zarr.json").write_bytes(b"")
+    before = files(path)
+    with pytest.raises(eo.StoreError, match="what is in it is of another ensemble"):
+        eo.solve(eo.EnsembleProblem(decay(), scaled), **options, abstol=1e-9)
+    same(eo.solve(eo.EnsembleProblem(decay(), scaled), **options), expected)
+    assert files(path) == before
 
 
 def test_interrupted(tmp_path, monkeypatch):

@@ -14,8 +14,8 @@ import numpy as np
 
 from ..options import time_dtype_of
 from ..tracing.by_value import digest_by_value, is_installed, NotByValue
-from ..tracing.program import is_jaxpr, params_of, Program, RULE_PARAMS, tangents_of
-from .job import Job
+from ..tracing.program import is_jaxpr, params_of, Program, RULE_PARAMS, tangents_of, trace
+from .job import integers, Job, may_rerun
 from .keys import raw
 
 
@@ -28,8 +28,8 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
 
     **Arguments:**
 
-    - `store_key`: stands for what `f` and `output_func` compute on the host; without it, they are
-        looked at by value.
+    - `store_key`: stands for what `f`, `prob_func` and `output_func` compute on the host; without
+        it, they are looked at by value.
 
     **Raises:** `NotKnown` where that can't be done.
     """
@@ -55,6 +55,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#key (or seed)": job.key,
         "#what output_func closes over": job.output_consts,
         "#which of them prob_func changes": plan.batched,
+        "#prob_func": _made(job),
     }
     digests = {}
     for name, value in fields.items():
@@ -73,6 +74,20 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "time": str(time_dtype_of(plan.state)),
         **digests,
     }
+
+
+def _made(job: Job) -> Any:
+    """What `prob_func` makes of an index and a repeat: its trace; or where Python has to call it,
+    what it made in the first run, and itself where there may be others."""
+    every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
+
+    def made(indices, repeat):
+        lanes = every.made(indices, repeat)
+        return jax.tree.map(lambda varies, x: x if varies else None, every.batched, lanes)
+
+    if every.repeatable:
+        return trace(made, integers(np.arange(2)), integers(1), rules=True)
+    return made(integers(np.arange(n)), 1), ens.prob_func if may_rerun(job.plan) else None
 
 
 def text_of(value: Any, host: bool = True) -> bytes:

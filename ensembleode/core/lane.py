@@ -45,6 +45,7 @@ class Trajectories:
     - `shared`: a Lane with those leaves that are shared and known, the rest None.
     - `traced`: whether anything here is a tracer of an outer transformation.
     - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
+    - `made`: `lanes` as they were made, before the times of each were laid out.
     """
 
     field: Program
@@ -57,3 +58,7 @@ class Trajectories:
     shared: Lane
     traced: bool
     repeatable: bool
+    made: Any = None
+
+    def __post_init__(self):
+        self.made = self.made or self.lanes
