@@ -195,8 +195,8 @@ class Writer:
             todo = [b for b in files.layout.batches if not files.is_whole(b)]
             if kept is None and len(todo) == len(files.layout.batches) and files.has_records():
                 raise StoreError(
-                    f"the store {self.path} is damaged: its zarr.json is lost, and what is in it is "
-                    "of another ensemble. Give another path, or delete it."
+                    f"the store {self.path} is damaged: its zarr.json is lost, and what is in it "
+                    "is of another ensemble. Give another path, or delete it."
                 )
         self.arrays = self._arrays(times)
         if kept is None:

@@ -37,19 +37,15 @@ class NotByValue(Exception):
     """Something of the object has no value that could be told from another: says what."""
 
 
-def digest_by_value(thing: Any, versions: bool = True) -> bytes:
+def digest_by_value(thing: Any) -> bytes:
     """Sixteen bytes: the same for the same, in every process, and others for what differs.
 
     Not followed: what is read at run time (files, the environment, the network).
 
-    **Arguments:**
-
-    - `versions`: whether what is installed counts as another thing in another version.
-
     **Raises:** `NotByValue` where part of it can't be told: a lock, an open file, `eval`.
     """
     try:
-        return _Walk(versions).digest(thing)
+        return _Walk().digest(thing)
     except RecursionError as e:
         raise NotByValue("it is nested too deeply") from e
 
@@ -88,12 +84,12 @@ _READS = {"LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"}
 class _Walk:
     """Digests things, each of them once."""
 
-    def __init__(self, versions: bool, inside: int = 0):
+    def __init__(self, inside: int = 0):
         self._digests: dict[int, bytes] = {}
         self._open: dict[int, int] = {}  # where in the path to the present thing each is
         self._alive: list[Any] = []  # so that an id stays that of one thing
         self._modules: set[tuple[str, frozenset[str]]] = set()
-        self._versions, self._inside = versions, inside
+        self._inside = inside
 
     def digest(self, thing: Any) -> bytes:
         if type(thing) in _ENDS:
@@ -136,7 +132,7 @@ class _Walk:
             yield "mapping"
             yield from self._of_items(thing.items())
         elif known := _name_of(thing):
-            yield from ("named", self._in_words(known))
+            yield from ("named", " ".join(known))
         elif kind is types.FunctionType:
             yield from self._of_function(thing)
         elif kind is types.MethodType:
@@ -167,7 +163,7 @@ class _Walk:
         """By itself, whatever came before it: the elements of a set have no order."""
         if self._inside > 50:
             raise NotByValue("it has sets within sets without end")
-        return _Walk(self._versions, self._inside + 1).digest(thing)
+        return _Walk(self._inside + 1).digest(thing)
 
     def _of_items(self, items: Any) -> Iterator[bytes]:
         for key, value in items:
@@ -203,7 +199,7 @@ class _Walk:
         home = str(fn.__globals__.get("__name__"))
         if version := _version_of(home):
             # (A function that an installed package made: its globals are the package's.)
-            yield self._in_words((home, version))
+            yield f"{home} {version}"
             return
         read = set(_global_names(fn.__code__))
         if hiding := sorted((_HIDING & read) - set(fn.__globals__)):
@@ -250,7 +246,7 @@ class _Walk:
         """Of a module that is not installed: what code with these names can reach of it."""
         name = module.__name__
         if version := _version_of(name):
-            yield from ("module", self._in_words((name, version)))
+            yield from ("module", f"{name} {version}")
             return
         if names is None:
             raise NotByValue(f"it holds the module {name}, and not a function of it")
@@ -285,7 +281,7 @@ class _Walk:
         if isinstance(reduced, str):  # a name in its module
             if not (home := _name_of(type(thing))):
                 raise NotByValue(f"it holds {_a(thing)}, which has but a name, {reduced!r}")
-            yield from ("named", self._in_words(home), reduced)
+            yield from ("named", " ".join(home), reduced)
             return
         parts: Any = (*reduced, None, None, None)
         make, arguments, state, elements, items = parts[:5]
@@ -295,10 +291,6 @@ class _Walk:
         yield from map(self.digest, elements or ())
         yield "items"
         yield from self._of_items(items or ())
-
-    def _in_words(self, known: tuple[str, str]) -> str:
-        """A name, and the version that it is of."""
-        return " ".join(known) if self._versions else known[0]
 
     def _of_state(self, state: Any) -> Iterator[Any]:
         if type(state) is dict and all(type(k) is str for k in state):

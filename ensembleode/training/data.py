@@ -107,6 +107,8 @@ class Batches:
         self._source, self._placed = source, placed
         self.once = iter(source) is source
         self._room = 0
+        # What was taken to know the data again, and is still to be given.
+        self._begun: tuple[list, Iterator] | None = None
 
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
         """Pass after pass, from there on; one pass where there is but one."""
@@ -114,34 +116,41 @@ class Batches:
         start = begin.pieces
         while True:
             some = False
-            for rows, last in _with_last(self._source):
+            source = self._source if self._begun is None else itertools.chain(*self._begun)
+            self._begun = None
+            for rows, last in _with_last(source):
                 some = True
                 if start > 0:
                     start -= 1
                 else:
                     yield self._piece(rows, last)
             if not some:
-                raise ValueError("data is empty: it gave no batch.")
+                raise ValueError(_NO_BATCH)
             if self.once:
                 return
 
     def identity(self) -> dict[str, str]:
-        """All batches, where they are in a list; of others nothing is known but where they are
-        made."""
-        if not isinstance(self._source, list):
-            return {"batches": type(self._source).__qualname__}
+        """All batches, where they are in a list; of others the first two."""
         return {
             f"batch {i}{name}": of_array(x)
-            for i, tree in enumerate(self._source)
+            for i, tree in enumerate(self._known())
             for name, x in _arrays(tree)[0]
         }
 
     def example(self) -> Any:
-        """The shapes and dtypes of a batch; None where one would have to be taken for that."""
-        if not isinstance(self._source, list):
-            return None
-        leaves, structure = _arrays(self._source[0])
+        """The shapes and dtypes of a batch."""
+        if not (known := self._known()):
+            raise ValueError(_NO_BATCH)
+        leaves, structure = _arrays(known[0])
         return jtu.tree_unflatten(structure, [_struct(_length_of(leaves), x) for _, x in leaves])
+
+    def _known(self) -> list:
+        if isinstance(self._source, list):
+            return self._source
+        if self._begun is None:
+            source = iter(self._source)
+            self._begun = list(itertools.islice(source, 2)), source
+        return self._begun[0]
 
     def _piece(self, tree: Any, last: bool) -> Piece:
         leaves, structure = _arrays(tree)
@@ -154,6 +163,9 @@ class Batches:
             values.append(_taken(x, mine))
         rows = jtu.tree_unflatten(structure, values)
         return _piece(rows, count, self._room, last, self._placed)
+
+
+_NO_BATCH = "data is empty: it gave no batch."
 
 
 def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> Arrays | Batches:
