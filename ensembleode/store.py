@@ -106,8 +106,7 @@ class Writer:
         except NotKnown as e:
             raise StoreError(
                 f"the store {path} can't know this ensemble again: {e}. Give store_key='...', a "
-                "string that stands for what is computed there, and another one whenever that "
-                "changes."
+                "string that stands for what that computes, and another one whenever it changes."
             ) from e
         with self._explained():
             self._lock = _locked(self.path)

@@ -288,10 +288,6 @@ def doubled(x):
     return 2 * x
 
 
-def tripled(x):
-    return 3 * x
-
-
 def test_what_is_deep_inside_is_refused(tmp_path):
     """Constants within loops, functions of the host, the names of outputs."""
 
@@ -316,7 +312,7 @@ def test_what_is_deep_inside_is_refused(tmp_path):
         "loop": [
             eo.EnsembleProblem(eo.remake(prob, f=looping(np.full(99, x)))) for x in (0.1, 0.2)
         ],
-        "host": [eo.EnsembleProblem(eo.remake(prob, f=calling(h))) for h in (doubled, tripled)],
+        "host": [eo.EnsembleProblem(eo.remake(prob, f=calling(h))) for h in (np.sin, np.cos)],
         "name": [eo.EnsembleProblem(prob, output_func=outputs(n)) for n in "ab"],
         "rerun": [
             eo.EnsembleProblem(
@@ -351,12 +347,6 @@ def calls(host, output_func=False):
     )
 
 
-def of_module(rate, text):
-    names = {"np": np, "RATE": rate}
-    exec(text, names)
-    return names["host"]
-
-
 class Rate:
     def __init__(self, rate):
         self.rate = rate
@@ -368,26 +358,12 @@ class Rate:
         return self.rate * np.asarray(u)
 
 
-def from_table(table, u):
-    return table[2500] * np.asarray(u)
-
-
-WHERE = {
-    "a constant": lambda r: of_module(0, f"def host(u): return {r} * np.asarray(u)"),
-    "a default": lambda r: of_module(r, "def host(u, rate=RATE): return rate * np.asarray(u)"),
-    "a lambda within": lambda r: of_module(0, f"def host(u): return (lambda x: {r} * x)(u)"),
-    "a comprehension": lambda r: of_module(
-        0, f"def host(u): return np.stack([{r} * x for x in np.asarray(u)])"
-    ),
-    "a callable object": Rate,
-    "a bound method": lambda r: Rate(r).method,
-    "an array of a partial": lambda r: functools.partial(
-        from_table, np.where(np.arange(5000) == 2500, r, 0.0)
-    ),
-    "a global": lambda r: of_module(r, "def host(u): return RATE * np.asarray(u)"),
-    "another function": lambda r: of_module(
-        r, "def other(u): return RATE * np.asarray(u)\ndef host(u): return other(u)"
-    ),
+OF_THE_USER = {
+    "a function": doubled,
+    "a lambda": lambda u: -u,
+    "a callable object": Rate(-1.0),
+    "a bound method": Rate(-1.0).method,
+    "a partial": functools.partial(np.multiply, -1.0),
 }
 CALLING = {
     "alg": eo.Euler(),
@@ -399,25 +375,26 @@ CALLING = {
 }
 
 
-@pytest.mark.parametrize("name", WHERE)
-def test_what_the_host_computes_is_told_apart(name):
-    """Wherever the number is that differs."""
+@pytest.mark.parametrize("name", OF_THE_USER)
+@pytest.mark.parametrize("output_func", [False, True])
+def test_what_python_computes_has_a_name(tmp_path, name, output_func):
+    """Its code doesn't tell what it computes, which may be read from a file."""
+    ens, options = calls(OF_THE_USER[name], output_func), {**CALLING, "store": tmp_path / "a.zarr"}
+    what = "output_func" if output_func else "f"
+    with pytest.raises(eo.StoreError, match=f"{what}: it calls the Python function .* of your own"):
+        eo.solve(ens, **options)
+    first = eo.solve(ens, **options, store_key="one")
+    np.testing.assert_array_equal(eo.solve(ens, **options, store_key="one").u, first.u)
+    with pytest.raises(eo.StoreError, match=r"differs in store_key \(one there, two here\)"):
+        eo.solve(ens, **options, store_key="two")
 
-    def digest(rate):
-        ens, dt = calls(WHERE[name](rate)), {"dt": 0.5}
-        job, _ = job_for(ens, dt, jax.random.key(0), 3, "diffrax", eo.Euler())
-        return fingerprint(job)["#f"]
 
-    assert digest(-1.0) == digest(-1.0) != digest(-3.0)
-
-
-def test_a_store_of_another_global_is_refused(tmp_path):
+def test_what_is_installed_is_known(tmp_path):
     options = {**CALLING, "store": tmp_path / "a.zarr"}
-    first = eo.solve(calls(WHERE["another function"](-1.0)), **options)
-    again = eo.solve(calls(WHERE["another function"](-1.0)), **options)
-    np.testing.assert_array_equal(first.u, again.u)
+    eo.solve(calls(np.negative), **options)
+    assert eo.solve(calls(np.negative), **options).converged
     with pytest.raises(eo.StoreError, match=r"differs in f\."):
-        eo.solve(calls(WHERE["another function"](-3.0)), **options)
+        eo.solve(calls(np.sin), **options)
 
 
 def test_a_derivative_rule_is_told_apart():
@@ -452,13 +429,6 @@ def test_a_derivative_rule_is_told_apart():
     assert len({digest(-1.0, ones), digest(-3.0, ones), digest(-1.0, other)}) == 3
 
 
-def test_what_the_output_computes_is_told_apart(tmp_path):
-    options = {**CALLING, "store": tmp_path / "a.zarr"}
-    eo.solve(calls(Rate(-1.0), output_func=True), **options)
-    with pytest.raises(eo.StoreError, match=r"differs in output_func\."):
-        eo.solve(calls(Rate(-3.0), output_func=True), **options)
-
-
 def test_a_key_for_what_can_not_be_told(tmp_path, unchecked):
     """A lock can't be compared; a key says that it needn't be."""
     lock = threading.Lock()
@@ -468,7 +438,7 @@ def test_a_key_for_what_can_not_be_told(tmp_path, unchecked):
             return -np.asarray(u)
 
     options = {**CALLING, "store": tmp_path / "a.zarr"}
-    told = r"f runs Python code, and it holds a _thread\.lock, .* Give store_key='\.\.\.', a string"
+    told = r"f: it calls the Python function .*locked of your own, .* Give store_key='\.\.\.', a"
     with pytest.raises(eo.StoreError, match=told):
         eo.solve(calls(locked), **options)
     assert not (tmp_path / "a.zarr").exists()
@@ -508,14 +478,52 @@ class Halved(diffrax.Euler):
         return super().step(terms, t0, t0 + (t1 - t0) / 2, y0, *rest)
 
 
-def test_a_solver_of_the_users_is_told_apart(tmp_path, monkeypatch):
+def test_a_solver_of_the_users_has_a_name(tmp_path):
     options = {**CALLING, "alg": Halved(), "store": tmp_path / "a.zarr"}
     ens = eo.EnsembleProblem(decay(), scaled)
-    eo.solve(ens, **options)
-    eo.solve(ens, **options)
-    monkeypatch.setattr(Halved, "step", diffrax.Euler.step)
-    with pytest.raises(eo.StoreError, match="differs in the solver's options"):
+    with pytest.raises(eo.StoreError, match="options: it has the class Halved of your own"):
         eo.solve(ens, **options)
+    eo.solve(ens, **options, store_key="half steps")
+    with pytest.raises(eo.StoreError, match="differs in the solver's options"):
+        eo.solve(ens, **{**options, "alg": diffrax.Euler()}, store_key="half steps")
+
+
+def by_a_branch(prob, ctx):
+    """A prob_func that Python has to call."""
+    return eo.remake(prob, u0=prob.u0 * (2.0 if ctx.repeat > 2 else float(ctx.index)))
+
+
+@pytest.mark.parametrize("last", [5.0, 0.1])
+def test_a_rerun_is_part_of_the_ensemble(tmp_path, last):
+    """Whichever try it is from which prob_func makes something else."""
+
+    def solved(last, path):
+        prob_func = lambda prob, ctx: eo.remake(  # noqa: E731
+            prob, u0=prob.u0 * jnp.where(ctx.repeat >= 3, last, 1.0)
+        )
+        ens = eo.EnsembleProblem(decay(), prob_func, lambda sol, ctx: (sol.u[-1], ctx.repeat < 3))
+        return eo.solve(ens, trajectories=4, store=tmp_path / path)
+
+    solved(last, "a.zarr")
+    assert solved(last, "a.zarr").converged
+    with pytest.raises(eo.StoreError, match=r"differs in prob_func\."):
+        solved(last + 1, "a.zarr")
+
+
+def test_a_called_prob_func(tmp_path):
+    """By what it makes in the first run; where there may be others, it has a name."""
+    options = {"trajectories": 4, "store": tmp_path / "a.zarr"}
+    ens = eo.EnsembleProblem(decay(), by_a_branch)
+    eo.solve(ens, **options)
+    assert eo.solve(ens, **options).converged
+    with pytest.raises(eo.StoreError, match=r"differs in prob_func\."):
+        eo.solve(
+            eo.EnsembleProblem(eo.remake(decay(), u0=jnp.array([3.0, 2.0])), by_a_branch), **options
+        )
+    again = eo.EnsembleProblem(decay(), by_a_branch, repeats)
+    with pytest.raises(eo.StoreError, match="prob_func: it calls the Python function by_a_branch"):
+        eo.solve(again, trajectories=4, store=tmp_path / "b.zarr")
+    eo.solve(again, trajectories=4, store=tmp_path / "b.zarr", store_key="mine")
 
 
 def test_an_output_called_t(tmp_path):

@@ -7,10 +7,9 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..core.fingerprint import text_of_jaxpr
+from ..core.fingerprint import NotKnown, text_of_jaxpr
 from ..core.version import __version__
 from ..executors.on_devices import for_one_device
-from ..tracing.by_value import NotByValue
 from .step import Step
 
 
@@ -29,7 +28,7 @@ def of_loss(step: Step, params: Any, rows: Any, key: Any) -> dict[str, str | Non
     versions = f"ensembleode {__version__}, jax {jax.__version__}"
     try:
         text = text_of_jaxpr(_traced(step, params, rows, key))
-    except NotByValue:
+    except NotKnown:
         return {"traced": None, "versions": versions}
     return {"traced": hashlib.sha256(text).hexdigest(), "versions": versions}
 

@@ -124,6 +124,7 @@ def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
         out = solve(wide, lanes, mask)
         return _folded(out, size), jax.tree.map(lambda _: True, out)
 
+    _.stands_for = setup.plan.stands_for
     return run(lanes, mask)
 
 

@@ -210,6 +210,10 @@ class _Call:
     shipped: Shipped
     each: int
 
+    @property
+    def stands_for(self) -> tuple:
+        return self.program.kind, self.program.plan.stands_for
+
     def __call__(self, *operands: np.ndarray) -> list[np.ndarray]:
         every, rest = list(operands[: self.each]), list(operands[self.each :])
         shared = len(jtu.tree_leaves(self.program.numbers.shared))
