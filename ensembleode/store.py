@@ -120,8 +120,7 @@ class Writer:
     @property
     def done(self) -> int:
         """How many trajectories are in it already."""
-        missing = [*self._todo, *self._files.waiting]
-        return self.trajectories - sum(len(self._rows(b)) for b in missing)
+        return self.trajectories - sum(len(self._rows(b)) for b in self._todo)
 
     def missing(self, batch_size: int) -> Iterator[np.ndarray]:
         """The trajectories still to be solved, some whole batches at a time."""
@@ -294,8 +293,7 @@ class Writer:
                 # Other readers of the format may not know of it; they read the rest.
                 warnings.simplefilter("ignore")
                 zarr.consolidate_metadata(memory)
-        self._files.write("zarr.json", self._metadata["zarr.json"].to_bytes())
-        self._files.sync(["zarr.json"])
+        self._files.write("zarr.json", self._metadata["zarr.json"].to_bytes(), synced=True)
 
     #
     # Batches
@@ -328,7 +326,8 @@ class Writer:
             yield
         except OSError as e:
             solution = self._found() if hasattr(self, "_todo") else None
-            there = f"; the {self.done} trajectories in it are kept" if solution else ""
+            count = 0 if solution is None else np.count_nonzero(np.asarray(solution.retcode))
+            there = f"; the {count} trajectories in it are kept" if count else ""
             raise StoreError(
                 f"the store {self.path} can't be {what}: {e.strerror or e}{there}. See to "
                 "that, and call solve again with the same store.",

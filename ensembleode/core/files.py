@@ -139,7 +139,8 @@ def _sync(path: pathlib.Path) -> None:
     try:
         os.fsync(handle)
     except OSError as e:
-        if not is_folder:  # (some network file systems can't)
+        # (Some network file systems can't do this to a folder.)
+        if not is_folder or e.errno in (errno.EIO, errno.ENOSPC, errno.EDQUOT):
             raise naming(e, path) from e
     finally:
         os.close(handle)

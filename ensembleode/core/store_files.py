@@ -164,10 +164,10 @@ class StoreFiles(WrapperStore):
         await asyncio.to_thread(self.write, key, data)
         self._written[key] = _sum(data)
 
-    def write(self, key: str, data: bytes) -> None:
+    def write(self, key: str, data: bytes, synced: bool = False) -> None:
         """In place, but not yet on the disk. The store's folder is not made where it is gone."""
         make_folders((self.root / key).parent, self.root)
-        with written_whole(self.root / key, synced=False) as file:
+        with written_whole(self.root / key, synced=synced) as file:
             file.write(data)
 
     def forget(self, batch: int) -> None:
@@ -183,11 +183,6 @@ class StoreFiles(WrapperStore):
         self._waiting[batch] = [int(lost), *sums]
         if time.monotonic() >= self._free_at:
             self.flush()
-
-    @property
-    def waiting(self) -> list[int]:
-        """Batches that are written, but not recorded."""
-        return list(self._waiting)
 
     def flush(self) -> None:
         """Put the chunks on the disk, and then the records."""
