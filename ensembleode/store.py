@@ -257,7 +257,7 @@ class Writer:
         n, size = self.trajectories, self.batch_size
         codecs = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
 
-        def array(name, shape, dtype, chunks, dims, fill=0, compressed=True):
+        def array(name, shape, dtype, chunks, dims, fill: Any = 0, compressed=True):
             return group.create_array(
                 name,
                 shape=shape,

@@ -438,7 +438,9 @@ def test_a_key_for_what_can_not_be_told(tmp_path, unchecked):
             return -np.asarray(u)
 
     options = {**CALLING, "store": tmp_path / "a.zarr"}
-    told = r"f: it calls the Python function .*locked of your own, .* Give store_key='\.\.\.', a"
+    told = (
+        r"f: it calls the Python function .*locked of your own. Give store_key='\.\.\.', a string"
+    )
     with pytest.raises(eo.StoreError, match=told):
         eo.solve(calls(locked), **options)
     assert not (tmp_path / "a.zarr").exists()

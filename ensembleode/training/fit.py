@@ -231,7 +231,7 @@ def fit(
         if folder is not None:
 
             def identity():
-                if checkpoint.run_key is not None:
+                if checkpoint is not None and checkpoint.run_key is not None:
                     return {"loss": {"run_key": checkpoint.run_key}, "data": None}
                 rows = None if source is None else source.example()
                 return {
