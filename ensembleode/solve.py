@@ -136,10 +136,10 @@ def solve(
     - `store`: the path of a Zarr store (with the extra `store`), into which batches go as they are
         done. Called again with the same store, it computes only what is missing. The solution is
         [`open_ensemble`][ensembleode.open_ensemble]'s, which reads what it is asked for.
-    - `store_key`: a string that stands for what `f` and `output_func` compute by calling Python
-        when they run (by `jax.pure_callback`), for the store to tell ensembles apart by. By default
-        these functions and all that they refer to are compared, and where that can't be done,
-        `StoreError` asks for this. Give another string whenever they change.
+    - `store_key`: a string that stands for what functions and classes of your own compute that
+        Python calls at run time (by `jax.pure_callback`, or a solver, norm or controller of yours),
+        for the store to tell ensembles apart by: what they compute isn't in what JAX traces. Where
+        there are some, `StoreError` asks for it. Give another string whenever they change.
 
     **Returns:** an [`ODESolution`][ensembleode.ODESolution] for a problem, an
     [`EnsembleSolution`][ensembleode.EnsembleSolution] for an ensemble.
