@@ -28,8 +28,8 @@ from .core.fingerprint import fingerprint, NotKnown
 from .core.job import cause_of, Job, Unfinished
 from .core.logs import logger
 from .core.plan import Result
-from .core.stored import solution_in, variables_of
-from .solution import EngineChoice, EnsembleError, EnsembleSolution
+from .core.stored import solution_in, StoreError, variables_of
+from .solution import EngineChoice, EnsembleSolution
 
 
 FORMAT = 2
@@ -39,15 +39,6 @@ FORMAT = 2
 _CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
 # Batches that workers are given at a time, so that none waits for the last of one.
 _AHEAD = 16
-
-
-class StoreError(EnsembleError):
-    """The store can't be used, or no longer; `solution` reads what is in it, if anything.
-
-    - `differs`: where it is that of another ensemble, the names of what differs.
-    """
-
-    differs: tuple[str, ...] = ()
 
 
 def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:

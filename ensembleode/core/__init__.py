@@ -8,7 +8,8 @@
 - `plan.py`, `job.py`: what is solved, as engines and executors are given it.
 - `batches.py`: batch after batch, until a reduction stops. `batch_size.py`, `reruns.py`,
     `gather.py`, `every_step.py`, `reductions.py`, `placement.py`, `progress.py`: its parts.
-- `fingerprint.py`: what its numbers depend on; `files.py`, `on_disk.py`: for stores.
+- `fingerprint.py`, `installed.py`: what its numbers depend on; `files.py`, `store_files.py`,
+    `stored.py`, `on_disk.py`: for stores.
 - `stiffness.py`: why trajectories ran out of steps; `aliases.py`: what to write instead.
 - `cpu_devices.py`, `host.py`, `logs.py`: the computer that it runs on.
 """

@@ -17,9 +17,9 @@ import google_crc32c
 import numpy as np
 from zarr.storage import LocalStore, WrapperStore
 
-from ..store import StoreError
 from .files import make_folders, sync, written_whole
 from .fingerprint import digest_of
+from .stored import StoreError
 
 
 # How much of the time may go into waiting for the disk: batches wait for one another.

@@ -6,11 +6,20 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..analysis.labelled import inner_dims, output_name, state_dims
-from ..solution import EngineChoice, EnsembleSolution, Stats
+from ..solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
 from .keys import is_key
 from .on_disk import OnDisk
 from .plan import Result
 from .state_tree import is_tree
+
+
+class StoreError(EnsembleError):
+    """The store can't be used, or no longer; `solution` reads what is in it, if anything.
+
+    - `differs`: where it is that of another ensemble, the names of what differs.
+    """
+
+    differs: tuple[str, ...] = ()
 
 
 class Variable(NamedTuple):

@@ -150,6 +150,19 @@ def test_whichever_access_fails(tmp_path, caplog, reads, stride, at_ends):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"zarr_format": 3}'])
+def test_metadata_that_are_lost(tmp_path, damage):
+    """Are written again, and the job goes on."""
+    with started(tmp_path) as jobs:
+        jobs.pause = lambda: time.sleep(0.02)
+        id = jobs.made("mine", trajectories=2000)
+        until(lambda: jobs.status(id)["done"] > 0)
+    (tmp_path / id / "ensemble.zarr" / "zarr.json").write_text(damage)
+    with started(tmp_path) as jobs:
+        assert jobs.ended(id)["status"] == "done"
+        assert jobs.status(id)["retcodes"] == {"Success": 2000}
+
+
+@pytest.mark.parametrize("damage", ['{"node_type": "array"}', '{"node_type": "group"}'])
 def test_a_damaged_store(tmp_path, damage):
     """Its job fails; the next one is done; deleted, it can be had again."""
     with started(tmp_path) as jobs:
