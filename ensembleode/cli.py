@@ -259,6 +259,7 @@ def serve(
     store: str | None = None,
     drain_seconds: float = 30.0,
     no_batching: bool = False,
+    batch_seconds: float = 60.0,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> int:
     """Solve the problems of a registry for others, over HTTP, many requests at a time.
@@ -278,6 +279,7 @@ def serve(
         store: A folder for durable ensembles.
         drain_seconds: How long what was taken may take when the service is told to end.
         no_batching: Solve every request on its own.
+        batch_seconds: How long a batch may take, before its problem is taken to hang.
         log_level: What is logged, from this level on.
     """
     from ensembleode.serve import commands
@@ -296,6 +298,7 @@ def serve(
         store=store,
         drain_seconds=drain_seconds,
         batching=not no_batching,
+        batch_seconds=batch_seconds,
         log_level=log_level,
     )
 

@@ -16,12 +16,10 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import calls
-from .calls import Call, Reply, too_large, too_late
+from .calls import Bodies, Call, LARGE, Reply, too_large, too_late
 from .service import Service
 
 
-# Bytes of a body that is collected here.
-_LARGE = 2**16
 # Bytes of the headers of a request (more are no request: 431), and seconds for them to arrive.
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
 
@@ -39,7 +37,7 @@ class _Exchange(Call):
         self.keep_alive = True
         self.disconnected = self.response_complete = False
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, bodies: Bodies) -> bytes:
         body = b"".join(self._body)
         if len(body) > limit:
             raise too_large(limit)
@@ -170,8 +168,8 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 if b"%" not in self.url and self._is_plain(headers.get(b"content-length", b"")):
                     endpoint = of_bytes[parts[4]]
                     exchange = _Exchange(headers, parts[3].decode("latin-1"), endpoint)
-                    exchange.admitted = service.admits(exchange)
-                    if exchange.admitted:  # or it is refused at once, before its body is here
+                    exchange.owner = service.owner(exchange)
+                    if exchange.owner is not None:  # else it is refused before its body is here
                         self._exchange = exchange
                         self.cycle = exchange  # pyright: ignore
                         return
@@ -181,7 +179,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             parser: Any = self.parser
             return (
                 length.isdigit()
-                and int(length) <= _LARGE
+                and int(length) <= LARGE
                 and parser.get_method() == b"POST"
                 and parser.get_http_version() == "1.1"
                 and parser.should_keep_alive()

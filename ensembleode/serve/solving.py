@@ -9,6 +9,7 @@ of the lanes engine; a trajectory has the same bits in any of them, and at any p
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -29,6 +30,8 @@ from ..solution import EnsembleSolution
 from ..solve import solve
 from .registry import Entry, state_of
 
+
+logger = logging.getLogger("ensembleode.serve")
 
 # Bytes of an array of a batch: saved states, or gradients by parameters.
 _BATCH = 2**26
@@ -113,6 +116,7 @@ class Solver:
         self._ours = engine in ("compiled", "lanes")
         self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
+        self.no_gradient: str | None = None  # why there is none, where there is none
         if self._jit:
             options = compiler_options(jax.default_backend())
             self._compiled = {
@@ -174,7 +178,24 @@ class Solver:
         """What compiles everything, one after the other."""
         for program in self.programs():
             for size in self._sizes(program.rows, program.pulls):
-                yield functools.partial(self.run, program, [self._sample(program, size)])
+                yield functools.partial(self._warm, program, size)
+
+    def _warm(self, program: Program, size: int) -> None:
+        if program.pulls and self.no_gradient is not None:
+            return
+        try:
+            self.run(program, [self._sample(program, size)])
+        except Exception as e:
+            if not program.pulls:
+                raise
+            self.no_gradient = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
+            logger.warning(
+                "%s is served without gradients: %s", self.entry.name, self.no_gradient, exc_info=e
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON, for clients."""
+        return self.entry.describe() | {"no_gradient": self.no_gradient}
 
     def _sample(self, program: Program, n: int) -> Numbers:
         entry = self.entry

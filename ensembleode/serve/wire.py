@@ -111,7 +111,7 @@ def parsed(body: bytes, binary: bool) -> dict[str, Any]:
             found = _of_json(body) if body else {}
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
         kind = "MessagePack" if binary else "JSON"
-        raise Refused(422, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
+        raise Refused(400, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
     if not isinstance(found, dict):
         raise Refused(422, "invalid_body", "the body must be an object.")
     if binary or b"true" in body or b"false" in body:
@@ -153,7 +153,10 @@ def _of_json(body: bytes) -> Any:
         return orjson.loads(body)
     except ValueError:
         # It takes neither NaN nor large integers, which are refused later, by their path.
-        return json.loads(body)
+        found = json.loads(body)
+        if b"\\u" in body:  # which may be half a character: no UTF-8 has that
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
 
 
 def query(

@@ -439,14 +439,14 @@ def test_where_tokens_come_from(tmp_path, monkeypatch):
     assert read(None) is None
     monkeypatch.setenv("ENSEMBLEODE_TOKENS", "a, b")
     tokens = read(None)
-    assert tokens.admits("Bearer a")
-    assert tokens.admits("bearer b")
-    assert not tokens.admits("Basic a")
-    assert not tokens.admits("a")
-    assert not tokens.admits(None)
+    assert tokens.owner("Bearer a")
+    assert tokens.owner("bearer b")
+    assert not tokens.owner("Basic a")
+    assert not tokens.owner("a")
+    assert not tokens.owner(None)
     path = tmp_path / "tokens"
     path.write_text("# of the group\nsecret # mine\n\n")
-    assert read(path).admits("Bearer secret")
+    assert read(path).owner("Bearer secret")
     path.write_text("# none\n")
     with pytest.raises(TokensError, match="has no tokens"):
         read(path)

@@ -245,7 +245,7 @@ def test_only_what_crashes_is_not_answered():
     assert len(runs.batches) <= 33
 
 
-@pytest.mark.parametrize("name", ["_ran", "_observe"])
+@pytest.mark.parametrize("name", ["_apart", "_observe"])
 def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, caplog):
     async def test():
         batcher = started(Runs(), observe=lambda *_: None)
@@ -257,7 +257,7 @@ def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, caplog):
             context.setattr(batcher, name, broken)
             first = asyncio.gather(batcher.submit("a", "a", 1, 1), return_exceptions=True)
             (found,) = await first
-        assert isinstance(found, BatchFailed if name == "_ran" else Done)
+        assert isinstance(found, BatchFailed if name == "_apart" else Done)
         assert "can't start new thread" in caplog.text
         assert (await batcher.submit("a", "a", 2, 1)).results
         assert not batcher.is_dead

@@ -376,6 +376,7 @@ def test_health(running, tmp_path, monkeypatch):
     """Whatever has ended that shouldn't have."""
     with Running(registry(), like=running, store=tmp_path) as mine:
         assert mine.client.get("/healthz").json() == {"status": "ok"}
+        assert mine.solve().status_code == 200
 
         def dead():
             response = mine.client.get("/healthz")
@@ -388,11 +389,10 @@ def test_health(running, tmp_path, monkeypatch):
         loop = mine.service._loop
         asyncio.run_coroutine_threadsafe(_cancelled(mine.service._looking), loop).result(30)
         assert dead() == (503, ["ensembles", "connections"])
-        ended = threading.Thread(target=lambda: None)
-        monkeypatch.setattr(mine.service.batcher, "_runner", ended)
-        assert dead() == (503, ["batcher", "ensembles", "connections"])
-        monkeypatch.setattr(mine.service.batcher, "_runner", thread := threading.current_thread())
-        assert thread.is_alive()
+        (runner,) = mine.service.batcher._runners.values()
+        with monkeypatch.context() as context:
+            context.setattr(runner, "thread", threading.Thread(target=lambda: None))
+            assert dead() == (503, ["batcher", "ensembles", "connections"])
         assert dead() == (503, ["ensembles", "connections"])
         asyncio.run_coroutine_threadsafe(_cancelled(mine.service.batcher._task), loop).result(30)
         assert dead() == (503, ["batcher", "ensembles", "connections"])
