@@ -28,6 +28,7 @@ from ..ensemble import (
 from ..problem import EnsembleProblem, remake
 from ..solution import EnsembleSolution
 from ..solve import solve
+from ..tracing.program import is_jaxpr, params_of
 from .registry import Entry, state_of
 
 
@@ -111,8 +112,12 @@ class Solver:
         self.rows = sorted({min(limit, -(-few // _ROWS) * _ROWS), limit})
         # On workers there is nothing to be compiled here.
         remote = isinstance(self.ensemblealg, EnsembleDistributed | EnsembleSplitThreads)
-        engine, _ = _described(entry)
+        engine, calls_host = _described(entry)
         self._jit = not remote and engine != "julia"
+        if self._jit and calls_host and isinstance(self.ensemblealg, EnsembleThreads):
+            # What never returns keeps the threads of XLA's that it has, which are few, and all
+            # problems': it shall not have all of them. (Python runs one at a time anyway.)
+            self.ensemblealg = EnsembleThreads(1)
         self._ours = engine in ("compiled", "lanes")
         self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
@@ -344,8 +349,9 @@ def _counts(stats: Any) -> tuple:
     return stats.naccept, stats.nreject, stats.nf
 
 
-def _described(entry: Entry) -> tuple[str, str]:
-    """The engine that solves it, and why; a problem that can't be solved is found here.
+def _described(entry: Entry) -> tuple[str, bool]:
+    """The engine that solves it, and whether that calls Python; a problem that can't be solved is
+    found here.
 
     **Raises:** as `solve`.
     """
@@ -358,5 +364,13 @@ def _described(entry: Entry) -> tuple[str, str]:
         found["engine"] = sol.engine
         return sol.u
 
-    jax.eval_shape(one, state_of(entry))
-    return found["engine"].name, found["engine"].reason
+    jaxpr = jax.make_jaxpr(one)(state_of(entry)).jaxpr
+    return found["engine"].name, _calls_host(jaxpr)
+
+
+def _calls_host(jaxpr: Any) -> bool:
+    def calls(eqn):
+        inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
+        return "callback" in eqn.primitive.name or any(map(_calls_host, inner))
+
+    return any(map(calls, jaxpr.eqns))
