@@ -165,6 +165,11 @@ class App(FastAPI):
         self.endpoints: dict[str, Callable] = {}
         self.router.route_class = _route_class(service, cors)
 
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            documented.complete(super().openapi())
+        return super().openapi()
+
     def takes(self, what: str, **documented: Any) -> Callable:
         """Decorates the endpoint of `POST /v1/problems/{name}/{what}`, which takes a `Call`."""
 
