@@ -22,6 +22,8 @@ from .service import Service
 
 # Bytes of the headers of a request (more are no request: 431), and seconds for them to arrive.
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
+# Seconds between pieces of a body that was refused.
+_PAUSE = 0.01
 
 
 class _Exchange(Call):
@@ -197,7 +199,15 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             if self._exchange is not None:
                 self._exchange._body.append(body)
             elif not isinstance(self.cycle, _Exchange):  # or it is too late
+                if self.cycle.response_complete:
+                    # (What is refused comes as fast as it can, and others would wait for that.)
+                    self.flow.pause_reading()
+                    self.loop.call_later(_PAUSE, self._go_on_reading)
                 super().on_body(body)
+
+        def _go_on_reading(self) -> None:
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
 
         def on_message_complete(self) -> None:
             self._unread, self._is_whole = 0, True

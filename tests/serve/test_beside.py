@@ -1,12 +1,13 @@
-"""The service beside what goes wrong: batches that never return, bodies that fill it, those who leave.
+"""The service beside what goes wrong: batches that hang, bodies that fill it, those who leave.
 
 `python -m tests.serve.test_beside` says how long a healthy request takes alone and beside each.
 """
 
 import contextlib
+import select
 import signal
-import socket
 import statistics
+import subprocess
 import sys
 import tempfile
 import threading
@@ -71,55 +72,51 @@ def hang(served, problem):
     time.sleep(1.0)
 
 
-def connected(served, size):
-    host, port = served.url.removeprefix("http://").split(":")
+# (In processes of their own, as who measures should not wait for them.)
+OTHERS = f"""
+import socket, sys, time
+
+host, port, what = sys.argv[1:]
+
+def connected(size):
     connection = socket.create_connection((host, int(port)), 60)
     head = (
-        f"POST /v1/problems/healthy/solve HTTP/1.1\r\nHost: x\r\n{TOKEN}\r\n"
-        f"Content-Type: application/json\r\nContent-Length: {size}\r\n\r\n"
+        "POST /v1/problems/healthy/solve HTTP/1.1\\r\\nHost: x\\r\\n{TOKEN}\\r\\n"
+        f"Content-Type: application/json\\r\\nContent-Length: {{size}}\\r\\n\\r\\n"
     )
     connection.sendall(head.encode())
     return connection
 
-
-@contextlib.contextmanager
-def largest_bodies(served, count=60):
-    """So many connections that have sent all of such a body but its last byte; it goes on while
-    they come."""
+if what == "bodies":
     piece, held = b" " * 2**20, []
-
-    def send():
-        for _ in range(count):
-            connection, left = connected(served, LARGEST), LARGEST - 1
-            held.append(connection)
-            while left > 0:
-                left -= connection.send(piece[:left])
-
-    thread = threading.Thread(target=send)
-    thread.start()
-    yield thread
-    thread.join()
-    for connection in held:
-        connection.close()
+    for _ in range(60):
+        held.append(connected({LARGEST}))
+        left = {LARGEST} - 1
+        while left:
+            left -= held[-1].send(piece[:left])
+    print("sent", flush=True)
+    sys.stdin.read()
+while True:
+    with connected(2) as connection:
+        connection.sendall(b"{{}}")
+    time.sleep(0.02)
+"""
 
 
 @contextlib.contextmanager
-def those_who_leave(served, count=8):
-    """Clients that ask, and are gone before they are answered, again and again."""
-    ended = threading.Event()
-
-    def leave():
-        while not ended.wait(0.02):
-            with connected(served, 2) as connection:
-                connection.sendall(b"{}")
-
-    threads = [threading.Thread(target=leave) for _ in range(count)]
-    for thread in threads:
-        thread.start()
-    yield
-    ended.set()
-    for thread in threads:
-        thread.join()
+def others(served, what, count=1):
+    """Those who have sent all of sixty of the largest bodies but the last byte (or are at it); or
+    clients that ask, and are gone before they are answered, again and again."""
+    host, port = served.url.removeprefix("http://").split(":")
+    command = [sys.executable, "-c", OTHERS, host, port, what]
+    pipe = subprocess.PIPE
+    processes = [subprocess.Popen(command, stdin=pipe, stdout=pipe) for _ in range(count)]
+    try:
+        yield processes[0].stdout
+    finally:
+        for process in processes:
+            process.kill()
+            process.communicate()
 
 
 def asked(served, count=50):
@@ -138,22 +135,22 @@ def all_of_it(served):
     asked(served)
     memory = psutil.Process(served.process.pid).memory_info
     found, before = {"alone": asked(served)}, memory().rss
-    with largest_bodies(served) as sending:
-        beside = []
-        while sending.is_alive():
+    with others(served, "bodies") as sent:
+        beside = found["bodies that come"] = []
+        while not select.select([sent], [], [], 0)[0]:
             beside += asked(served, 1)
-        found["bodies that come"] = beside
         found["bodies that are there"] = asked(served)
         taken = memory().rss - before
-    with those_who_leave(served):
+    with others(served, "leave", 8):
+        time.sleep(1.0)
         found["those who leave"] = asked(served)
-    for problem in ("host", "endless"):
-        hang(served, problem)
-        found[f"a batch that hangs: {problem}"] = asked(served)
-    with largest_bodies(served) as sending, those_who_leave(served):
-        sending.join()
+    hang(served, "host")
+    found["a batch that waits for ever"] = asked(served)
+    with others(served, "bodies") as sent, others(served, "leave", 8):
+        assert sent.readline() == b"sent\n"
         found["all of these"] = asked(served)
-    found["alone but for what hangs"] = asked(served)
+    hang(served, "endless")
+    found["a batch that computes for ever"] = asked(served)
     return found, taken
 
 

@@ -35,8 +35,8 @@ CHECKS = [
     response_schema_conformance,
     negative_data_rejection,
 ]
-# What is said of things that are not of the kind that is wanted: what fits the schema is refused only
-# for what depends on the problem, on other fields or on values.
+# What is said of things that are not of the kind that is wanted: what fits the schema is only
+# refused for what depends on the problem, on other fields or on values.
 OF_KIND = re.compile(
     "must be numbers|must be a number|no such field|is missing|must be an object|is not (JSON|Mess)"
     "|must be a spacing|a positive spacing|a positive number|a positive integer|must be an integer"
