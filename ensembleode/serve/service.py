@@ -27,8 +27,6 @@ from .wire import Refused
 
 logger = logging.getLogger("ensembleode.serve")
 
-# Seconds between looks whether those who wait are still there.
-_PATIENCE = 0.25
 # Bytes of all answers that are waited for, of which one may have more.
 _UNDER_WAY = 2**31
 
@@ -79,10 +77,6 @@ class Service:
         self._under_way = 0  # bytes of answers
         self._warm_now = threading.Event()
         self._until = float("inf")  # when what was taken is given up
-        # Those who may go without a word, and the tasks that look after them.
-        self._waiting: set[Call] = set()
-        self._looks: dict[Call, asyncio.Task] = {}
-        self._looking: asyncio.Task | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._warming: threading.Thread | None = None
         self._ending: asyncio.Task | None = None
@@ -99,7 +93,6 @@ class Service:
         self.status, self._ending = "warming", None
         self.batcher = self._make_batcher()
         self.batcher.start()
-        self._looking = self._loop.create_task(self._look_after_all())
         if self.jobs is not None:
             self.jobs.start(may_run=self._warm_now)
         self._warming = threading.Thread(target=self._warm, name="ensembleode-warming", daemon=True)
@@ -144,8 +137,6 @@ class Service:
             found.append("batcher")
         if self.jobs is not None and self.jobs.is_dead:
             found.append("ensembles")
-        if self._looking is not None and self._looking.done() and self.status != "draining":
-            found.append("connections")
         return found
 
     @property
@@ -190,8 +181,6 @@ class Service:
         assert self.batcher is not None
         if not await self.batcher.drain(left()):
             logger.warning("some requests were not answered within %s s", self.drain_seconds)
-        if self._looking is not None:
-            self._looking.cancel()
         if self._warming is not None and self._warming.is_alive():
             await asyncio.to_thread(self._warming.join, left())
         self.on_drained(left())
@@ -238,8 +227,7 @@ class Service:
         future = self.batcher.submit(program.problem, program, numbers, n, deadline=at)
         call.future = future
         self._under_way += size
-        if call.receive is not None:
-            self._waiting.add(call)
+        look = None if call.receive is None else asyncio.create_task(_look_after(call))
         try:
             done = await future
         except asyncio.CancelledError:
@@ -248,22 +236,10 @@ class Service:
             raise
         finally:
             self._under_way -= size
-            if call.receive is not None:
-                self._waiting.discard(call)
-                if call in self._looks:
-                    self._looks.pop(call).cancel()
+            if look is not None:
+                look.cancel()
         self.metrics.waits[program.problem].observe(done.wait)
         return done
-
-    async def _look_after_all(self) -> None:
-        """Find those who have gone. Most are answered before it is looked."""
-        before: set[Call] = set()
-        while True:
-            await asyncio.sleep(_PATIENCE)
-            now = set(self._waiting)
-            for call in now & before - self._looks.keys():
-                self._looks[call] = asyncio.create_task(_look_after(call))
-            before = now
 
     #
     # Requests
@@ -333,11 +309,10 @@ class Service:
 
 
 async def _look_after(call: Call) -> None:
-    while True:
-        message = await call.receive()
-        if message["type"] == "http.disconnect":
-            call.leave()
-            return
+    """Learn that who asked has gone."""
+    while (await call.receive())["type"] != "http.disconnect":
+        pass
+    call.leave()
 
 
 def _part(part: Slice) -> Numbers:

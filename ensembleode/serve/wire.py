@@ -97,7 +97,7 @@ class Query:
     rest: dict[str, Any]
 
 
-def parsed(body: bytes, binary: bool) -> dict[str, Any]:
+def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
     """The object in a body.
 
     **Raises:** `Refused`.
@@ -126,7 +126,7 @@ def parsed(body: bytes, binary: bool) -> dict[str, Any]:
     return found
 
 
-def _of_msgpack(body: bytes) -> Any:
+def _of_msgpack(body: bytes | bytearray) -> Any:
     left = _LISTS
 
     def counted(x: Any) -> Any:
@@ -148,7 +148,7 @@ def _too_many_lists() -> Refused:
     )  # fmt: skip
 
 
-def _of_json(body: bytes) -> Any:
+def _of_json(body: bytes | bytearray) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:

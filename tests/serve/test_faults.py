@@ -386,16 +386,14 @@ def test_health(running, tmp_path, monkeypatch):
         mine.service.jobs._queue.put(None)
         thread.join(30)
         assert dead() == (503, ["ensembles"])
-        loop = mine.service._loop
-        asyncio.run_coroutine_threadsafe(_cancelled(mine.service._looking), loop).result(30)
-        assert dead() == (503, ["ensembles", "connections"])
         (runner,) = mine.service.batcher._runners.values()
         with monkeypatch.context() as context:
             context.setattr(runner, "thread", threading.Thread(target=lambda: None))
-            assert dead() == (503, ["batcher", "ensembles", "connections"])
-        assert dead() == (503, ["ensembles", "connections"])
+            assert dead() == (503, ["batcher", "ensembles"])
+        assert dead() == (503, ["ensembles"])
+        loop = mine.service._loop
         asyncio.run_coroutine_threadsafe(_cancelled(mine.service.batcher._task), loop).result(30)
-        assert dead() == (503, ["batcher", "ensembles", "connections"])
+        assert dead() == (503, ["batcher", "ensembles"])
 
 
 async def _cancelled(task):
