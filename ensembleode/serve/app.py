@@ -98,18 +98,9 @@ def create_app(
     if tokens is not None and not isinstance(tokens, tokens_of.Tokens):
         tokens = tokens_of.Tokens(tokens)
     service = Service(
-        registry,
-        ensemblealg,
-        max_batch,
-        max_wait_ms,
-        queue,
-        tokens,
-        hosts,
-        store,
-        drain_seconds,
-        batching,
-        batch_seconds,
-    )
+        registry, ensemblealg, max_batch, max_wait_ms, queue, tokens, hosts, store, drain_seconds,
+        batching, batch_seconds,
+    )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -234,15 +225,11 @@ def _add_problems(app: App, service: Service) -> None:
         solver = service.solvers[entry.name]
         program = solver.program(asked.rows, own=asked.numbers.p is not None)
         done = await service.done(call, program, asked.numbers, asked.deadline)
-        binary = call.wants_binary()
 
-        def content() -> bytes:
-            answer = joined(done.results)
-            return wire.encoded(wire.solved(asked, answer, done.wait, done.seconds), binary)
+        def answer() -> dict[str, Any]:
+            return wire.solved(asked, joined(done.results), done.wait, done.seconds)
 
-        size = asked.n * asked.rows * max(1, entry.u0.size)
-        body = await asyncio.to_thread(content) if size > LARGE // 8 else content()
-        return Reply(body, wire.BINARY if binary else wire.JSON)
+        return await _replied(call, answer, asked.n * asked.rows * max(1, entry.u0.size))
 
     @app.takes("vjp", **documented.vjp())
     async def vjp(call: Call) -> Reply:
@@ -259,16 +246,11 @@ def _add_problems(app: App, service: Service) -> None:
         numbers = numbers._replace(cotangent=wire.cotangent(entry, asked))
         program = solver.program(asked.rows, own=True, pulls=True)
         done = await service.done(call, program, numbers, asked.deadline)
-        binary = call.wants_binary()
 
-        def content() -> bytes:
-            gradients = joined(done.results)
-            found = wire.pulled(entry, asked, gradients, done.wait, done.seconds)
-            return wire.encoded(found, binary)
+        def answer() -> dict[str, Any]:
+            return wire.pulled(entry, asked, joined(done.results), done.wait, done.seconds)
 
-        size = asked.n * (entry.u0.size + entry.p.size)
-        body = await asyncio.to_thread(content) if size > LARGE // 8 else content()
-        return Reply(body, wire.BINARY if binary else wire.JSON)
+        return await _replied(call, answer, asked.n * (entry.u0.size + entry.p.size))
 
     @app.get("/v1/problems", **documented.problems())
     async def problems() -> Response:
@@ -281,22 +263,41 @@ def _add_problems(app: App, service: Service) -> None:
         return _json(service.solvers[service.entry(name).name].describe())
 
 
-async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, wire.Query]:
-    entry = service.entry(call.name)
-    binary = call.sends_binary()
+async def _read(
+    service: Service,
+    call: Call,
+    made: Callable[[Entry, dict[str, Any]], Any],
+    writes: bool = False,
+) -> Any:
+    """What is made of a body: in another thread where that takes long, or `writes` to disk."""
+    entry, binary = service.entry(call.name), call.sends_binary()
     body = await call.body(entry.limits.body, service.bodies)
     service.ready()
 
-    def read() -> wire.Query:
-        return wire.query(entry, wire.parsed(body, binary), more)
+    def read() -> Any:
+        return made(entry, wire.parsed(body, binary))
 
     if len(body) > LARGE:
         async with service.reading_large:  # which takes several times its bytes
-            asked = await asyncio.to_thread(read)
-    else:
-        asked = read()
+            return await asyncio.to_thread(read)
+    return await asyncio.to_thread(read) if writes else read()
+
+
+async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, wire.Query]:
+    asked = await _read(service, call, lambda entry, body: wire.query(entry, body, more))
     call.count = asked.n
-    return entry, asked
+    return service.entry(call.name), asked
+
+
+async def _replied(call: Call, answer: Callable[[], dict[str, Any]], size: int) -> Reply:
+    """An answer with so many numbers."""
+    binary = call.wants_binary()
+
+    def content() -> bytes:
+        return wire.encoded(answer(), binary)
+
+    body = await asyncio.to_thread(content) if size > LARGE // 8 else content()
+    return Reply(body, wire.BINARY if binary else wire.JSON)
 
 
 def _add_ensembles(app: App, service: Service) -> None:
@@ -315,18 +316,12 @@ def _add_ensembles(app: App, service: Service) -> None:
     @app.takes("ensembles", status_code=202, **documented.ensembles())
     async def create(call: Call) -> Reply:
         """Solve an ensemble, which is kept."""
-        entry = service.entry(call.name)
-        binary = call.sends_binary()
-        body = await call.body(entry.limits.body, service.bodies)
-        here = jobs()
-        service.ready()
-        key = call.header(b"idempotency-key") or None
+        key, here = call.header(b"idempotency-key") or None, jobs()
 
-        def made() -> dict[str, Any]:
-            return here.create(entry, wire.parsed(body, binary), key, call.owner or "")
+        def made(entry: Entry, body: dict[str, Any]) -> dict[str, Any]:
+            return here.create(entry, body, key, call.owner or "")
 
-        async with service.reading_large if len(body) > LARGE else contextlib.nullcontext():
-            job = await asyncio.to_thread(made)
+        job = await _read(service, call, made, writes=True)
         call.count = job["trajectories"]
         return in_json(job, 202)
 

@@ -115,7 +115,7 @@ class _Line:
 
 
 class _Runner:
-    """A thread that calls a function with what it is given, one after the other.
+    """A thread that calls a function with what it is given, one after the other, until it is None.
 
     It is a daemon: what never returns can't be ended, and must not keep the process from ending
     (which would wait for the threads of a `ThreadPoolExecutor`). What never returns may do so in
@@ -133,18 +133,12 @@ class _Runner:
         self.hangs = False
         self.timer: Any = None
         self._call = call
-        self._given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+        self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)
         self.thread.start()
 
-    def give(self, *arguments: Any) -> None:
-        self._given.put(arguments)
-
-    def end(self) -> None:
-        self._given.put(None)
-
     def _live(self) -> None:
-        while (arguments := self._given.get()) is not None:
+        while (arguments := self.given.get()) is not None:
             self._call(self, *arguments)
             del arguments  # or it would be kept until the next comes
 
@@ -308,7 +302,7 @@ class Batcher:
             await asyncio.gather(self._task, return_exceptions=True)
         self._refuse_all(Draining())
         for runner in self._runners.values():
-            runner.end()
+            runner.given.put(None)
         return finished
 
     def _refuse_all(self, error: Exception) -> None:
@@ -477,21 +471,17 @@ class Batcher:
             self._rest()
             return
         runner.parts, runner.began = parts, now
-        if self._limit < math.inf:
-            self._look_later(problem, runner, now)
-        runner.give(problem, key, slices)
-
-    def _look_later(self, problem: Any, runner: _Runner, now: float) -> None:
-        assert self._loop is not None
-        seconds = runner.began + self._limit - now
-        runner.timer = self._loop.call_later(seconds, self._look, problem, runner)
+        self._look(problem, runner)
+        runner.given.put((problem, key, slices))
 
     def _look(self, problem: Any, runner: _Runner) -> None:
-        now = time.monotonic()
-        if now >= runner.began + self._limit:
+        """Whether a run is over its time; and again when it would be."""
+        assert self._loop is not None
+        left = runner.began + self._limit - time.monotonic()
+        if left <= 0:
             self._give_up(problem, runner)
-        elif runner.began < math.inf:  # it is another run of some of its parts
-            self._look_later(problem, runner, now)
+        elif left < math.inf:
+            runner.timer = self._loop.call_later(left, self._look, problem, runner)
 
     def _give_up(self, problem: Any, runner: _Runner) -> None:
         """Nobody waits any longer for what a thread runs, nor for its problem. (Python can't end

@@ -12,23 +12,33 @@ ABOUT = (
     '{"dtype": "<f8", "shape": [...], "data": bytes} in MessagePack.'
 )
 
-_ARRAY = {"type": "array", "items": {}}
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "code": {"type": "string"},
-                "message": {"type": "string"},
-                "path": {"type": ["string", "null"], "description": "The field that is wrong."},
-                "id": {"type": ["string", "null"], "description": "What the log calls it."},
-            },
-            "required": ["code", "message", "path", "id"],
-        }
-    },
-    "required": ["error"],
-}
+_TEXT = {"type": "string"}
+
+
+def _list(items: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _has(**properties: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "object"}
+    return found | {"properties": properties} if properties else found
+
+
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """One that has nothing else."""
+    found = _has(**properties) | {"additionalProperties": False}
+    return found | {"required": list(required)} if required else found
+
+
+_ARRAY = _list({})
+_WRONG = _has(
+    code=_TEXT,
+    message=_TEXT,
+    path={"type": ["string", "null"], "description": "The field that is wrong."},
+    id={"type": ["string", "null"], "description": "What the log calls it."},
+)
+_WRONG["required"] = [*_WRONG["properties"]]
+_ERROR = _has(error=_WRONG) | {"required": ["error"]}
 _WHY = {
     400: "It is not HTTP, JSON or MessagePack as it should be.",
     401: "A token is needed.",
@@ -46,10 +56,6 @@ _WHY = {
     503: "Warming up, draining, or a batch of the problem hangs.",
     504: "The deadline has passed, or its batch does not return.",
 }
-
-
-def _list(items: Any, **more: Any) -> dict[str, Any]:
-    return {"type": "array", "items": items, **more}
 
 
 def _fields(binary: bool) -> dict[str, Any]:
@@ -109,11 +115,6 @@ def _keeps(binary: bool) -> dict[str, Any]:
     return {"anyOf": [_object(sent), _object(drawn, "trajectories")]}
 
 
-def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
-    found = {"type": "object", "properties": properties, "additionalProperties": False}
-    return found | {"required": list(required)} if required else found
-
-
 def complete(document: dict[str, Any]) -> None:
     """Add what the endpoints refer to."""
     packed = _object(
@@ -131,45 +132,31 @@ def complete(document: dict[str, Any]) -> None:
 
 
 _CODE = {"description": "The return code, or one a trajectory: Success, MaxIters, ..."}
-_SECONDS = {
-    "type": "object",
-    "properties": {"wait": {"type": "number"}, "solve": {"type": "number"}},
+_SECONDS = _has(wait={"type": "number"}, solve={"type": "number"}) | {
     "description": "From the request to its first batch, and those of its batches.",
 }
-_PROBLEM = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "description": {"type": "string"},
-        "state": {
-            "type": "object",
-            "description": "Its shape, dtype, labels, default, low and high.",
-        },
-        "parameters": {
-            "type": "object",
-            "description": "Their size, dtype, labels, default, low and high.",
-        },
-        "tspan": {"type": "array", "items": {"type": "number"}},
-        "saveat": {"type": "array", "items": {"type": "number"}},
-        "limits": {"type": "object"},
-        "alg": {"type": "string"},
-        "no_gradient": {"type": ["string", "null"], "description": "Why it has none, if so."},
-    },
-}
-_JOB = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "problem": {"type": "string"},
-        "status": {"enum": ["queued", "running", "done", "failed", "cancelled", "deleted"]},
-        "done": {"type": "integer"},
-        "trajectories": {"type": "integer"},
-        "retcodes": {"type": "object"},
-        "created": {"type": "string"},
-        "seconds": {"type": "number", "description": "For which it has run."},
-        "error": {"type": ["string", "null"]},
-    },
-}
+_PROBLEM = _has(
+    name=_TEXT,
+    description=_TEXT,
+    state=_has() | {"description": "Its shape, dtype, labels, default, low and high."},
+    parameters=_has() | {"description": "Their size, dtype, labels, default, low and high."},
+    tspan=_list({"type": "number"}),
+    saveat=_list({"type": "number"}),
+    limits=_has(),
+    alg=_TEXT,
+    no_gradient={"type": ["string", "null"], "description": "Why it has none, if so."},
+)
+_JOB = _has(
+    id=_TEXT,
+    problem=_TEXT,
+    status={"enum": ["queued", "running", "done", "failed", "cancelled", "deleted"]},
+    done={"type": "integer"},
+    trajectories={"type": "integer"},
+    retcodes=_has(),
+    created=_TEXT,
+    seconds={"type": "number", "description": "For which it has run."},
+    error={"type": ["string", "null"]},
+)
 
 
 def _extra(
@@ -197,30 +184,24 @@ _OF_SOLVES = (400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504)
 
 
 def solve() -> dict[str, Any]:
-    answer = {
-        "type": "object",
-        "properties": {
-            "u": {**_ARRAY, "description": "[time, *state], or [trajectory, time, *state]."},
-            "t": {**_ARRAY, "description": "[time], or [trajectory, time]."},
-            "retcode": _CODE,
-            "stats": {"type": "object"},
-            "lengths": {"description": "How many times were reached, or one a trajectory."},
-            "seconds": _SECONDS,
-        },
-    }
+    answer = _has(
+        u=_ARRAY | {"description": "[time, *state], or [trajectory, time, *state]."},
+        t=_ARRAY | {"description": "[time], or [trajectory, time]."},
+        retcode=_CODE,
+        stats=_has(),
+        lengths={"description": "How many times were reached, or one a trajectory."},
+        seconds=_SECONDS,
+    )
     return _extra(_solves, answer, 200, _OF_SOLVES)
 
 
 def vjp() -> dict[str, Any]:
-    answer = {
-        "type": "object",
-        "properties": {
-            "u0": {"description": "The gradient by u0, of its shape."},
-            "p": {"description": "The gradient by p, of its shape (summed up where it is shared)."},
-            "retcode": _CODE,
-            "seconds": _SECONDS,
-        },
-    }
+    answer = _has(
+        u0={"description": "The gradient by u0, of its shape."},
+        p={"description": "The gradient by p, of its shape (summed up where it is shared)."},
+        retcode=_CODE,
+        seconds=_SECONDS,
+    )
     return _extra(_pulls, answer, 200, _OF_SOLVES)
 
 
@@ -234,8 +215,7 @@ def ensembles() -> dict[str, Any]:
 
 
 def problems() -> dict[str, Any]:
-    answer = {"type": "object", "properties": {"problems": {"type": "array", "items": _PROBLEM}}}
-    return _extra(None, answer, 200, (405, 500))
+    return _extra(None, _has(problems=_list(_PROBLEM)), 200, (405, 500))
 
 
 def problem() -> dict[str, Any]:
@@ -243,16 +223,8 @@ def problem() -> dict[str, Any]:
 
 
 def jobs() -> dict[str, Any]:
-    answer = {
-        "type": "object",
-        "properties": {
-            "ensembles": {"type": "array", "items": _JOB},
-            "next": {
-                "type": ["string", "null"],
-                "description": "The after of the next page; null where there is none.",
-            },
-        },
-    }
+    what = "The after of the next page; null where there is none."
+    answer = _has(ensembles=_list(_JOB), next={"type": ["string", "null"], "description": what})
     return _extra(None, answer, 200, (404, 405, 422, 500, 503))
 
 
@@ -269,7 +241,7 @@ def download() -> dict[str, Any]:
 
 
 def health() -> dict[str, Any]:
-    answer = {"type": "object", "properties": {"status": {"type": "string"}}}
+    answer = _has(status=_TEXT)
     return {
         "responses": {
             code: {"description": what, "content": {JSON: {"schema": answer}}}
