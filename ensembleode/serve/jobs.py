@@ -660,10 +660,8 @@ def _check_store(entry: Entry, n: int, times: np.ndarray) -> None:
 
 def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """An ensemble whose `u0` and `p` are drawn between bounds."""
-    n, seed = (
-        int(x) if isinstance(x, float) and x.is_integer() else x
-        for x in (body.get("trajectories"), body.get("seed", 0))
-    )
+    given = (body.get("trajectories"), body.get("seed", 0))
+    n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
     if type(n) is not int or n < 1:
         raise wire.invalid("trajectories", "trajectories must be a positive integer.")
     if n > entry.limits.ensemble:

@@ -649,6 +649,7 @@ def test_names_on_the_command_line(tmp_path, monkeypatch, capsys):
         "    return eo.serve.Registry().add('x', prob)\n"
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NPROC", "8")  # which it sets otherwise
     assert commands._registry("app.py:registry").names == ["x"]
     assert commands._registry("app.py:made").names == ["x"]
     assert commands._ensemblealg("EnsembleThreads") == eo.EnsembleThreads()

@@ -1,6 +1,7 @@
 """The service beside what goes wrong: batches that hang, bodies that fill it, those who leave.
 
-`python -m tests.serve.test_beside` says how long a healthy request takes alone and beside each.
+`python -m tests.serve.test_beside` says how long a healthy request takes beside each; and, in turns
+with it, at a second service that has none of that.
 """
 
 import contextlib
@@ -130,7 +131,7 @@ def asked(served, count=50):
     return seconds
 
 
-def all_of_it(served):
+def all_of_it(served, asked=asked):
     """The seconds of healthy requests alone, and beside each; and the memory that bodies took."""
     asked(served)
     memory = psutil.Process(served.process.pid).memory_info
@@ -178,12 +179,21 @@ def test_beside_what_goes_wrong(tmp_path):
 
 
 def main():
-    with tempfile.TemporaryDirectory() as folder, started(Path(folder)) as served:
-        found, taken = all_of_it(served)
-        alone = statistics.median(found["alone"])
-        for what, seconds in found.items():
-            median, worst = statistics.median(seconds), max(seconds)
-            print(f"{what}: {1e3 * median:.1f} ms ({median / alone:.2f}), worst {1e3 * worst:.1f}")
+    with contextlib.ExitStack() as stack:
+        folders = [Path(stack.enter_context(tempfile.TemporaryDirectory())) for _ in range(2)]
+        served, alone = [stack.enter_context(started(folder)) for folder in folders]
+
+        def in_turns(served, count=50):
+            return [(*asked(served, 1), *asked(alone, 1)) for _ in range(count)]
+
+        found, taken = all_of_it(served, in_turns)
+        for what, pairs in found.items():
+            here, there = (sorted(1e3 * x for x in seconds) for seconds in zip(*pairs, strict=True))
+            middle, worst = len(here) // 2, -1
+            print(
+                f"{what}: median {here[middle]:.1f} ms, {there[middle]:.1f} at the other "
+                f"({here[middle] / there[middle]:.2f}); worst {here[worst]:.0f}, {there[worst]:.0f}"
+            )
         print(f"bodies took {taken / 2**20:.0f} MiB; the end {end(served):.1f} s after SIGTERM")
 
 
