@@ -159,7 +159,9 @@ class Service:
             self._until = time.monotonic() + self.drain_seconds
             if self.jobs is not None:
                 self.jobs.end()
-            if self._loop is not None:
+            if self._loop is None:  # it has not begun
+                self.on_drained(0.0)
+            else:
                 self._loop.call_soon_threadsafe(self._begin_to_end)
 
     def _begin_to_end(self) -> asyncio.Task:
