@@ -1,7 +1,6 @@
 """The command line: one function a command, its parameters the options.
 
-What a command needs is imported within it, and by its whole name, so that `--help` is quick:
-`ensembleode_script.py` loads this file without the package.
+What a command needs is imported within it, so that `--help` is quick.
 """
 
 import sys
@@ -145,7 +144,12 @@ def _doctor_table(report: dict[str, Any]) -> str:
             "float64 (x64 is on)" if report["x64"] else "float32 (JAX_ENABLE_X64=1 for float64)"
         ),
         "extras": [
-            f"{name}: {extra['for']}, {'missing' if extra['missing'] else 'there'}"
+            f"{name}: {extra['for']}, "
+            + (
+                f"not installed (pip install 'ensembleode[{name}]')"
+                if extra["missing"]
+                else "there"
+            )
             for name, extra in report["extras"].items()
         ],
         "Julia": julia["version"] or f"can't run: {julia['problem']}",

@@ -202,7 +202,7 @@ def test_check_of_examples_in_docstrings(tmp_path):
 
 
 def public(module):
-    names = [name for name in vars(module) if not name.startswith("_")]
+    names = [name for name in dir(module) if not name.startswith("_")]
     found = {f"{module.__name__}.{name}": getattr(module, name) for name in names}
     return {name: x for name, x in found.items() if not isinstance(x, types.ModuleType)}
 

@@ -12,7 +12,6 @@ from ..core.state_tree import component_names, flattened
 from ..ensemble import EnsembleAlgorithm
 from ..problem import EnsembleProblem
 from ..solution import AnyArray, EnsembleSolution
-from ..solve import solve
 from ..tracing.program import is_tracer
 from .digest import Digest
 from .statistics import (
@@ -304,6 +303,8 @@ def summarize(
         reduction=_add_batch,
         u_init=(),
     )
+    from ..solving import solve  # (which imports this package)
+
     sim: Any = solve(streamed, alg, ensemblealg, trajectories=trajectories, **options)
     return EnsembleSummary(sim.u._replace(names=names), quantiles=quantiles)
 

@@ -1,14 +1,15 @@
 """The CPU as several JAX devices, one a core: what `EnsembleThreads` runs on.
 
-JAX fixes their number when it starts its backend, so it is set when ensembleode is imported, unless
-it was set already (`jax_num_cpu_devices`, or `--xla_force_host_platform_device_count` in
-`XLA_FLAGS`). The environment variable `ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves
-JAX's configuration alone. This is the one thing that ensembleode configures globally.
+JAX fixes their number when it starts its backend, so it is set when both ensembleode and JAX have
+been imported, in any order, unless it was set already (`jax_num_cpu_devices`, or
+`--xla_force_host_platform_device_count` in `XLA_FLAGS`). The environment variable
+`ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves JAX's configuration alone. This is the one
+thing that ensembleode configures globally.
 """
 
 import os
-
-import jax
+import sys
+from typing import Any
 
 from .logs import warn_once
 
@@ -37,8 +38,17 @@ def wanted() -> int:
 
 
 def configure() -> None:
-    """Ask JAX for the devices, where it has not been asked yet."""
+    """Ask JAX for the devices, where it has not been asked yet: now, or once it is imported."""
     count = wanted()
+    if "jax" in sys.modules:
+        _ask_for(count)
+    else:
+        sys.meta_path.insert(0, _WhenJaxIsImported(count))
+
+
+def _ask_for(count: int) -> None:
+    import jax
+
     chosen = getattr(jax.config, "jax_num_cpu_devices", -1)
     flags = os.environ.get("XLA_FLAGS", "")
     if count == 0 or chosen != -1 or "xla_force_host_platform_device_count" in flags:
@@ -50,12 +60,40 @@ def configure() -> None:
         return
 
 
+class _WhenJaxIsImported:
+    """A finder of modules that leaves JAX to those after it, and asks it for devices then.
+
+    (An environment variable would do, but processes that this one starts would inherit it.)
+    """
+
+    def __init__(self, count: int):
+        self.count = count
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != "jax":
+            return None
+        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        specs = (finder.find_spec(name, path, target) for finder in others)
+        spec = next((spec for spec in specs if spec is not None), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_ask(module: Any) -> None:
+                execute(module)
+                sys.meta_path.remove(self)
+                _ask_for(self.count)
+
+            spec.loader.exec_module = execute_and_ask
+        return spec
+
+
 def threads() -> int:
     """How many threads `EnsembleThreads()` has, where it needs no devices for them."""
     return wanted() or cores()
 
 
-def devices(n: int | None) -> list[jax.Device]:
+def devices(n: int | None) -> list[Any]:
     """The first `n` CPU devices; all, if None.
 
     Warns once where there is only one although there are more cores.
@@ -63,6 +101,8 @@ def devices(n: int | None) -> list[jax.Device]:
     **Raises:** `ValueError` when there are fewer than `n`, or when an accelerator is the default
     backend.
     """
+    import jax
+
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"EnsembleThreads runs on the CPU, and JAX's default backend is "

@@ -4,13 +4,14 @@ import sys
 from typing import Any
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from .retcode import has_failed
 
 
-def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> tqdm:
+def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> Any:
     """On a terminal or in a notebook it moves; in a log it is a line a minute at most."""
+    from tqdm.auto import tqdm
+
     moving = sys.stderr.isatty() or "ipykernel" in sys.modules
     often = {"mininterval": 0.1} if moving else {"mininterval": 60, "maxinterval": 60}
     return tqdm(total=total, initial=done, unit=unit, **often, **options)

@@ -39,7 +39,7 @@ from ..core.retcode import ReturnCode
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
 from ..problem import EnsembleProblem, remake
-from ..solve import solve
+from ..solving import solve
 from ..store import open_ensemble, StoreError
 from . import wire
 from .registry import Entry, is_parameter

@@ -26,7 +26,7 @@ from ..ensemble import (
 )
 from ..problem import EnsembleProblem, remake
 from ..solution import EnsembleSolution
-from ..solve import solve
+from ..solving import solve
 from .registry import Entry, state_of
 
 

@@ -12,8 +12,8 @@ from ..engines.compiled.entry import entry_name
 from ..engines.compiled.launch import BLOCK
 from ..engines.compiled.ptxas import Usage
 from ..problem import EnsembleProblem, ODEProblem
-from ..solve import job_for
 from ..solvers import Tsit5
+from ..solving import job_for
 
 
 # What a GPU since compute capability 7.0 has in each multiprocessor, and a thread may have at most.

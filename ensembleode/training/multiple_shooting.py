@@ -13,7 +13,7 @@ from ..core.state_tree import refuse_tree
 from ..ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..options import time_dtype_of
 from ..problem import EnsembleProblem, ODEProblem, remake
-from ..solve import solve
+from ..solving import solve
 from ..tracing.program import is_tracer
 from .measured import as_numbers, check_finite
 
