@@ -9,23 +9,18 @@ import importlib as _importlib
 import importlib.util as _util
 import pathlib as _pathlib
 import sys as _sys
-from typing import Any as _Any
 
 from .core import cpu_devices as _cpu_devices
 
 
-def _places() -> dict[str, str]:
-    """The modules of the public names, from the stub that type checkers read."""
-    stub = _ast.parse(_pathlib.Path(__file__).with_suffix(".pyi").read_text())
-    imports = [x for x in stub.body if isinstance(x, _ast.ImportFrom)]
-    return {name.name: x.module or name.name for x in imports for name in x.names}
-
-
-_PLACES = _places()
+# The modules of the public names, from the stub that type checkers read.
+_STUB = _ast.parse(_pathlib.Path(__file__).with_suffix(".pyi").read_text()).body
+_IMPORTS = [x for x in _STUB if isinstance(x, _ast.ImportFrom)]
+_PLACES = {name.name: x.module or name.name for x in _IMPORTS for name in x.names}
 __all__ = [name for name in _PLACES if not name.startswith("_")]  # pyright: ignore
 
 
-def __getattr__(name: str) -> _Any:
+def __getattr__(name: str) -> object:
     """What is asked for is imported then, a module or a name of one: so that an import is quick."""
     place = _PLACES.get(name, name)
     if name not in _PLACES and _util.find_spec(f".{place}", __name__) is None:

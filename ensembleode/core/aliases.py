@@ -190,7 +190,11 @@ def instead_of(name: str) -> str | None:
         return "there are ordinary differential equations only, no stochastic ones"
     if name in _SYMPLECTIC.split():
         return "there are no symplectic methods: eo.Vern9() with tight tolerances drifts little"
-    package = _julia_package_of(name) if name[:1].isupper() else None
+    package = None
+    if name[:1].isupper():  # (Other names need not import so much.)
+        from ..solvers.julia_alg import PACKAGES
+
+        package = next((p for p, names in PACKAGES.items() if name in names.split()), None)
     is_stiff = any(kind in (package or "") for kind in _STIFF_PACKAGES)
     if name in _RENAMED:
         text = f"here it is {_RENAMED[name]}"
@@ -206,12 +210,6 @@ def instead_of(name: str) -> str | None:
         argument = "Rosenbrock23()" if name.startswith("Auto") else ""
         text += f"; with Julia installed also eo.JuliaAlg({f'{name}({argument})'!r})"
     return text
-
-
-def _julia_package_of(name: str) -> str | None:
-    from ..solvers.julia_alg import PACKAGES
-
-    return next((p for p, names in PACKAGES.items() if name in names.split()), None)
 
 
 def missing_of_solution(solution: Any, name: str) -> AttributeError:

@@ -7,6 +7,7 @@ been imported, in any order, unless it was set already (`jax_num_cpu_devices`, o
 thing that ensembleode configures globally.
 """
 
+import contextlib
 import os
 import sys
 from typing import Any
@@ -38,53 +39,41 @@ def wanted() -> int:
 
 
 def configure() -> None:
-    """Ask JAX for the devices, where it has not been asked yet: now, or once it is imported."""
+    """Ask JAX for the devices, where it has not been asked yet: now, or when it is imported."""
     count = wanted()
-    if "jax" in sys.modules:
-        _ask_for(count)
-    else:
-        sys.meta_path.insert(0, _WhenJaxIsImported(count))
-
-
-def _ask_for(count: int) -> None:
+    if "jax" not in sys.modules:
+        sys.meta_path.insert(0, _WhenJaxIsImported())
+        return
     import jax
 
     chosen = getattr(jax.config, "jax_num_cpu_devices", -1)
     flags = os.environ.get("XLA_FLAGS", "")
     if count == 0 or chosen != -1 or "xla_force_host_platform_device_count" in flags:
         return
-    try:
+    # (Where JAX has started already, `devices` says so when it matters.)
+    with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        # JAX has started already. `devices` says so when it matters.
-        return
 
 
 class _WhenJaxIsImported:
-    """A finder of modules that leaves JAX to those after it, and asks it for devices then.
-
-    (An environment variable would do, but processes that this one starts would inherit it.)
-    """
-
-    def __init__(self, count: int):
-        self.count = count
+    """A finder of modules that leaves JAX to those after it, and configures it then. (A variable of
+    the environment would be inherited by processes that this one starts.)"""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
         """See `importlib.abc.MetaPathFinder`."""
         if name != "jax":
             return None
-        others = sys.meta_path[sys.meta_path.index(self) + 1 :]
-        specs = (finder.find_spec(name, path, target) for finder in others)
-        spec = next((spec for spec in specs if spec is not None), None)
+        after = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (x.find_spec(name, path, target) for x in after)), None)
         if spec is not None and spec.loader is not None:
             execute = spec.loader.exec_module
 
-            def execute_and_ask(module: Any) -> None:
+            def execute_and_configure(module: Any) -> None:
                 execute(module)
                 sys.meta_path.remove(self)
-                _ask_for(self.count)
+                configure()
 
-            spec.loader.exec_module = execute_and_ask
+            spec.loader.exec_module = execute_and_configure
         return spec
 
 
