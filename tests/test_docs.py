@@ -275,8 +275,11 @@ def test_gallery_has_example(name):
     assert f"`examples/{name}`" in page
     assert textwrap.indent(source, "    ").strip() in page
     # The pictures that examples draw are not tracked: a copy of each is.
+    stem = name.removesuffix(".py")
     if "savefig" in source:
-        assert f"](images/{name.removesuffix('.py')}.png)" in page
+        assert re.search(rf"\[!\[[A-Z0-9][^\]]{{40,}}\]\(images/{stem}.png\)\]", page)
+    # (A text may not start with what is left of a formula.)
+    assert re.search(rf"\(#{stem}\)\*\*\n\n    [A-Z]", page)
 
 
 def test_hooks_fill_in_every_comment():
