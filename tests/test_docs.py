@@ -261,8 +261,8 @@ def in_reference():
 #
 
 
-def hooks():
-    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+def hooks(name="hooks"):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -285,3 +285,10 @@ def test_gallery_has_example(name):
 def test_hooks_fill_in_every_comment():
     for page in DOCS.rglob("*.md"):
         assert "<!--" not in hooks().on_page_markdown(page.read_text()), page
+
+
+def test_examples_in_docstrings_are_shown_as_code():
+    griffe = pytest.importorskip("griffe")
+    shown = griffe.Function("f", docstring=griffe.Docstring("It is.\n\n>>> 1 + 1\n2\n\nMore."))
+    hooks("docstrings").Examples().on_instance(obj=shown)
+    assert shown.docstring.value == "It is.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."

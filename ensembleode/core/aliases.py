@@ -12,7 +12,7 @@ _PIECES = (
     "there are no events and callbacks yet. For doses and jumps at known times solve interval by "
     "interval, or tell diffrax of the times, stepsize_controller=diffrax.ClipStepSizeController("
     'diffrax.PIDController(rtol=1e-6, atol=1e-8), jump_ts=...): see "Doses and discontinuities" in '
-    "the documentation"
+    'the documentation, and "Crossings" for when a state reaches something'
 )
 _CONTROLLER = (
     "it is a constant of the controller, such as stepsize_controller=eo.PIController(gamma=0.8)"
