@@ -38,6 +38,19 @@ def test_little_is_imported_with_it():
     assert not (first | after_a_solve) & set(other.split())
 
 
+def test_what_was_compiled_is_kept():
+    """By JAX, though the first solve imports most of the package."""
+    run(f"""
+import ensembleode as eo, jax
+traced = []
+compiled = jax.jit(lambda x: traced.append(x) or 2 * x)
+compiled(1.0)
+{SOLVED}
+compiled(1.0)
+assert len(traced) == 1
+""")
+
+
 def test_every_name_is_there():
     assert set(eo.__all__) < set(dir(eo))
     for name in eo.__all__:

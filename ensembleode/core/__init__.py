@@ -10,5 +10,5 @@
     `gather.py`, `every_step.py`, `reductions.py`, `placement.py`, `progress.py`: its parts.
 - `fingerprint.py`: what its numbers depend on; `files.py`, `on_disk.py`: for stores.
 - `stiffness.py`: why trajectories ran out of steps; `aliases.py`: what to write instead.
-- `cpu_devices.py`, `host.py`, `logs.py`: the computer that it runs on.
+- `cpu_devices.py`, `given_device.py`, `host.py`, `logs.py`: the computer that it runs on.
 """

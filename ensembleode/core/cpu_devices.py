@@ -46,6 +46,8 @@ def configure() -> None:
         return
     import jax
 
+    from . import given_device  # noqa: F401
+
     chosen = getattr(jax.config, "jax_num_cpu_devices", -1)
     flags = os.environ.get("XLA_FLAGS", "")
     if count == 0 or chosen != -1 or "xla_force_host_platform_device_count" in flags:

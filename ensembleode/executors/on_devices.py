@@ -17,19 +17,18 @@ import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .. import sensitivity
+from ..core.given_device import device_is_given
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 
 
 AXIS = "trajectories"
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
-# (Known to JAX's caches of what was traced.)
-_device_is_given = jax.make_user_context(default_value=False)
 
 
 def is_on_one_device() -> bool:
     """Whether this is traced for one device of several."""
-    return bool(_device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
+    return bool(device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
 
 
 def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any) -> Result:
@@ -87,7 +86,7 @@ def evaluated_on_each(
         return jax.tree.map(struct, tree)
 
     structs = tuple(map(part, in_specs, args))
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), _device_is_given(True):
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), device_is_given(True):
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*structs)
     tree = jtu.tree_structure(out)
 
