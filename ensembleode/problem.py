@@ -12,7 +12,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .core.aliases import refuse_unknown
 from .core.logs import log_once
-from .core.state_tree import as_state
+from .core.state_tree import as_state, written_order
 from .options import check_option_names, merge
 from .tracing.program import is_tracer
 
@@ -29,7 +29,8 @@ class ODEProblem(eqx.Module):
     - `u0`: the initial state, an array of any shape and an inexact dtype, or a pytree of such
         arrays of one dtype: a dict, a named tuple, an Equinox module (lists and tuples are
         arrays). Then `f` takes and returns that structure, and solutions have it. Time is computed
-        in the same precision.
+        in the same precision. Components are numbered and drawn in the order in which they
+        are written here (that of a dict, too, though JAX sorts its keys).
     - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time.
     - `p`: the parameters, any pytree.
     - `options`: solver options kept with the problem, as in SciML: any option of
@@ -45,6 +46,7 @@ class ODEProblem(eqx.Module):
     tspan: tuple[Any, Any]
     p: PyTree
     options: dict[str, Any]
+    _order: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -52,6 +54,8 @@ class ODEProblem(eqx.Module):
         u0: Any,
         tspan: tuple[Any, Any],
         p: PyTree = None,
+        *,
+        _order: tuple[str, ...] | None = None,
         **options: Any,
     ):
         if not callable(f):
@@ -59,6 +63,8 @@ class ODEProblem(eqx.Module):
         check_option_names(options)
         self.f = f
         self.u0 = as_state(u0)
+        # Components are numbered and named in the order in which they were written.
+        self._order = written_order(u0, _order)
         self.tspan = _as_tspan(tspan)
         self.p = p
         self.options = options
@@ -91,7 +97,7 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
     options = {k: v for k, v in changes.items() if k not in fields}
     check_option_names(options)
     fields |= {k: v for k, v in changes.items() if k in fields}
-    return ODEProblem(**fields, **merge(prob.options, options))
+    return ODEProblem(**fields, _order=prob._order, **merge(prob.options, options))
 
 
 class EnsembleContext(eqx.Module):

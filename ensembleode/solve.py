@@ -35,11 +35,11 @@ from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.retcode import count_codes, has_failed, ReturnCode
 from .core.trajectories import describe
-from .engines.checks import check_bounds
+from .engines.checks import check_bounds, say_if_too_tight
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
-from .options import check_count
+from .options import as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
 from .solvers.norms import AbstractNorm
@@ -94,7 +94,7 @@ def solve(
         [`EnsembleProblem`][ensembleode.EnsembleProblem].
     - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver.
     - `ensemblealg`: where the trajectories run, by default `EnsembleThreads()`.
-    - `trajectories`: how many; required for an ensemble.
+    - `trajectories`: how many (`1e4`, too); required for an ensemble.
     - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
         or an array `[trajectory, time]`. By default the start and the end are saved.
     - `save_start`: False drops the start, where `saveat` is not an array.
@@ -128,7 +128,8 @@ def solve(
         them that runs `alg` and `f` (lanes does not where `f` has effects, or can't be mapped), and
         compiled only for small systems on a CPU. `sim.engine` says which.
     - `progress`: show a progress bar over the trajectories (batch by batch, of which there are
-        then twenty at least): how many a second, how long still, and how many failed so far.
+        then twenty at least): how many a second, how long still, and how many failed so far. In a
+        log file it is a line every ten seconds at most.
     - `throw`: raise when a trajectory fails.
     - `on_interrupt`: on Ctrl-C, `"raise"` `KeyboardInterrupt`, or `"return"` what is done: the
         other trajectories have the return code `Default`, and their states are NaN. Either way
@@ -169,8 +170,8 @@ def solve(
             f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
         )
     if batch_size is not None:
-        batch_size = min(check_count("batch_size", batch_size), n)
-    max_repeats = check_count("max_repeats", max_repeats)
+        batch_size = min(as_count("batch_size", batch_size), n)
+    max_repeats = as_count("max_repeats", max_repeats)
     check_store_key(store_key, store)
     key = key_from(seed, key)
     options = {
@@ -275,7 +276,7 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
         job = count_steps(job, run.executor, integers(np.arange(1)), 1)
     outcome = run.executor.run_one(job, 0, 1)
     t = _shared_times(job) if outcome.t is None else outcome.t
-    sol = solution_of(outcome._replace(t=t), run.choice)
+    sol = solution_of(outcome._replace(t=t), job.plan, run.choice)
     if job.traced:
         return sol, None
     sol = jax.block_until_ready(sol)
@@ -283,7 +284,8 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     reached = slice(0, max(1, length) if job.plan.own_times else None)
     u, t, du = jax.tree.map(lambda x: x[reached], (sol.u, sol.t, sol._du))
     stats = jax.tree.map(int, sol.stats)
-    return ODESolution(u, t, ReturnCode(int(sol.retcode)), stats, length, du, run.choice), None
+    retcode = ReturnCode(int(sol.retcode))
+    return ODESolution(u, t, retcode, stats, length, du, run.choice, sol._order), None
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -403,7 +405,9 @@ def job_for(
         batched=every.batched,
         tree=every.tree,
     )
-    check_bounds(getattr(plan.method.value, "adaptive", None), every.batched)
+    adaptive = getattr(plan.method.value, "adaptive", None)
+    check_bounds(adaptive, every.batched)
+    say_if_too_tight(adaptive, state.dtype, every.shared)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)
@@ -476,9 +480,8 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
             u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
         if kind != "reduced":
             u, t, du = as_jax_arrays((u, t, du))
-    return EnsembleSolution(
-        u, t, retcode, lengths, stats, result.converged, elapsed, run.choice, kind, du
-    )
+    about = (result.converged, elapsed, run.choice, kind)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, du, job.plan.order)
 
 
 def _shared_times(job: Job) -> Any:

@@ -196,6 +196,7 @@ class Writer:
                     "fingerprint": {**given, "batch_size": self.batch_size},
                     "kind": self.kind,
                     "outputs": tree,
+                    "order": self.job.plan.order,
                     "engine": list(choice),
                     "complete": False,
                 },
@@ -485,6 +486,7 @@ def _as_it_is(kept: dict[str, Any], group: Any, elapsed: float) -> EnsembleSolut
         EngineChoice(*kept["engine"]),
         kind,
         du,
+        tuple(kept["order"]) if kept.get("order") else None,
     )
 
 

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 
 from ..ensemble import EnsembleAlgorithm
-from ..options import check_count
+from ..options import as_count
 from ..solvers import Tsit5
 from ..tracing.program import is_tracer
 from ..tracing.trace_cache import key_of, traces
@@ -39,7 +39,7 @@ def check_trajectories(trajectories: Any) -> int:
         raise ValueError(
             "trajectories is missing: say how many, as in solve(..., trajectories=100)."
         )
-    return check_count("trajectories", trajectories)
+    return as_count("trajectories", trajectories)
 
 
 def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:

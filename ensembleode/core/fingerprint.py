@@ -44,7 +44,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#output_func": plan.output,
         "#the solver's options": plan.method.value,
         "#saveat": (plan.saving, shared.saveat, shared.count),
-        "#u0": (plan.state, shared.u0, plan.tree),
+        "#u0": (plan.state, shared.u0, plan.tree and plan.tree._replace(order=())),
         "#p": shared.p,
         "#what f closes over": shared.consts,
         "#tspan": (shared.t0, shared.t1),

@@ -127,7 +127,7 @@ def with_output(job: Job) -> Job:
 
     def output(result, index, repeat, key):
         result = result._replace(u=plan.as_given(result.u), du=plan.as_given(result.du))
-        got = output_func(solution_of(result), EnsembleContext(index, repeat, key))
+        got = output_func(solution_of(result, plan), EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
@@ -187,10 +187,10 @@ def may_rerun(plan: Plan) -> bool:
     return rerun is not None
 
 
-def solution_of(result: Result, engine: EngineChoice | None = None) -> ODESolution:
+def solution_of(result: Result, plan: Plan, engine: EngineChoice | None = None) -> ODESolution:
     stats = Stats(result.naccept, result.nreject, result.nf)
     u, t, length = result.u, result.t, result.length
-    return ODESolution(u, t, result.retcode, stats, length, result.du, engine)
+    return ODESolution(u, t, result.retcode, stats, length, result.du, engine, plan.order)
 
 
 def compiler_options(platform: str) -> dict[str, Any]:

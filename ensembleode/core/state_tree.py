@@ -4,8 +4,10 @@ A state is an array, or a pytree of arrays of one dtype (a dict, a named tuple, 
 Engines see arrays only: the leaves of a pytree, flattened one after the other.
 """
 
+import collections
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,13 +21,15 @@ from ..tracing.program import is_tracer
 class StateTree(NamedTuple):
     """What a state that is a pytree is made of.
 
-    - `structure`: the pytree; `shapes`: those of its leaves, in order.
+    - `structure`: the pytree; `shapes`: those of its leaves, in JAX's order.
     - `dtype`: that of all of them.
+    - `order`: the names of its leaves as they were written (see `written_order`).
     """
 
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
     dtype: np.dtype
+    order: tuple[str, ...]
 
     @property
     def size(self) -> int:
@@ -122,36 +126,79 @@ def is_tree(u: Any) -> bool:
     return u is not None and not jtu.treedef_is_leaf(jtu.tree_structure(u))
 
 
-def tree_of(u0: Any) -> StateTree | None:
-    """What a state is made of; None for an array."""
-    if not is_tree(u0):
+def tree_of(u0: Any, order: tuple[str, ...] | None = None) -> StateTree | None:
+    """What a state is made of, whose leaves were written in this order; None for an array."""
+    order = written_order(u0, order)
+    if order is None:
         return None
     leaves, structure = jtu.tree_flatten(u0)
-    return StateTree(structure, tuple(x.shape for x in leaves), np.dtype(leaves[0].dtype))
+    shapes = tuple(x.shape for x in leaves)
+    return StateTree(structure, shapes, np.dtype(leaves[0].dtype), order)
 
 
-def flattened(u: Any, lead: int) -> Any:
-    """States as one array: those that are pytrees with their components flattened, in the order of
-    the leaves, behind as many axes as `lead` says."""
+def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
+    """The names of the leaves of a state that is a pytree, in the order in which they were written;
+    None for an array.
+
+    JAX sorts the keys of a dict, in all that it makes of one, so a state of the same names as one
+    `before` has that one's order.
+
+    **Raises:** `ValueError` where several have the same name.
+    """
+    if _is_array(u0) or not is_tree(u0):
+        return None
+
+    def unsorted(u: Any) -> Any:
+        return jtu.tree_map(lambda x: _unsorted(x) if type(x) is dict else x, u, is_leaf=is_leaf)
+
+    def _unsorted(x: dict) -> collections.OrderedDict:
+        return collections.OrderedDict((key, unsorted(value)) for key, value in x.items())
+
+    def is_leaf(x: Any) -> bool:
+        return type(x) is dict or _is_array(x)
+
+    paths = jtu.tree_leaves_with_path(unsorted(u0), is_leaf=_is_array)
+    names = tuple(jtu.keystr(path, simple=True, separator=".") for path, _ in paths)
+    if len(set(names)) < len(names):
+        raise ValueError(f"u0 has leaves of the same name: {', '.join(names)}.")
+    return before if before is not None and sorted(before) == sorted(names) else names
+
+
+def flattened(u: Any, lead: int, order: Sequence[str] | None = None) -> Any:
+    """States as one array: those that are pytrees with their components flattened, leaf by leaf in
+    this order, behind as many axes as `lead` says."""
     if not is_tree(u):
         return u
-    leaves = jtu.tree_leaves(u)
+    leaves = [x for _, x in leaf_names(u, order)]
     # (What is on disk is read.)
     arrays = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
     xp = jnp if any(isinstance(x, jax.Array) for x in arrays) else np
     return xp.concatenate([x.reshape(*x.shape[:lead], -1) for x in arrays], axis=-1)
 
 
-def component_names(u: Any, lead: int = 0) -> list[str] | None:
+def component_names(
+    u: Any, lead: int = 0, order: Sequence[str] | None = None
+) -> tuple[str, ...] | None:
     """The names of the components of a state that is a pytree, in the order of `flattened`: of the
     leaf, and where it is in that. None for an array."""
     if not is_tree(u):
         return None
-    return [
+    return tuple(
         f"{name}[{','.join(map(str, index))}]" if index else name
-        for name, x in leaf_names(u)
+        for name, x in leaf_names(u, order)
         for index in np.ndindex(x.shape[lead:])
-    ]
+    )
+
+
+def components_of(name: str, names: Sequence[str]) -> list[int]:
+    """Where the component of this name is among all; of the name of a leaf, all of its components.
+
+    **Raises:** `ValueError` for the name of none.
+    """
+    found = [i for i, x in enumerate(names) if x == name or x.startswith(f"{name}[")]
+    if not found:
+        raise ValueError(f"no component has the name {name!r}; there are {', '.join(names)}.")
+    return found
 
 
 def refuse_tree(u0: Any, what: str) -> None:
@@ -165,10 +212,12 @@ def refuse_tree(u0: Any, what: str) -> None:
         )
 
 
-def leaf_names(u: Any) -> list[tuple[str, Any]]:
-    """The leaves of a state that is a pytree, each with its name."""
+def leaf_names(u: Any, order: Sequence[str] | None = None) -> list[tuple[str, Any]]:
+    """The leaves of a state that is a pytree, each with its name, in this order or in JAX's."""
     paths = jtu.tree_leaves_with_path(u)
-    return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in paths]
+    leaves = {jtu.keystr(path, simple=True, separator="."): x for path, x in paths}
+    names = order if order is not None and set(order) == set(leaves) else leaves
+    return [(name, leaves[name]) for name in names]
 
 
 def _is_array(x: Any) -> bool:

@@ -80,7 +80,7 @@ class Maker:
         return _is_numeric(x) and not (self.fixes_whole and is_whole(x))
 
     def _lane(self, prob: ODEProblem, index: Any) -> Lane:
-        tree = tree_of(prob.u0)
+        tree = tree_of(prob.u0, prob._order)
         given = prob.options, self.solve_options
         if tree is not None:
             given = [_with_tolerances(options, tree) for options in given]
@@ -203,8 +203,7 @@ def trace_field(
     """
     numeric, static = eqx.partition(prob.p, is_number)
     structure = jtu.tree_structure(numeric)
-
-    tree = tree_of(prob.u0)
+    tree = tree_of(prob.u0, prob._order)
 
     def field(u, p, t):
         p = eqx.combine(jtu.tree_unflatten(structure, p), static)
