@@ -2,7 +2,8 @@
 
 A comment on a line of its own stands for it, so that neither can fall out of step:
 
-- `<!-- gallery -->`: every example, with the start of its docstring, its picture and its source;
+- `<!-- gallery -->`: a card for every example, with its picture and the start of its docstring;
+  then their sources;
 - `<!-- solvers -->`: a table of them; `<!-- explicit methods -->` and `<!-- implicit methods -->`:
   what each says of itself;
 - `<!-- julia methods -->`: the methods that `JuliaAlg` knows.
@@ -29,24 +30,52 @@ def on_page_markdown(markdown: str, **_) -> str:
 
 
 def examples() -> list[pathlib.Path]:
-    """Every example, the quickstart first."""
+    """Every example, the quickstart first, and those without a picture last."""
     paths = (ROOT / "examples").glob("*.py")
-    return sorted(paths, key=lambda path: (path.stem != "quickstart", path.name))
+    return sorted(paths, key=lambda x: (x.stem not in PICTURES, x.stem != "quickstart", x.name))
+
+
+# What the pictures show, for those who can't see them.
+PICTURES = {
+    "allen_cahn": """The reference solution and the network's look alike: two bands that sharpen in
+        time. Their difference, largest at the fronts. The loss, by Adam and then by L-BFGS.""",
+    "digits_neural_ode": """Handwritten digits, with the eight that were taken for others. How the
+        features of the images move apart, into a cluster for each digit.""",
+    "multiple_shooting": """The loss of multiple shooting falls to the noise, that of single
+        shooting does not. The groups before the fit. The solution after it, through the data.""",
+    "neural_ode": """The error falls to the noise. A trajectory that was held out, followed for
+        twice as long as there were data. Closed orbits of prey and predators.""",
+    "parameter_sweep": """The maxima of z over rho, which branch into bands of chaos. How the
+        quantiles of z spread, for values of rho that hardly differ.""",
+    "quickstart": """The loss, one curve for all ensemble algorithms. The trajectories before the
+        fit, which fan out, and after it, all near 1.""",
+    "uncertainty": """150 epidemics, coloured by their peaks. The median and the quantiles of 5000.
+        A histogram of how many are ill at the worst time.""",
+}
 
 
 def gallery() -> str:
-    return "\n\n".join(map(_shown, examples()))
+    """A card for each example, and then their sources."""
+    cards = "\n\n".join(map(_card, examples()))
+    sources = "\n\n".join(map(_source, examples()))
+    grid = f'<div class="grid cards gallery" markdown>\n\n{cards}\n\n</div>'
+    return f"{grid}\n\n## Sources\n\n{sources}"
 
 
-def _shown(path: pathlib.Path) -> str:
-    title, *paragraphs = _docstring(path).split("\n\n")
+def _card(path: pathlib.Path) -> str:
+    title, about, *_ = _docstring(path).split("\n\n")
     title = " ".join(title.split()).removesuffix(".")
-    about = [paragraph for paragraph in paragraphs if not paragraph.startswith(" ")][:1]
-    picture = f"images/{path.stem}.png"
-    shown = [f"![{title}]({picture})"] if (ROOT / "docs" / picture).exists() else []
+    paragraphs = [f"**[{title}](#{path.stem})**", about]
+    if seen := " ".join(PICTURES.get(path.stem, "").split()):
+        picture = f"images/{path.stem}.png"
+        paragraphs.insert(0, f"[![{seen}]({picture})]({picture})")
+    return "-   " + textwrap.indent("\n\n".join(paragraphs), "    ").lstrip()
+
+
+def _source(path: pathlib.Path) -> str:
     source = textwrap.indent(f"```python\n{path.read_text().strip()}\n```", "    ")
-    source = f'??? example "`examples/{path.name}`"\n\n{source}'
-    return "\n\n".join([f"## {title}", *about, *shown, source])
+    name = f"`examples/{path.name}`"
+    return f'### {name} {{ #{path.stem} }}\n\n??? example "{name}"\n\n{source}'
 
 
 def _docstring(path: pathlib.Path) -> str:

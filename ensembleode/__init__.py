@@ -4,111 +4,36 @@ Write the ODE once, describe the ensemble as in SciML, choose with one argument 
 differentiate through it.
 """
 
+import ast as _ast
+import importlib as _importlib
+import importlib.util as _util
+import pathlib as _pathlib
 import sys as _sys
-from typing import TYPE_CHECKING as _TYPE_CHECKING
 
-from . import analysis as analysis, planning as planning
-from .analysis import EnsembleSummary as EnsembleSummary
-from .core import aliases as _other_names, cpu_devices as _cpu_devices
-from .core.reductions import sum_reduction as sum_reduction
-from .core.version import __version__ as __version__
-from .engines.compiled.launch import KernelError as KernelError
-from .engines.compiled.ptxas import PtxasError as PtxasError
-from .ensemble import (
-    EnsembleColumns as EnsembleColumns,
-    EnsembleDistributed as EnsembleDistributed,
-    EnsembleGPUArray as EnsembleGPUArray,
-    EnsembleGPUKernel as EnsembleGPUKernel,
-    EnsembleSerial as EnsembleSerial,
-    EnsembleSplitThreads as EnsembleSplitThreads,
-    EnsembleThreads as EnsembleThreads,
-)
-from .executors.distributed.local import worker_environment as worker_environment
-from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
-from .problem import (
-    EnsembleContext as EnsembleContext,
-    EnsembleProblem as EnsembleProblem,
-    ODEProblem as ODEProblem,
-    remake as remake,
-)
-from .sensitivity import (
-    BacksolveAdjoint as BacksolveAdjoint,
-    DirectAdjoint as DirectAdjoint,
-    ForwardDiffSensitivity as ForwardDiffSensitivity,
-    GaussAdjoint as GaussAdjoint,
-    InterpolatingAdjoint as InterpolatingAdjoint,
-    RecursiveCheckpointAdjoint as RecursiveCheckpointAdjoint,
-    ReplayAdjoint as ReplayAdjoint,
-)
-from .serve.client import (
-    AsyncClient as AsyncClient,
-    Client as Client,
-    ServiceError as ServiceError,
-)
-from .solution import (
-    EnsembleError as EnsembleError,
-    EnsembleSolution as EnsembleSolution,
-    ODESolution as ODESolution,
-    ReturnCode as ReturnCode,
-    Stats as Stats,
-)
-from .solve import solve as solve
-from .solvers import (
-    Bosh3 as Bosh3,
-    BS5 as BS5,
-    Dopri5 as Dopri5,
-    Dopri8 as Dopri8,
-    Euler as Euler,
-    ExplicitRK as ExplicitRK,
-    Heun as Heun,
-    ImplicitEuler as ImplicitEuler,
-    JuliaAlg as JuliaAlg,
-    KenCarp3 as KenCarp3,
-    KenCarp4 as KenCarp4,
-    KenCarp5 as KenCarp5,
-    Kvaerno3 as Kvaerno3,
-    Kvaerno4 as Kvaerno4,
-    Kvaerno5 as Kvaerno5,
-    Midpoint as Midpoint,
-    Ralston as Ralston,
-    RK4 as RK4,
-    SSPRK33 as SSPRK33,
-    Tsit5 as Tsit5,
-    Vern6 as Vern6,
-    Vern7 as Vern7,
-    Vern8 as Vern8,
-    Vern9 as Vern9,
-)
-from .solvers.controllers import (
-    AbstractController as AbstractController,
-    IController as IController,
-    PIController as PIController,
-    PIDController as PIDController,
-)
-from .solvers.norms import (
-    AbstractNorm as AbstractNorm,
-    MaxNorm as MaxNorm,
-    RMSNorm as RMSNorm,
-)
-from .solvers.tableau import Interpolant as Interpolant, Tableau as Tableau
-from .store import open_ensemble as open_ensemble, StoreError as StoreError
-from .tools.citation import citation as citation
-from .tools.column_check import check_columns as check_columns, ColumnReport as ColumnReport
-from .tools.kernel_usage import kernel_report as kernel_report, KernelReport as KernelReport
-from .training.checkpoints import (
-    CheckpointError as CheckpointError,
-    Checkpoints as Checkpoints,
-)
-from .training.collocation import collocate_data as collocate_data
-from .training.fit import fit as fit, FitResult as FitResult, FitState as FitState
-from .training.multiple_shooting import multiple_shooting as multiple_shooting
-from .training.predict import predict as predict
-from .training.processes import initialize as initialize, ProcessLost as ProcessLost
+from .core import cpu_devices as _cpu_devices
+
+
+# The modules of the public names, from the stub that type checkers read.
+_STUB = _ast.parse(_pathlib.Path(__file__).with_suffix(".pyi").read_text()).body
+_IMPORTS = [x for x in _STUB if isinstance(x, _ast.ImportFrom)]
+_PLACES = {name.name: x.module or name.name for x in _IMPORTS for name in x.names}
+__all__ = [name for name in _PLACES if not name.startswith("_")]  # pyright: ignore
+
+
+def __getattr__(name: str) -> object:
+    """What is asked for is imported then, a module or a name of one: so that an import is quick."""
+    place = _PLACES.get(name, name)
+    if name not in _PLACES and _util.find_spec(f".{place}", __name__) is None:
+        from .core import aliases
+
+        raise aliases.missing_attribute(_sys.modules[__name__], name)
+    module = _importlib.import_module(f".{place}", __name__)
+    globals()[name] = found = module if place == name else getattr(module, name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_PLACES})
 
 
 _cpu_devices.configure()
-
-if not _TYPE_CHECKING:  # which would take every name for one that exists
-
-    def __getattr__(name):
-        raise _other_names.missing_attribute(_sys.modules[__name__], name)

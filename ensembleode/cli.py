@@ -1,7 +1,6 @@
 """The command line: one function a command, its parameters the options.
 
-What a command needs is imported within it, and by its whole name, so that `--help` is quick:
-`ensembleode_script.py` loads this file without the package.
+What a command needs is imported within it, so that `--help` is quick.
 """
 
 import sys
@@ -145,7 +144,12 @@ def _doctor_table(report: dict[str, Any]) -> str:
             "float64 (x64 is on)" if report["x64"] else "float32 (JAX_ENABLE_X64=1 for float64)"
         ),
         "extras": [
-            f"{name}: {extra['for']}, {'missing' if extra['missing'] else 'there'}"
+            f"{name}: {extra['for']}, "
+            + (
+                f"not installed (pip install 'ensembleode[{name}]')"
+                if extra["missing"]
+                else "there"
+            )
             for name, extra in report["extras"].items()
         ],
         "Julia": julia["version"] or f"can't run: {julia['problem']}",
@@ -259,6 +263,7 @@ def serve(
     store: str | None = None,
     drain_seconds: float = 30.0,
     no_batching: bool = False,
+    batch_seconds: float = 60.0,
     log_level: Literal["debug", "info", "warning", "error"] = "info",
 ) -> int:
     """Solve the problems of a registry for others, over HTTP, many requests at a time.
@@ -278,6 +283,7 @@ def serve(
         store: A folder for durable ensembles.
         drain_seconds: How long what was taken may take when the service is told to end.
         no_batching: Solve every request on its own.
+        batch_seconds: How long a batch may take, before its problem is taken to hang.
         log_level: What is logged, from this level on.
     """
     from ensembleode.serve import commands
@@ -296,6 +302,7 @@ def serve(
         store=store,
         drain_seconds=drain_seconds,
         batching=not no_batching,
+        batch_seconds=batch_seconds,
         log_level=log_level,
     )
 

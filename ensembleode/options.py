@@ -16,6 +16,7 @@ from .tracing.program import is_tracer
 LANE_OPTIONS = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 STATIC_OPTIONS = (
     "save_start",
+    "save_end",
     "save_everystep",
     "adaptive",
     "maxiters",
@@ -26,6 +27,7 @@ STATIC_OPTIONS = (
 DEFAULTS = {
     "saveat": None,
     "save_start": None,
+    "save_end": None,
     "save_everystep": False,
     "abstol": 1e-6,
     "reltol": 1e-3,
@@ -104,7 +106,7 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
         excluded.add("stepsize_controller")
     saveat = new.get("saveat")
     if isinstance(saveat, list | tuple) or getattr(saveat, "ndim", 0):  # saved as it is
-        excluded.add("save_start")
+        excluded |= {"save_start", "save_end"}
     return {k: v for k, v in old.items() if v is not None and k not in excluded} | new
 
 
@@ -121,14 +123,14 @@ def holds_tolerances(controller: Any) -> bool:
     return controller is not None and not isinstance(controller, AbstractController)
 
 
-def _check_static(options: Mapping[str, Any]) -> None:
+def _check_static(options: dict[str, Any]) -> None:
     for name in STATIC_OPTIONS:
         if is_tracer(options[name]):
             raise TypeError(
                 f"{name} must be a Python value, the same for all trajectories; it depends on a "
                 "traced value."
             )
-    check_count("maxiters", options["maxiters"])
+    options["maxiters"] = as_count("maxiters", options["maxiters"])
     for name in ("abstol", "reltol"):
         value = options[name]
         what = f"{name} must be zero or positive, got {value!r}."
@@ -184,6 +186,12 @@ def check_count(name: str, value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
         raise ValueError(f"{name} must be a positive integer, got {value!r}.")
     return int(value)
+
+
+def as_count(name: str, value: Any) -> int:
+    """The same of a number as people write it, such as 1e4."""
+    is_whole = isinstance(value, float | np.floating) and float(value).is_integer()
+    return check_count(name, int(value) if is_whole else value)
 
 
 def time_dtype_of(u0: Any) -> np.dtype:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .core.aliases import refuse_unknown
 from .core.logs import log_once
-from .core.state_tree import as_state
+from .core.state_tree import as_state, written_order
 from .options import check_option_names, merge
 from .tracing.program import is_tracer
 
@@ -27,17 +27,19 @@ class ODEProblem(eqx.Module):
         included; arrays it closes over are inputs of the solve (new values never compile again,
         and are differentiated through).
     - `u0`: the initial state, an array of any shape and an inexact dtype, or a pytree of such
-        arrays of one dtype: a dict, a named tuple, an Equinox module (lists and tuples are
-        arrays). Then `f` takes and returns that structure, and solutions have it. Time is computed
-        in the same precision.
-    - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time.
+        arrays of one dtype: a dict, a tuple, an Equinox module (lists and tuples of nothing but
+        numbers are arrays). Then `f` takes and returns that structure, and solutions have it. Time
+        is computed in the same precision. Components are numbered and drawn in the order in which
+        they are written here (that of a dict, too, though JAX sorts its keys).
+    - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time; where both are the
+        same, the solution is `u0`.
     - `p`: the parameters, any pytree.
     - `options`: solver options kept with the problem, as in SciML: any option of
         [`solve`][ensembleode.solve] that describes one trajectory (`saveat=`, `abstol=`, ...).
         Options given to `solve` itself win.
 
     **Raises:** `TypeError` for an `f` that can't be called, an integer or non-array `u0`, an
-    unknown option; `ValueError` for a malformed or zero-length `tspan`.
+    unknown option; `ValueError` for a malformed `tspan`.
     """
 
     f: Callable
@@ -45,6 +47,7 @@ class ODEProblem(eqx.Module):
     tspan: tuple[Any, Any]
     p: PyTree
     options: dict[str, Any]
+    _order: tuple[str, ...] | None = eqx.field(static=True)
 
     def __init__(
         self,
@@ -52,6 +55,8 @@ class ODEProblem(eqx.Module):
         u0: Any,
         tspan: tuple[Any, Any],
         p: PyTree = None,
+        *,
+        _order: tuple[str, ...] | None = None,
         **options: Any,
     ):
         if not callable(f):
@@ -59,6 +64,8 @@ class ODEProblem(eqx.Module):
         check_option_names(options)
         self.f = f
         self.u0 = as_state(u0)
+        # Components are numbered and named in the order in which they were written.
+        self._order = written_order(u0, _order)
         self.tspan = _as_tspan(tspan)
         self.p = p
         self.options = options
@@ -91,7 +98,7 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
     options = {k: v for k, v in changes.items() if k not in fields}
     check_option_names(options)
     fields |= {k: v for k, v in changes.items() if k in fields}
-    return ODEProblem(**fields, **merge(prob.options, options))
+    return ODEProblem(**fields, _order=prob._order, **merge(prob.options, options))
 
 
 class EnsembleContext(eqx.Module):
@@ -254,10 +261,6 @@ def _as_tspan(tspan: Any) -> tuple[Any, Any]:
     for name, t in (("t0", t0), ("t1", t1)):
         if not _is_real_number(t):
             raise ValueError(f"tspan must be a pair of real numbers, got {name}={t!r}.")
-    if not is_tracer(t0) and not is_tracer(t1):
-        if not (np.isfinite(t0) and np.isfinite(t1)):
-            raise ValueError(f"tspan must be finite, got ({t0}, {t1}).")
-        # By NumPy: inside a trace, JAX's comparison of two numbers is traced as well.
-        if np.asarray(t0) == np.asarray(t1):
-            raise ValueError(f"tspan has zero length: ({t0}, {t1}). Give two different times.")
+    if not is_tracer(t0) and not is_tracer(t1) and not (np.isfinite(t0) and np.isfinite(t1)):
+        raise ValueError(f"tspan must be finite, got ({t0}, {t1}).")
     return t0, t1

@@ -84,6 +84,7 @@ class ODESolution(_Solution):
     length: Int[AnyArray, ""] | int
     _du: PyTree[Inexact[AnyArray, "..."]] = None
     engine: EngineChoice | None = eqx.field(static=True, default=None)
+    _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
 
     def __call__(self, t: Any) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -145,7 +146,7 @@ class ODESolution(_Solution):
         raise TypeError(f"an ODESolution is not indexed: its states are sol.u[{i!r}].")
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        return np.array(flattened(self.u, 1), dtype=dtype, copy=copy)
+        return np.array(flattened(self.u, 1, self._order), dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
         if is_tracer(self.retcode):
@@ -154,7 +155,7 @@ class ODESolution(_Solution):
             return f"ODESolution(u={_shape_of(self.u)}, mapped)"
         return "\n".join(
             [
-                f"ODESolution: {len(self)} times, state {_state(self.u, 1)}",
+                f"ODESolution: {len(self)} times, state {_state(self.u, 1, self._order)}",
                 f"  retcode  {ReturnCode(int(self.retcode)).name}",
                 f"  t        {_span(self.t)}",
                 f"  steps    {_steps(self.stats)}",
@@ -200,6 +201,7 @@ class EnsembleSolution(_Solution):
     engine: EngineChoice = eqx.field(static=True)
     kind: Literal["trajectories", "outputs", "reduced"] = eqx.field(static=True)
     _du: Any = None
+    _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
 
     @property
     def successful(self) -> Any:
@@ -252,7 +254,7 @@ class EnsembleSolution(_Solution):
                 reached = slice(0, max(1, int(length)))
                 u, t, du = jax.tree.map(lambda x: x[reached], (u, t, du))
         stats = jax.tree.map(lambda x: x[i], self.stats)
-        return ODESolution(u, t, retcode, stats, length, du, self.engine)
+        return ODESolution(u, t, retcode, stats, length, du, self.engine, self._order)
 
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
@@ -274,7 +276,7 @@ class EnsembleSolution(_Solution):
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.kind != "trajectories":
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
-        return np.array(flattened(self.u, 2), dtype=dtype, copy=copy)
+        return np.array(flattened(self.u, 2, self._order), dtype=dtype, copy=copy)
 
     def plot(
         self,
@@ -297,9 +299,10 @@ class EnsembleSolution(_Solution):
 
         **Arguments:**
 
-        - `idxs`: which components, counted from 0 in the flattened state. An integer or a list:
-            those against time (by default all). A tuple of two or three, such as `(0, 2)`: a phase
-            portrait, of three in three dimensions.
+        - `idxs`: which components, counted from 0 in the flattened state, or by name (of a state
+            that is a pytree, or of `names`; that of a leaf is all of its components). One or a
+            list: those against time (by default all). A tuple of two or three, such as `(0, 2)` or
+            `("S", "I")`: a phase portrait, of three in three dimensions.
         - `trajectories`: which: indices, a slice or a mask. By default all, or of more than 200 as
             many, evenly spaced by index, and up to 20 that failed.
         - `color`: a matplotlib colour, or numbers `[trajectory]` (such as a parameter; one for each
@@ -334,7 +337,7 @@ class EnsembleSolution(_Solution):
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
         """The states as one array; of a state that is a pytree, with its components flattened in
-        the order of the leaves.
+        the order in which they were written.
 
         **Arguments:** `layout="batch"` is `[trajectory, time, *state]`; `"julia"` is
         `[*state, time, trajectory]`, the shape of `Array(sim)` in Julia.
@@ -342,9 +345,9 @@ class EnsembleSolution(_Solution):
         if self.kind != "trajectories":
             raise TypeError("the outputs of this ensemble are a pytree: use sim.u.")
         if layout == "batch":
-            return flattened(self.u, 2)
+            return flattened(self.u, 2, self._order)
         if layout == "julia":
-            return jnp.moveaxis(jnp.asarray(flattened(self.u, 2)), (0, 1), (-1, -2))
+            return jnp.moveaxis(jnp.asarray(flattened(self.u, 2, self._order)), (0, 1), (-1, -2))
         raise ValueError(f"layout must be 'batch' or 'julia', got {layout!r}.")
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
@@ -387,7 +390,7 @@ class EnsembleSolution(_Solution):
         n = len(self)
         if self.kind == "trajectories":
             rows = jax.tree.leaves(self.u)[0].shape[1]
-            what = f"{n} trajectories x {rows} times, state {_state(self.u, 2)}"
+            what = f"{n} trajectories x {rows} times, state {_state(self.u, 2, self._order)}"
         else:
             what = f"{n} trajectories, {self.kind} {_shape_of(self.u)}"
         lines = [f"EnsembleSolution: {what}", f"  retcode  {count_codes(self.retcode)}"]
@@ -432,12 +435,12 @@ def _has_numbers(retcode: Any, ndim: int) -> bool:
     return has_numbers and np.ndim(retcode) == ndim
 
 
-def _state(u: PyTree, lead: int) -> str:
+def _state(u: PyTree, lead: int, order: tuple[str, ...] | None) -> str:
     """The shape and dtype of a state, or of each leaf."""
     leaves = jax.tree.leaves(u)
     if len(leaves) == 1 and leaves[0] is u:
         return f"{tuple(u.shape[lead:])} {u.dtype}"
-    shapes = [f"{name} {tuple(x.shape[lead:])}" for name, x in leaf_names(u)]
+    shapes = [f"{name} {tuple(x.shape[lead:])}" for name, x in leaf_names(u, order)]
     return f"{{{', '.join(shapes)}}} {leaves[0].dtype}"
 
 

@@ -1,37 +1,38 @@
 """Ensembles on disk: batches go into a Zarr store as they are done, and are not computed again.
 
 A store is one directory. Each variable is an array over the trajectories with a chunk a batch; a
-batch is done when its digest, which is written last, is there. The attributes hold a fingerprint of
-the problem, the solver, the options and the versions, so that no other ensemble goes into it.
+batch is done when its record is there, which is written last and says what its chunks must be. The
+attributes hold a fingerprint of the problem, the solver, the options and the versions, so that no
+other ensemble goes into it. All metadata follow from the job, and are written again where they are
+lost; those of the group come last, so that a store is there as a whole or not at all.
 """
 
 import contextlib
+import errno
 import json
 import os
 import re
 import warnings
 from collections.abc import Iterator, Set
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import equinox as eqx
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .analysis.labelled import inner_dims, output_name, retcode_attributes, state_dims
+from .analysis.labelled import retcode_attributes
 from .core.executor import Executor
 from .core.files import Locked, locked
-from .core.fingerprint import digest_of, fingerprint, NotKnown
-from .core.job import integers, Job, may_rerun, Unfinished
-from .core.keys import is_key, raw
-from .core.on_disk import OnDisk
+from .core.fingerprint import fingerprint, NotKnown
+from .core.job import cause_of, Job, Unfinished
+from .core.logs import logger
 from .core.plan import Result
-from .core.state_tree import is_tree
-from .solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
+from .core.stored import solution_in, StoreError, variables_of
+from .solution import EngineChoice, EnsembleSolution
 
 
-FORMAT = 1
+FORMAT = 2
 # Bytes of a variable in a batch, and how many batches there are at least, where there are enough
 # trajectories: what a crash costs. (Writing a batch takes some 20 ms: of few trajectories, as long
 # as solving them.)
@@ -40,36 +41,19 @@ _CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
 _AHEAD = 16
 
 
-class StoreError(EnsembleError):
-    """The store can't be used, or no longer; `solution` reads what is in it, if anything.
-
-    - `differs`: where it is that of another ensemble, the names of what differs.
-    """
-
-    differs: tuple[str, ...] = ()
-
-
-class Variable(NamedTuple):
-    """An array of the store: its name, its dimensions, and what a trajectory has in it."""
-
-    name: str
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: Any
-
-
 def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     """The solution in a store of `solve(..., store=path)`, finished or not.
 
     Its arrays are on disk. Indexed, they read what is asked for: `sim.u[1000:2000]`, `sim[5]`;
     computed with, all of it, as `np.asarray(sim)` does (functions of `jax.numpy` want that).
-    Trajectories that are not in it yet have the return code `Default` and NaN for a state.
-    `xarray.open_zarr(path)` opens it with named dimensions.
+    Trajectories that are not in it yet have the return code `Default` and NaN for a state; so have
+    those of which files are missing or cut short, which the log says. `sim.to_xarray()` has named
+    dimensions. (So has `xarray.open_zarr(path)`, which takes what is missing for fill values.)
 
-    **Raises:** `StoreError` where there is no store of an ensemble; `ImportError` without Zarr (the
-    extra `store`).
+    **Raises:** `StoreError` where there is no store of an ensemble, and when a chunk is read that
+    is not what was written; `ImportError` without Zarr (the extra `store`).
     """
-    return _solution(path, _opened(path, "r"))
+    return _solution(Path(path))
 
 
 class Writer:
@@ -107,22 +91,19 @@ class Writer:
         self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost
         self._real = self.path.resolve()  # (a link may be to a folder that is not there yet)
         self.kind = "trajectories" if job.plan.output is None else "outputs"
-        self.variables, tree = _variables(outcome, self.kind, job.plan.own_times)
+        self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times)
         try:
             of_job = fingerprint(job, store_key)
         except NotKnown as e:
             raise StoreError(
                 f"the store {path} can't know this ensemble again: {e}. Give store_key='...', a "
-                "string that stands for what is computed there, and another one whenever that "
-                "changes."
+                "string that stands for what that computes, and another one whenever it changes."
             ) from e
         with self._explained():
             self._lock = _locked(self.path)
             try:
                 given = {"trajectories": trajectories, **of_job, **description}
                 self._open(given, batch_size, tree, times, choice)
-                with self._explained("read"):
-                    self._todo = self._missing()
             except BaseException:
                 self.close()
                 raise
@@ -152,19 +133,20 @@ class Writer:
 
     def ensemble(self, job: Job, stopped: BaseException | None = None, wanted: Any = None) -> None:
         """Keep what is complete of the batches in which it was `stopped`; else finish."""
-        if isinstance(stopped, Unfinished) and not isinstance(stopped.cause, StoreError):
+        if stopped is not None and isinstance(cause_of(stopped), StoreError):
+            return  # (which has done this)
+        if isinstance(stopped, Unfinished):
             self.part(wanted, stopped.outcome, stopped.done)
-        if stopped is None and not self.group.attrs["ensembleode"]["complete"]:
-            with self._explained():
-                attributes = {**self.group.attrs["ensembleode"], "complete": True}
-                self.group.attrs["ensembleode"] = attributes
-                with warnings.catch_warnings():
-                    # Other readers of the format may not know of it; they read the rest.
-                    warnings.simplefilter("ignore")
-                    _zarr().consolidate_metadata(os.fspath(self._real))
+        with self._explained():
+            self._files.flush()
+            if stopped is None and (lost := self._files.find_lacking(True)):
+                raise FileNotFoundError(errno.ENOENT, f"{next(iter(lost.values()))} is gone")
+            if stopped is None and not self._kept["complete"]:
+                self._kept["complete"] = True
+                self._write_group()
 
     def solution(self, elapsed: float) -> EnsembleSolution:
-        return _solution(self.path, _opened(self._real, "r"), elapsed)
+        return _solution(self._real, elapsed)
 
     def close(self) -> None:
         self._lock.release()
@@ -174,36 +156,52 @@ class Writer:
     #
 
     def _open(self, given: dict, batch_size: int | None, tree: Any, times: Any, choice: Any):
-        zarr = _zarr()
-        if (self._real / "zarr.json").exists():
-            self.group = _opened(self._real, "r+")
-            kept = _attributes(self.path, self.group)
-            wanted = {**given, "batch_size": batch_size or kept["fingerprint"]["batch_size"]}
-            self._compare(kept["fingerprint"], wanted)
-            for left in self._real.rglob("*.partial"):
-                left.unlink(missing_ok=True)
-            self.batch_size = kept["fingerprint"]["batch_size"]
-            with _reading(self.path):
-                self.arrays = self._arrays(times)
-        else:
-            if self._real.exists() and any(f.suffix != ".partial" for f in self._real.iterdir()):
+        with _reading(self._real):
+            kept = _attributes(self._real, lost_is_none=True)
+            size = kept["fingerprint"]["batch_size"] if kept else self._default_batch_size()
+            given = {**given, "batch_size": batch_size or size}
+            if kept is not None:
+                self._compare(kept["fingerprint"], given)
+        dims = {"trajectory": 1, **{v.name: len(v.dims) for v in self.variables}}
+        self._kept = kept or {
+            "format": FORMAT,
+            "fingerprint": given,
+            "kind": self.kind,
+            "outputs": tree,
+            "order": self.job.plan.order,
+            "engine": list(choice),
+            "dims": list(dims.items()),
+            "complete": False,
+        }
+        self.batch_size = given["batch_size"]
+        if kept is None:
+            self._check_folder({*dims, "time", "digest"})
+        for left in self._real.rglob("*.partial"):
+            left.unlink(missing_ok=True)
+        self._files = _files(self._real, self._kept, read_only=False)
+        self._inode = self._real.stat().st_ino
+        files = self._files
+        with self._explained("read"):
+            todo = [b for b in files.layout.batches if not files.is_whole(b)]
+            if kept is None and len(todo) == len(files.layout.batches) and files.has_records():
+                raise StoreError(
+                    f"the store {self.path} is damaged: its zarr.json is lost, and what is in it "
+                    "is of another ensemble. Give another path, or delete it."
+                )
+        self.arrays = self._arrays(times)
+        if kept is None:
+            self._write_group()
+        self._todo = todo
+
+    def _check_folder(self, names: Set[str]) -> None:
+        """Make the folder of a store whose group isn't there, as it was never begun or is damaged.
+
+        **Raises:** `StoreError` where something else is in it.
+        """
+        self._real.mkdir(exist_ok=True)
+        for x in self._real.iterdir():
+            if x.name not in {*names, "zarr.json"} and x.suffix != ".partial":
                 raise StoreError(f"{self.path} exists, and is no Zarr group.")
-            self.batch_size = batch_size or self._default_batch_size()
-            attributes = {
-                "coordinates": "trajectory time" if self.kind == "trajectories" else "trajectory",
-                "ensembleode": {
-                    "format": FORMAT,
-                    "fingerprint": {**given, "batch_size": self.batch_size},
-                    "kind": self.kind,
-                    "outputs": tree,
-                    "engine": list(choice),
-                    "complete": False,
-                },
-            }
-            self.group = zarr.open_group(
-                os.fspath(self._real), mode="w-", attributes=attributes, zarr_format=3
-            )
-            self.arrays = self._arrays(times)
 
     def _compare(self, kept: dict, given: dict) -> None:
         differ = [k for k in {**kept, **given} if kept.get(k) != given.get(k)]
@@ -232,42 +230,62 @@ class Writer:
         return -(-rows // width) * width
 
     def _arrays(self, times: Any) -> dict[str, Any]:
-        """Those of the store, made where they are missing."""
-        n, size = self.trajectories, self.batch_size
-        batches = -(-n // size)
+        """Those of the store, made where they are missing, or not what they were."""
+        self._metadata = self._described(times)
+        written = []
+        for file, data in self._metadata.items():
+            data, place = data.to_bytes(), self._real / file
+            if file != "zarr.json" and not (place.exists() and place.read_bytes() == data):
+                self._files.write(file, data)
+                written.append(file)
+        self._files.sync(written)
+        names = ("trajectory", *(v.name for v in self.variables))
+        return {name: _zarr().open_array(self._files, path=name) for name in names}
 
-        def array(name, shape, dtype, chunks, dims):
-            if name in self.group:
-                return self.group[name]
-            codecs = _zarr().codecs
-            floating = np.issubdtype(dtype, np.inexact)
-            return self.group.create_array(
+    def _described(self, times: Any) -> dict[str, Any]:
+        """The files that say what is in the store, and the one of times that all share."""
+        zarr, files = _zarr(), {}
+        group = zarr.create_group(zarr.storage.MemoryStore(files))
+        n, size = self.trajectories, self.batch_size
+        codecs = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
+
+        def array(name, shape, dtype, chunks, dims, fill: Any = 0, compressed=True):
+            return group.create_array(
                 name,
                 shape=shape,
                 dtype=dtype,
                 chunks=tuple(max(1, c) for c in chunks),
-                compressors=[codecs.ZstdCodec(level=1), codecs.Crc32cCodec()],
-                fill_value=np.nan if floating else 0,
+                compressors=codecs if compressed else None,
+                fill_value=fill,
                 dimension_names=dims,
                 attributes=retcode_attributes() if name == "retcode" else {},
             )
 
-        arrays = {
-            v.name: array(v.name, (n, *v.shape), v.dtype, (min(size, n), *v.shape), v.dims)
-            for v in self.variables
-        }
-        index = ("trajectory",)
-        arrays["trajectory"] = array("trajectory", (n,), np.dtype(np.int64), (min(size, n),), index)
-        for name in ("inputs", "lost", "digest"):
-            arrays[name] = array(name, (batches,), np.dtype(np.uint64), (1,), ("batch",))
+        for v in self.variables:
+            fill = np.nan if np.issubdtype(v.dtype, np.inexact) else 0
+            array(v.name, (n, *v.shape), v.dtype, (min(size, n), *v.shape), v.dims, fill)
+        array("trajectory", (n,), np.dtype(np.int64), (min(size, n),), ("trajectory",), -1)
+        record = len(self._kept["dims"]) + 2
+        shape = (len(self._files.layout.batches), record)
+        array("digest", shape, np.dtype(np.uint64), (1, record), ("batch", "file"), 0, False)
         if times is not None:
             times = np.asarray(times)
-            kept = array("time", times.shape, times.dtype, times.shape, ("time",))
-            with self._explained("read"):
-                there = _reads(kept, slice(None), times)
-            if not there:
-                kept[:] = times
-        return arrays
+            array("time", times.shape, times.dtype, times.shape, ("time",))[:] = times
+        return files
+
+    def _write_group(self) -> None:
+        """With what the store says of itself; where it is complete, with all metadata."""
+        zarr = _zarr()
+        memory = zarr.storage.MemoryStore(self._metadata)
+        group = zarr.open_group(memory)
+        names = "trajectory time" if self.kind == "trajectories" else "trajectory"
+        group.attrs.update({"coordinates": names, "ensembleode": self._kept})
+        if self._kept["complete"]:
+            with warnings.catch_warnings():
+                # Other readers of the format may not know of it; they read the rest.
+                warnings.simplefilter("ignore")
+                zarr.consolidate_metadata(memory)
+        self._files.write("zarr.json", self._metadata["zarr.json"].to_bytes(), synced=True)
 
     #
     # Batches
@@ -277,56 +295,21 @@ class Writer:
         start = batch * self.batch_size
         return np.arange(start, min(start + self.batch_size, self.trajectories))
 
-    def _missing(self) -> list[int]:
-        """The batches that are not there, or not as they were written."""
-        missing = []
-        for batch in range(-(-self.trajectories // self.batch_size)):
-            rows = self._rows(batch)
-            if not self._is_there(batch):
-                missing.append(batch)
-            elif self.arrays["inputs"][batch] != self._inputs(batch):
-                raise StoreError(
-                    f"the store {self.path} is that of another ensemble: prob_func makes other "
-                    f"problems of trajectories {rows[0]} to {rows[-1]}. Give another path, or "
-                    "delete it."
-                )
-        return missing
-
-    def _is_there(self, batch: int) -> bool:
-        """Whether it is as it was written, and nothing of it was lost."""
-        rows = self._rows(batch)
-        at = slice(rows[0], rows[-1] + 1)
-        try:
-            digest, inputs, lost = (
-                int(self.arrays[name][batch]) for name in ("digest", "inputs", "lost")
-            )
-            if not digest or not inputs or lost:
-                return False
-            if digest != digest_of([self.arrays[v.name][at] for v in self.variables]):
-                return False
-        except _UNREADABLE:
-            return False
-        return _reads(self.arrays["trajectory"], at, rows)
-
-    def _inputs(self, batch: int) -> int:
-        """Of the numbers of a batch, and of its first reruns'."""
-        leaves = []
-        for repeat in (1, 2) if may_rerun(self.job.plan) else (1,):
-            lanes = self.job.trajectories.lanes(integers(self._rows(batch)), repeat)
-            leaves += jtu.tree_leaves(eqx.partition(lanes, self.job.plan.batched)[0])
-        return digest_of([np.asarray(raw(x)) for x in leaves])
-
     def _write(self, batch: int, leaves: list[np.ndarray]) -> None:
         rows = self._rows(batch)
         at = slice(rows[0], rows[-1] + 1)
         with self._explained():
-            self.arrays["trajectory"][at] = rows
-            for variable, values in zip(self.variables, leaves, strict=True):
-                self.arrays[variable.name][at] = values
-            self.arrays["inputs"][batch] = self._inputs(batch)
-            self.arrays["lost"][batch] = int(not self.lost.isdisjoint(rows.tolist()))
-            self.arrays["digest"][batch] = digest_of(leaves)
-        self._todo.remove(batch)
+            self._files.forget(batch)
+            try:
+                self.arrays["trajectory"][at] = rows
+                for variable, values in zip(self.variables, leaves, strict=True):
+                    self.arrays[variable.name][at] = values
+            except OSError:
+                with contextlib.suppress(OSError):
+                    self._files.forget(batch)  # which makes room for the records of others
+                raise
+            self._todo.remove(batch)
+            self._files.keep(batch, not self.lost.isdisjoint(rows.tolist()))
 
     @contextlib.contextmanager
     def _explained(self, what: str = "written to") -> Iterator[None]:
@@ -334,17 +317,29 @@ class Writer:
         try:
             yield
         except OSError as e:
-            kept = getattr(self, "_todo", None)
-            there = f"; the {self.done} trajectories in it are kept" if kept is not None else ""
-            solution = None
-            if kept is not None:
-                with contextlib.suppress(OSError, StoreError):  # the disk may be gone altogether
-                    solution = self.solution(float("nan"))
+            solution = self._found() if hasattr(self, "_todo") else None
+            count = 0 if solution is None else np.count_nonzero(np.asarray(solution.retcode))
+            there = f"; the {count} trajectories in it are kept" if count else ""
             raise StoreError(
                 f"the store {self.path} can't be {what}: {e.strerror or e}{there}. See to "
                 "that, and call solve again with the same store.",
                 solution,
             ) from e
+
+    def _found(self) -> EnsembleSolution | None:
+        """What is in the store, all batches that are written, wherever it has been moved to in its
+        folder; None where it is gone."""
+        for place in (self._real, *self._real.parent.iterdir()):
+            with contextlib.suppress(OSError, StoreError):  # the disk may be gone altogether
+                if place.stat().st_ino != self._inode:
+                    continue
+                there = _attributes(place)
+                if there and there["fingerprint"] == self._kept["fingerprint"]:
+                    self._files.root = place
+                    with contextlib.suppress(OSError):
+                        self._files.flush()
+                    return _solution(place)
+        return None
 
 
 def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
@@ -360,94 +355,67 @@ def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
 #
 
 
-# Before the names of the derivatives of a state that is a pytree.
-_DU = "du."
-
-
-def _variables(outcome: Result, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
-    """The variables, in the order of the leaves; and how outputs are put together from them."""
-    time = "step" if own_times else "time"
-    of_states = kind == "trajectories" and is_tree(outcome.u)
-    tree = _described(outcome.u, "") if kind == "outputs" or of_states else None
-    variables = []
-    for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
-        field, ndim = str(path[0].name), len(x.shape)
-        name = {"t": "time"}.get(field, field)
-        dims = inner_dims(name, ndim)
-        if field == "u" and kind == "outputs":
-            name = output_name(path[1:])
-            dims = inner_dims(name, ndim)
-            if is_key(x):
-                raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
-        elif field in ("u", "du"):
-            dims = (time, *state_dims(ndim - 1))
-            if of_states:
-                leaf = output_name(path[1:])
-                name = leaf if field == "u" else _DU + leaf
-                dims = (time, *inner_dims(name, ndim - 1))
-        elif field == "t":
-            dims = (time,)
-        variables.append(Variable(name, ("trajectory", *dims), x.shape, np.dtype(x.dtype)))
-    names = [v.name for v in variables]
-    taken = {"trajectory", "inputs", "lost", "digest"} & set(names)
-    if len(set(names)) < len(names) or taken:
-        raise TypeError(
-            "a store has variables retcode, length, naccept, nreject, nf, trajectory, inputs, lost "
-            f"and digest of its own; give the outputs of output_func other names than {names}."
-        )
-    return variables, tree
-
-
-def _described(out: Any, name: str) -> Any:
-    """A pytree of outputs in JSON: the names of its leaves."""
-    inside = f"{name}." if name else ""
-    if type(out) is dict and all(isinstance(k, str) for k in out):
-        return {"dict": {str(k): _described(v, f"{inside}{k}") for k, v in out.items()}}
-    if type(out) in (list, tuple):
-        parts = [_described(v, f"{inside}{i}") for i, v in enumerate(out)]
-        return {type(out).__name__: parts}
-    if out is None:
-        return None
-    if not hasattr(out, "shape"):
-        raise TypeError(
-            "a store keeps outputs and states that are made of dicts (of names), lists and tuples "
-            f"of arrays; here there is a {type(out).__name__}."
-        )
-    return name or "out"
-
-
-def _put_together(tree: Any, group: Any, prefix: str = "") -> Any:
-    def put(part):
-        return _put_together(part, group, prefix)
-
-    match tree:
-        case None:
-            return None
-        case str():
-            return OnDisk(group[prefix + tree])
-        case {"dict": parts}:
-            return {k: put(v) for k, v in parts.items()}
-        case {"list": parts}:
-            return [put(v) for v in parts]
-        case {"tuple": parts}:
-            return tuple(put(v) for v in parts)
-    raise AssertionError(tree)
-
-
-def _solution(path: Any, group: Any, elapsed: float = float("nan")) -> EnsembleSolution:
+def _solution(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
+    """
+    **Raises:** `StoreError` where there is no store, or its metadata is damaged.
+    """
+    zarr = _zarr()
+    kept = _attributes(path)
+    if kept is None:
+        raise StoreError(f"there is no store at {os.fspath(path)!r}.")
     with _reading(path):
-        return _as_it_is(_attributes(path, group), group, elapsed)
+        files = _files(path, kept, read_only=True)
+        files.lacking = lacking = files.find_lacking(kept["complete"])
+        if lacking:
+            batch, file = next(iter(lacking.items()))
+            rows = files.layout.rows(batch)
+            logger.warning(
+                "the store %s is damaged: %s, of the trajectories %d to %d, is missing or cut "
+                "short%s. They have the return code Default; solve with the same store computes "
+                "them again.",
+                path,
+                file,
+                rows[0],
+                rows[-1],
+                f", and files of {len(lacking) - 1} other batches" if len(lacking) > 1 else "",
+            )
+        whole = kept["complete"] and not lacking
+        return solution_in(zarr.open_group(files, mode="r"), kept, whole, elapsed)
 
 
-def _attributes(path: Any, group: Any) -> dict[str, Any]:
-    """What the store says of itself.
+def _files(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
+    """The Zarr store there, whose chunks are those that were written."""
+    zarr = _zarr()
+    from .core.store_files import Layout, StoreFiles
+
+    of = kept["fingerprint"]
+    layout = Layout(
+        dict(kept["dims"]), of["trajectories"], of["batch_size"], json.dumps(of, sort_keys=True)
+    )
+    return StoreFiles(zarr.storage.LocalStore(path, read_only=read_only), layout)
+
+
+def _attributes(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None:
+    """What the store says of itself; None where there is no store.
+
+    **Arguments:**
+
+    - `lost_is_none`: whether a file that isn't what Zarr writes counts as none.
 
     **Raises:** `StoreError` where it isn't one that this version reads.
     """
-    kept = group.attrs.get("ensembleode")
+    group = _json_of(path / "zarr.json")
+    if group is None:
+        return None
+    if not isinstance(group, dict) or "node_type" not in group:
+        if lost_is_none:
+            return None
+        raise _damaged(path, "its zarr.json is not what was written there")
+    if group["node_type"] == "array":
+        raise StoreError(f"the Zarr array at {os.fspath(path)!r} is no ensemble.")
+    kept = group.get("attributes", {}).get("ensembleode")
     if kept is None:
         raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.")
-    names = {"format", "fingerprint", "kind", "outputs", "engine", "complete"}
     if not isinstance(kept, dict) or "format" not in kept:
         raise _damaged(path, "it doesn't say what format it has")
     if kept["format"] != FORMAT:
@@ -455,52 +423,14 @@ def _attributes(path: Any, group: Any) -> dict[str, Any]:
             f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version "
             f"of ensembleode reads {FORMAT}."
         )
+    names = {"format", "fingerprint", "kind", "outputs", "engine", "dims", "order", "complete"}
     if missing := sorted(names - set(kept)):
         raise _damaged(path, f"its attributes have no {missing[0]}")
     return kept
 
 
-def _as_it_is(kept: dict[str, Any], group: Any, elapsed: float) -> EnsembleSolution:
-    def lazily(name):
-        return OnDisk(group[name]) if name in group else None
-
-    kind = kept["kind"]
-    tree, du = kept["outputs"], None
-    u = lazily("u") if tree is None else _put_together(tree, group)
-    if kind == "trajectories":
-        saves_du = tree is not None and any(name.startswith(_DU) for name in group)
-        du = _put_together(tree, group, _DU) if saves_du else lazily("du")
-    t = lazily("time") if kind == "trajectories" else None
-    if t is not None and t.ndim == 1:
-        t = np.asarray(t)
-    stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
-    return EnsembleSolution(
-        u,
-        t,
-        lazily("retcode"),
-        lazily("length"),
-        stats,
-        kept["complete"],
-        elapsed,
-        EngineChoice(*kept["engine"]),
-        kind,
-        du,
-    )
-
-
-# What a codec's checksum, or a file cut short, raises. (No OSError: that may pass, and says nothing
-# of what is on the disk.)
-_UNREADABLE = (ValueError, RuntimeError)
 # What metadata raises that isn't what was written.
-_MALFORMED = (*_UNREADABLE, KeyError, TypeError, AttributeError)
-
-
-def _reads(array: Any, at: slice, expected: np.ndarray) -> bool:
-    """Whether this is there."""
-    try:
-        return np.array_equal(array[at], expected)
-    except _UNREADABLE:
-        return False
+_MALFORMED = (ValueError, RuntimeError, KeyError, TypeError, AttributeError)
 
 
 #
@@ -523,21 +453,6 @@ def _folder(path: Any) -> Path:
     return Path(path)
 
 
-def _opened(path: str | os.PathLike, mode: Any) -> Any:
-    """The Zarr group.
-
-    **Raises:** `StoreError` where there is none, or its metadata is damaged.
-    """
-    zarr = _zarr()
-    with _reading(path):
-        try:
-            return zarr.open_group(os.fspath(path), mode=mode)
-        except FileNotFoundError as e:
-            raise StoreError(f"there is no store at {os.fspath(path)!r}.") from e
-        except zarr.errors.ContainsArrayError as e:
-            raise StoreError(f"the Zarr array at {os.fspath(path)!r} is no ensemble.") from e
-
-
 @contextlib.contextmanager
 def _reading(path: Any) -> Iterator[None]:
     """Says so where the metadata of the store isn't what was written.
@@ -555,19 +470,22 @@ def _reading(path: Any) -> Iterator[None]:
 def _damaged(path: Any, why: Any) -> StoreError:
     """What of the metadata can't be read, as far as that can be told."""
     about = [Path(path) / "zarr.json", *sorted(Path(path).glob("*/zarr.json"))]
-    broken = [str(file) for file in about if not _is_json(file)]
+    broken = [str(file) for file in about if not isinstance(_json_of(file), dict)]
     what = f"{broken[0]} is not what was written there" if broken else f"{why}"
     return StoreError(
-        f"the store at {os.fspath(path)!r} is damaged: {what}. Put that back from a copy, or "
-        "delete the store and compute it again."
+        f"the store at {os.fspath(path)!r} is damaged: {what}. Call solve with the same store, or "
+        "put that back from a copy."
     )
 
 
-def _is_json(file: Path) -> bool:
+def _json_of(file: Path) -> Any:
+    """What it says; None where there is no file, "" where it is damaged."""
     try:
-        return isinstance(json.loads(file.read_bytes()), dict)
+        return json.loads(file.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
     except ValueError:
-        return False
+        return ""
 
 
 def _locked(path: Path) -> Any:

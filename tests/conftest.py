@@ -126,9 +126,10 @@ def pytest_collection_finish(session):
 
 @pytest.hookimpl(trylast=True)
 def pytest_runtest_teardown(item, nextitem):
-    # (A service has compiled what it runs; tests count that nothing else is.)
-    is_served = nextitem and nextitem.module is item.module and "running" in item.fixturenames
-    item.config.memory(may_forget=not is_served)
+    # (Something is compiled for all tests of a module; each counts that nothing else is.)
+    is_warm = {"running", "warm"} & set(item.fixturenames)
+    is_warm = is_warm and nextitem and nextitem.module is item.module
+    item.config.memory(may_forget=not is_warm)
 
 
 def _resident() -> int:

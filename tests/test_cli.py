@@ -166,7 +166,7 @@ SCRIPT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["script
 def test_help_imports_little(arguments):
     said = of_the_script(
         *arguments,
-        after="assert not {'jax', 'numpy', 'ensembleode', 'juliacall'} & set(sys.modules)\n",
+        after="assert not {'jax', 'numpy', 'equinox', 'juliacall'} & set(sys.modules)\n",
     )
     if arguments == ["--version"]:
         assert said == f"ensembleode {eo.__version__}\n"
@@ -340,11 +340,15 @@ def test_doctor(capsys, monkeypatch):
     assert f"jax {jax.__version__}" in said
     assert f"{len(jax.local_devices())} CPU devices for" in said
     assert "float64" in said
+    problems = doctor.report()["problems"]
     monkeypatch.setitem(doctor.EXTRAS, "dask", ("EnsembleDistributed", ("no_such.module",)))
+    assert run("doctor") == 0
+    line = "dask: EnsembleDistributed, not installed (pip install 'ensembleode[dask]')\n"
+    assert line in capsys.readouterr().out
     assert run("doctor", "--json") == 0
     report = json.loads(capsys.readouterr().out)
-    assert {"problem": "EnsembleDistributed needs no_such.module.",
-            "remedy": "pip install 'ensembleode[dask]'"} in report["problems"]  # fmt: skip
+    assert report["extras"]["dask"]["missing"] == ["no_such.module"]
+    assert report["problems"] == problems
     assert report["x64"] is True
 
 

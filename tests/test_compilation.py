@@ -1,11 +1,15 @@
 """What compiles, when, and that nothing is stale."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode.core.recent import jit_recent, RECENT
+from ensembleode.engines.compiled import call, compiler
 
 from .marks import slow_unless
 from .test_conformance import ALGORITHMS, QUICK
@@ -80,6 +84,57 @@ def test_other_numbers_compile_nothing_and_are_not_stale(alg, compiles, activati
     assert not np.allclose(first.u, anew.u)
 
 
+def test_numbers_in_f_compile_nothing(compiles, monkeypatch):
+    """A scan over one, with derivatives, and what is not stale; but a number that code is quicker
+    for knowing is code."""
+    kernels = []
+    real = compiler.compiled
+    monkeypatch.setattr(call, "compiled", lambda text, *a: kernels.append(text) or real(text, *a))
+
+    def end(k, u0, p=1.5):
+        def f(u, p, t):
+            return -k * p * jnp.where(u > k, u, 0.1 * u) + 0.3
+
+        return eo.solve(eo.ODEProblem(f, u0, (0.0, 1.0), p), eo.Euler(), dt=0.1).u[-1].sum()
+
+    u0 = jnp.array([0.5, 6.0])
+    values = [(end(k, u0), jax.grad(end, (1, 2))(k, u0, 1.5)) for k in (3.3,)]
+    compiles.count, count = 0, len(kernels)
+    scan = (0.7, 5.0, 3.3)
+    values += [(end(k, u0), jax.grad(end, (1, 2))(k, u0, 1.5)) for k in scan]
+    assert (compiles.count, len(kernels)) == (0, count)
+    assert len({float(value) for value, _ in values}) == len(scan)
+    for x, y in zip(*map(jax.tree.leaves, (values[0], values[-1])), strict=True):
+        np.testing.assert_array_equal(x, y)
+    for k in scan:
+        expected = np.array(u0)
+        for _ in range(10):
+            rate = -k * 1.5 * np.where(expected > k, expected, 0.1 * expected) + 0.3
+            expected = expected + 0.1 * rate
+        np.testing.assert_allclose(end(k, u0), expected.sum(), rtol=1e-12)
+    end(2.0, u0)
+    assert len(kernels) > count
+
+
+def test_programs_of_old_problems_are_forgotten(compiles):
+    """But not those of recent ones."""
+    calls = []
+
+    @functools.partial(jit_recent, static=2)
+    def f(a, b, x):
+        calls.append((a, b))
+        return a * x + b
+
+    for a in range(RECENT + 1):
+        assert f(a, 1, 2.0) == 2 * a + 1
+    compiles.count = 0
+    f(RECENT, 1, 3.0)
+    f(1, 1, 3.0)
+    assert compiles.count == 0
+    assert f(0, 1, 3.0) == 1
+    assert len(calls) == RECENT + 2
+
+
 def test_a_rebound_global_is_not_stale(alg):
     scale = {"value": 1.0}
 
@@ -109,6 +164,20 @@ def test_eager_gradient_compiles_once(alg, compiles, batch_size):
     second = jax.grad(loss)(jnp.array([2.0, -0.5]))
     assert compiles.count == 0
     assert not np.allclose(first, second)
+
+
+@pytest.mark.parametrize("options", [{}, slow_unless(False, {"saveat": 0.25})], ids=str)
+def test_implicit_methods_compile_once_for_any_number_of_trajectories(compiles, options):
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0, 2.0]), (0.0, 1.0), 1.0)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=jnp.float64(ctx.sim_id)))
+    sims = []
+    for n in (3, 1, 50, 300):
+        compiles.count = 0
+        sims.append(eo.solve(ens, eo.ImplicitEuler(), trajectories=n, reltol=1e-2, **options))
+        assert (compiles.count == 0) == (n != 3)
+    for sim in sims:
+        assert sim.u.shape[0] == len(sim.retcode) == len(sim)
+        np.testing.assert_array_equal(sim.u, sims[-1].u[: len(sim)])
 
 
 def test_custom_derivatives_are_not_confused():
@@ -146,6 +215,32 @@ def test_prob_func_is_called_twice(alg):
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.array([1.0]), (0.0, 1.0))
     eo.solve(eo.EnsembleProblem(prob, prob_func), None, alg, trajectories=20, batch_size=5)
     assert len(calls) == 2  # the second to see that it makes the same
+
+
+def test_what_is_met_again_is_called_once(alg):
+    calls = []
+
+    def f(u, p, t):
+        calls.append("f")
+        return -u
+
+    def prob_func(prob, ctx):
+        calls.append("prob_func")
+        return eo.remake(prob, u0=prob.u0 * ctx.sim_id)
+
+    def output_func(sol, ctx):
+        calls.append("output_func")
+        return sol.u[-1], False
+
+    prob = eo.ODEProblem(f, jnp.array([1.0]), (0.0, 1.0))
+    ens = eo.EnsembleProblem(prob, prob_func, output_func)
+    for _ in range(2):
+        calls.clear()
+        eo.solve(ens, None, alg, trajectories=6, batch_size=3)
+    assert calls == ["prob_func", "f", "output_func"]
+    calls.clear()
+    eo.solve(prob)
+    assert calls == ["f"]
 
 
 def test_shared_weights_are_not_copied():

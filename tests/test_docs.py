@@ -202,7 +202,7 @@ def test_check_of_examples_in_docstrings(tmp_path):
 
 
 def public(module):
-    names = [name for name in vars(module) if not name.startswith("_")]
+    names = [name for name in dir(module) if not name.startswith("_")]
     found = {f"{module.__name__}.{name}": getattr(module, name) for name in names}
     return {name: x for name, x in found.items() if not isinstance(x, types.ModuleType)}
 
@@ -261,8 +261,8 @@ def in_reference():
 #
 
 
-def hooks():
-    spec = importlib.util.spec_from_file_location("docs_hooks", DOCS / "hooks.py")
+def hooks(name="hooks"):
+    spec = importlib.util.spec_from_file_location(f"docs_{name}", DOCS / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
@@ -275,10 +275,20 @@ def test_gallery_has_example(name):
     assert f"`examples/{name}`" in page
     assert textwrap.indent(source, "    ").strip() in page
     # The pictures that examples draw are not tracked: a copy of each is.
+    stem = name.removesuffix(".py")
     if "savefig" in source:
-        assert f"](images/{name.removesuffix('.py')}.png)" in page
+        assert re.search(rf"\[!\[[A-Z0-9][^\]]{{40,}}\]\(images/{stem}.png\)\]", page)
+    # (A text may not start with what is left of a formula.)
+    assert re.search(rf"\(#{stem}\)\*\*\n\n    [A-Z]", page)
 
 
 def test_hooks_fill_in_every_comment():
     for page in DOCS.rglob("*.md"):
         assert "<!--" not in hooks().on_page_markdown(page.read_text()), page
+
+
+def test_examples_in_docstrings_are_shown_as_code():
+    griffe = pytest.importorskip("griffe")
+    shown = griffe.Function("f", docstring=griffe.Docstring("It is.\n\n>>> 1 + 1\n2\n\nMore."))
+    hooks("docstrings").Examples().on_instance(obj=shown)
+    assert shown.docstring.value == "It is.\n\n```pycon\n>>> 1 + 1\n2\n```\n\nMore."

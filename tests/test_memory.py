@@ -1,15 +1,52 @@
 """Streaming: what a large ensemble costs."""
 
+import ctypes
+import gc
+import pathlib
 import resource
 import sys
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode.core.recent import RECENT
+from ensembleode.engines.compiled.call import SPARE
 
 from .problems import lorenz
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="no /proc")
+@pytest.mark.parametrize("how", ["eager", "in jit"])
+def test_one_problem_after_another_in_bounded_memory(how):
+    """Fields of other code, each with a kernel and a program of its own."""
+
+    def solve(i):
+        prob = eo.ODEProblem(lambda u, p, t: -u * 2.0**-i, jnp.ones(2), (0.0, 1.0))
+
+        def end(u0):
+            prob_u0 = eo.remake(prob, u0=u0)
+            return eo.solve(prob_u0, eo.Euler(), dt=1.0, engine="compiled").u[-1]
+
+        end = end if how == "eager" else jax.jit(end)
+        np.testing.assert_array_equal(end(jnp.ones(2)), 1 - 2.0**-i)
+
+    def resident():
+        gc.collect()
+        if how == "in jit":
+            jax.clear_caches()
+        ctypes.CDLL(None).malloc_trim(0)
+        return int(pathlib.Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+    for i in range(RECENT + SPARE):
+        solve(i)
+    before, more = resident(), 150
+    for i in range(RECENT + SPARE, RECENT + SPARE + more):
+        solve(i)
+    assert resident() - before < 3e5 * more  # bytes; one is 2.4e6
 
 
 @pytest.mark.slow

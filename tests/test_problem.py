@@ -114,8 +114,8 @@ def test_tspan_of_arrays_inside_a_trace(caplog):
     sim = eo.solve(ens, trajectories=4, abstol=1e-9, reltol=1e-9)
     np.testing.assert_allclose(sim.u[:, -1], u0s * np.exp(-1), rtol=1e-7)
     assert not caplog.records
-    with pytest.raises(ValueError, match="zero length"):
-        eo.ODEProblem(lambda u, p, t: -u, u0s[0], (ts[1], ts[1]))
+    point = eo.ODEProblem(lambda u, p, t: -u, u0s[0], (ts[1], ts[1]))
+    np.testing.assert_array_equal(eo.solve(point).u, np.stack([u0s[0]] * 2))
 
 
 def test_tspan_may_be_traced():
@@ -376,3 +376,34 @@ def test_what_f_decides_by_is_one_for_all_trajectories():
     )
     with pytest.raises(ValueError, match="varies the computation that f does"):
         eo.solve(ens, trajectories=2)
+
+
+def test_counts_as_people_write_them():
+    ens = eo.EnsembleProblem(decay())
+    sim = eo.solve(ens, trajectories=1e1, batch_size=4.0, maxiters=1e3, max_repeats=np.float64(2))
+    assert len(sim) == 10
+    for bad in (2.5, np.nan, np.inf, 0.0):
+        with pytest.raises(ValueError, match="trajectories must be a positive integer"):
+            eo.solve(ens, trajectories=bad)
+
+
+@pytest.mark.parametrize(
+    ("dtype", "options", "said"),
+    [
+        (np.float32, {"reltol": 1e-8, "abstol": 1e-8}, True),
+        (np.float32, {"reltol": 0.0, "abstol": 1e-8}, True),
+        (np.float32, {"reltol": 1e-6, "abstol": 1e-9}, False),
+        (np.float32, {"reltol": 1e-8, "abstol": 1e-3}, False),
+        (np.float32, {"reltol": 1e-8, "abstol": 1e-8, "adaptive": False, "dt": 0.1}, False),
+        (np.float64, {"reltol": 1e-8, "abstol": 1e-8}, False),
+        (np.float64, {"reltol": 1e-16, "abstol": 1e-17}, True),
+    ],
+)
+@pytest.mark.parametrize("engine", ["compiled", "lanes", "diffrax"])
+def test_a_tolerance_below_roundings_is_said(dtype, options, said, engine, caplog):
+    log_once.cache_clear()
+    prob = eo.ODEProblem(lambda u, p, t: -u, np.ones(2, dtype), (0.0, 1.0))
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: prob)
+    eo.solve(ens, eo.Tsit5(), trajectories=2, maxiters=20, engine=engine, **options)
+    assert ("are finer than the roundings" in caplog.text) == said
+    assert ("jax_enable_x64" in caplog.text) == (said and dtype == np.float32)

@@ -1,5 +1,6 @@
 """States that are pytrees. (On all ensemble algorithms: test_conformance.py.)"""
 
+import importlib.util
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -10,7 +11,13 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.core.state_tree import as_state, component_names, flattened, tree_of
+from ensembleode.core.state_tree import (
+    as_state,
+    component_names,
+    flattened,
+    tree_of,
+    written_order,
+)
 
 from .marks import slow_unless
 
@@ -63,6 +70,45 @@ def test_numbers_and_lists_of_them_are_arrays(u0):
     assert tree_of(as_state(u0)) is None
 
 
+@pytest.mark.parametrize(
+    "u0",
+    [
+        (jnp.ones(2), jnp.zeros(3)),
+        (jnp.array(1.0), jnp.array(2.0)),
+        [np.ones(2), np.zeros(2)],
+        (jnp.ones((2, 2)), 0.0),
+        {"x": (jnp.ones(1), [1.0, 2.0])},
+    ],
+    ids=str,
+)
+def test_tuples_of_arrays_are_states(u0):
+    state = as_state(u0)
+    assert tree_of(state) is not None
+
+    def f(u, p, t):
+        return jax.tree.map(lambda x: -p * x, u)
+
+    prob = eo.ODEProblem(f, u0, (0.0, 1.0), 0.5)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=prob.p * ctx.sim_id))
+    sim = eo.solve(ens, trajectories=2, save_start=False, **TIGHT)
+    expected = jax.tree.map(
+        lambda x: np.stack([np.exp(-0.5 * i) * x for i in (1, 2)])[:, None], state
+    )
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-7), sim.u, expected)
+    back = jax.grad(
+        lambda u0: sum(x.sum() for x in jax.tree.leaves(eo.solve(eo.remake(prob, u0=u0)).u))
+    )(state)
+    jax.tree.map(lambda x: np.testing.assert_allclose(x, 1 + np.exp(-0.5), rtol=1e-3), back)
+
+
+def test_numbers_under_grad_are_numbers():
+    def end(a):
+        prob = eo.ODEProblem(lambda u, p, t: -u, [a, 1.0], (0.0, 1.0))
+        return eo.solve(prob, **TIGHT).u[-1, 0]
+
+    np.testing.assert_allclose(jax.value_and_grad(end)(1.0), np.exp([-1.0, -1.0]), rtol=1e-7)
+
+
 shapes = st.lists(st.sampled_from([(), (1,), (3,), (2, 2), (0, 2)]), min_size=1, max_size=4)
 
 
@@ -84,7 +130,10 @@ def test_a_vector_of_a_pytree_and_back(shapes, lead, seed):
 
 def test_names_of_components():
     u = {"b": jnp.zeros(2), "a": Prey(jnp.zeros(()), jnp.zeros((1, 2)))}
-    assert component_names(u) == ["a.young", "a.old[0,0]", "a.old[0,1]", "b[0]", "b[1]"]
+    assert component_names(u) == ("a.young", "a.old[0,0]", "a.old[0,1]", "b[0]", "b[1]")
+    order = written_order(u)
+    assert order == ("b", "a.young", "a.old")
+    assert component_names(u, 0, order) == ("b[0]", "b[1]", "a.young", "a.old[0,0]", "a.old[0,1]")
 
 
 def test_numbers_take_the_dtype_of_arrays_beside_them():
@@ -139,7 +188,7 @@ def test_alone():
     np.testing.assert_allclose(sol.u["x"], exact(sol.t), rtol=1e-8)
     assert sol.u["v"].shape == (5, 2)
     assert np.asarray(sol).shape == (5, 4)
-    assert "{v (2,), x (2,)}" in repr(sol)
+    assert "{x (2,), v (2,)}" in repr(sol)
 
 
 def test_an_equinox_module():
@@ -235,6 +284,94 @@ def test_other_numbers_compile_nothing(compiles):
 
 
 #
+# Names
+#
+
+
+def sir(u, p, t):
+    infected = p * u["S"] * u["I"]
+    return {"R": u["I"], "I": infected - u["I"], "S": -infected}
+
+
+def epidemic(order="SIR", **parts):
+    start = {"S": 0.9, "I": 0.1, "R": 0.0}
+    prob = eo.ODEProblem(sir, {name: start[name] for name in order}, (0.0, 4.0), 3.0)
+
+    def prob_func(prob, ctx):
+        # (JAX sorts the keys of what it maps over.)
+        u0 = jax.tree.map(lambda x: x * (1 + ctx.index / 10), prob.u0)
+        return eo.remake(prob, u0=u0)
+
+    return eo.EnsembleProblem(prob, prob_func, **parts)
+
+
+@pytest.mark.parametrize("order", ["SIR", "RIS", "ISR"])
+def test_components_keep_the_order_they_were_written_in(order, tmp_path):
+    ens, options = epidemic(order), {"trajectories": 4, "saveat": 1.0}
+    sim = eo.solve(ens, **options)
+    outputs = eo.solve(epidemic(order, output_func=lambda sol, ctx: (sol, False)), **options)
+    found = [sim, jax.jit(lambda: eo.solve(ens, **options))(), jax.tree.map(jnp.asarray, sim)]
+    if importlib.util.find_spec("zarr"):
+        found.append(eo.solve(ens, **options, store=tmp_path / "a.zarr"))
+        found.append(eo.open_ensemble(tmp_path / "a.zarr"))
+    for each in found:
+        assert list(each.to_pandas().columns) == list(order)
+        assert list(each.to_xarray().data_vars)[:3] == list(order)
+        assert eo.EnsembleSummary(each).names == tuple(order)
+        for i, name in enumerate(order):
+            np.testing.assert_allclose(each.to_array()[..., i], each.u[name])
+            np.testing.assert_allclose(np.asarray(each[1])[:, i], each[1].u[name])
+    np.testing.assert_allclose(outputs.u.u["S"], sim.u["S"])
+    np.testing.assert_allclose(outputs[1], sim[1])
+    assert eo.analysis.summarize(ens, **options).names == tuple(order)
+
+
+def test_components_by_name():
+    matplotlib = pytest.importorskip("matplotlib")
+    matplotlib.use("agg")
+    sim = eo.solve(epidemic(), trajectories=4, saveat=1.0)
+    for shown in (sim, sim[0], eo.EnsembleSummary(sim)):
+        assert shown.plot("I").get_ylabel() == "I"
+        assert shown.plot(("S", "R")).get_xlabel() == "S"
+        assert [t.get_text() for t in shown.plot(["R", 1]).get_legend().get_texts()][-2:] == [
+            "R",
+            "I",
+        ]
+        with pytest.raises(ValueError, match="no component has the name 'X'; there are S, I, R"):
+            shown.plot("X")
+    assert sim.plot("b", names=["a", "b", "c"]).get_ylabel() == "b"
+    springs = eo.solve(ensemble(), trajectories=3, saveat=0.5)
+    texts = {t.get_text() for t in springs.plot("v").get_legend().get_texts()}
+    assert texts == {"v[0]", "v[1]"}
+    assert springs.plot("v[1]").get_ylabel() == "v[1]"
+
+
+@pytest.mark.usefixtures("unchecked")
+@pytest.mark.parametrize("quantiles", [(0.1, 0.9), [(0.05, 0.95), (0.25, 0.75)]])
+def test_a_summary_by_name(quantiles):
+    ens = epidemic()
+    every = eo.EnsembleSummary(eo.solve(ens, trajectories=9, saveat=1.0), quantiles=quantiles)
+    one = every["I"]
+    for name in ("u", "v", "med", "qlow", "qhigh"):
+        np.testing.assert_array_equal(getattr(one, name), getattr(every, name)[..., 1])
+    assert one.names == ("I",)
+    assert one.quantiles == every.quantiles
+    both = eo.EnsembleSummary(eo.solve(ensemble(), trajectories=3, saveat=0.5), quantiles=quantiles)
+    np.testing.assert_array_equal(both["v"].med, both.med[:, 2:])
+    assert both["v"].names == ("v[0]", "v[1]")
+    with pytest.raises(ValueError, match="no component has the name 'X'"):
+        every["X"]
+    with pytest.raises(TypeError, match="indexed by the names"):
+        every[0]
+
+
+def test_names_of_leaves_are_different():
+    u0 = {"a.b": jnp.ones(1), "a": {"b": jnp.ones(1)}}
+    with pytest.raises(ValueError, match="of the same name"):
+        eo.ODEProblem(lambda u, p, t: u, u0, (0.0, 1.0))
+
+
+#
 # Looked at
 #
 
@@ -242,13 +379,13 @@ def test_other_numbers_compile_nothing(compiles):
 def test_statistics_are_of_the_flattened_state():
     sim = eo.solve(ensemble(), trajectories=3, saveat=0.5)
     mean = eo.analysis.timeseries_steps_mean(sim)
-    np.testing.assert_allclose(mean[:, 2:], sim.u["x"].mean(0), rtol=1e-12)
+    np.testing.assert_allclose(mean[:, :2], sim.u["x"].mean(0), rtol=1e-12)
     np.testing.assert_allclose(
-        eo.analysis.timepoint_mean(sim, 0.5)[:2], sim.u["v"][:, 1].mean(0), rtol=1e-12
+        eo.analysis.timepoint_mean(sim, 0.5)[2:], sim.u["v"][:, 1].mean(0), rtol=1e-12
     )
     dense = eo.solve(ensemble(), trajectories=3, save_everystep=True)
     assert eo.analysis.get_timepoint(dense, [0.1, 0.2]).shape == (3, 2, 4)
-    names = ("v[0]", "v[1]", "x[0]", "x[1]")
+    names = ("x[0]", "x[1]", "v[0]", "v[1]")
     summary = eo.EnsembleSummary(sim)
     assert summary.names == names
     np.testing.assert_allclose(summary.u, mean, rtol=1e-12)
@@ -259,7 +396,7 @@ def test_statistics_are_of_the_flattened_state():
 
 def test_arrays():
     sim = eo.solve(ensemble(), trajectories=3, saveat=0.5)
-    flat = np.concatenate([sim.u["v"], sim.u["x"]], axis=-1)
+    flat = np.concatenate([sim.u["x"], sim.u["v"]], axis=-1)
     np.testing.assert_array_equal(np.asarray(sim), flat)
     np.testing.assert_array_equal(sim.to_array(), flat)
     np.testing.assert_array_equal(sim.to_array("julia"), np.moveaxis(flat, (0, 1), (-1, -2)))
@@ -272,7 +409,7 @@ def test_labels():
     assert data["x"].dims == ("trajectory", "time", "x_0")
     np.testing.assert_array_equal(data["x"], sim.u["x"])
     assert sim[0].to_xarray()["v"].dims == ("time", "v_0")
-    columns = ["v[0]", "v[1]", "x[0]", "x[1]"]
+    columns = ["x[0]", "x[1]", "v[0]", "v[1]"]
     assert list(sim.to_pandas().columns) == columns
     assert list(sim[0].to_pandas().columns) == columns
     with pytest.raises(ValueError, match="names are for the components of a vector"):
@@ -286,7 +423,7 @@ def test_plots():
     for ax in (sim.plot(), sim[0].plot(), eo.EnsembleSummary(sim).plot()):
         shown = {text.get_text() for text in ax.get_legend().get_texts()}
         assert {"v[0]", "v[1]", "x[0]", "x[1]"} <= shown
-    assert sim.plot(idxs=(2, 0)).get_xlabel() == "x[0]"
+    assert sim.plot(idxs=(2, 0)).get_xlabel() == "v[0]"
 
 
 @pytest.mark.parametrize("everystep", [False, True])

@@ -24,7 +24,7 @@ import zarr
 import ensembleode as eo
 from ensembleode import store as store_module
 from ensembleode.core.fingerprint import fingerprint
-from ensembleode.solve import job_for
+from ensembleode.solving import job_for
 
 from .marks import slow_unless
 from .problems import decay, lotka_volterra, scaled
@@ -173,7 +173,15 @@ def test_whatever_is_saved(tmp_path, ens, options, name):
 
 def damaged(path, how, name="u"):
     """Damages a chunk of this variable in the second batch."""
-    chunk = next(f for f in (path / name / "c").rglob("*") if f.is_file() and "c/1" in str(f))
+
+    def chunk_of(batch):
+        return next(
+            f
+            for f in (path / name / "c" / batch, *(path / name / "c" / batch).rglob("*"))
+            if f.is_file()
+        )
+
+    chunk = chunk_of("1")
     data = chunk.read_bytes()
     if how == "missing":
         chunk.unlink()
@@ -181,29 +189,70 @@ def damaged(path, how, name="u"):
         chunk.write_bytes(data[: len(data) // 2])
     elif how == "empty":
         chunk.write_bytes(b"")
+    elif how == "exchanged":
+        chunk.write_bytes(chunk_of("0").read_bytes())
+        chunk_of("0").write_bytes(data)
     else:
         middle = len(data) // 2
         chunk.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
     return chunk
 
 
-@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "flipped"])
-def test_damage_is_found(tmp_path, how):
-    """A chunk that is not as it was written is computed again, and no other."""
-    path = tmp_path / "sweep.zarr"
-    expected = eo.solve(ensemble(), **OPTIONS)
-    eo.solve(ensemble(), **OPTIONS, store=path)
-    for name in ("u", "naccept", "digest", "inputs", "trajectory"):
-        damaged(path, how, name)
-        if how in ("truncated", "flipped") and name in ("u", "naccept"):
-            with pytest.raises(Exception, match=r"(?s)."):
-                eo.open_ensemble(path).u[:] if name == "u" else xarray.open_zarr(path).load()
+def counted(sol, ctx):
+    return {"bin": (sol.u[-1, 0] * 100).astype(int), "end": sol.u[-1]}, False
+
+
+READ = {
+    "indexed": lambda sim: (np.asarray(sim.retcode), jax.tree.map(lambda x: x[:], sim.u)),
+    "labelled": lambda sim: (lambda ds: (ds.retcode, {k: ds[k] for k in sim.u}))(sim.to_xarray()),
+    "computed": lambda sim: (np.asarray(sim.retcode), jax.tree.map(lambda x: x + 0, sim.u)),
+}
+
+
+@pytest.mark.parametrize("how", ["missing", "truncated", "empty", "flipped", "exchanged", "stale"])
+def test_damage_is_found(tmp_path, how, caplog):
+    """A chunk that is not as it was written is not served, whatever reads it; it is said which it
+    is, and it is computed again, and no other."""
+    path, old = tmp_path / "sweep.zarr", tmp_path / "old.zarr"
+    expected = eo.solve(ensemble(output_func=counted), **OPTIONS)
+    eo.solve(ensemble(output_func=counted), **OPTIONS, store=path)
+    if how == "stale":
+        p = jnp.array([1.4, 1.0, 3.0, 1.0])
+        eo.solve(ensemble(p=p, output_func=counted), **OPTIONS, store=old)
+    for name in ("bin", "end", "naccept", "digest", "trajectory"):
+        if how == "stale":
+            chunk = next(
+                f for f in (old / name / "c").rglob("*") if f.is_file() and "/c/1" in str(f)
+            )
+            if chunk.read_bytes() == (path / chunk.relative_to(old)).read_bytes():
+                continue
+            (path / chunk.relative_to(old)).write_bytes(chunk.read_bytes())
+        else:
+            damaged(path, how, name)
+        for read in READ.values():
+            caplog.clear()
+            sim, error = result_or_error(lambda: eo.open_ensemble(path))
+            found, error = result_or_error(lambda read=read, sim=sim: read(sim))
+            if error is not None:
+                assert f"the store {path} is damaged: {name}/c/" in str(error)
+                assert "trajectories 0 to 255" in str(error) or "256 to 511" in str(error)
+                continue
+            codes, u = found
+            there = np.asarray(codes) == 1
+            assert there.all() == sim.converged == (not caplog.records)
+            jax.tree.map(
+                lambda x, y, at=there: np.testing.assert_array_equal(x[at], y[at]), u, expected.u
+            )
+            if not there.all():
+                assert f"{name}/c/" in caplog.text
+                assert np.isnan(u["end"][~there]).all()
         before = files(path)
-        same(eo.solve(ensemble(), **OPTIONS, store=path), expected)
+        same(eo.solve(ensemble(output_func=counted), **OPTIONS, store=path), expected)
         after = files(path)
         touched = {f for f in after if after[f] != before.get(f)}
         assert touched
-        assert all("/c/1" in f for f in touched)
+        assert all("/c/1" in f or (how == "exchanged" and "/c/0" in f) for f in touched)
+        same(eo.open_ensemble(path), expected)
 
 
 def test_another_ensemble_is_refused(tmp_path):
@@ -225,7 +274,7 @@ def test_another_ensemble_is_refused(tmp_path):
         r"differs in the solver's options\.": (ensemble(), {"alg": eo.Vern7()}),
         r"engine \(compiled there, diffrax here\)": (ensemble(), {"engine": "diffrax"}),
         r"output_func": (ensemble(output_func=lambda sol, ctx: (sol.u[-1], False)), {}),
-        r"makes other problems of trajectories 0 to 255": (ensemble(n=1001), {}),
+        r"differs in prob_func\.": (ensemble(n=1001), {}),
         r"shared steps": (ensemble(), {"ensemblealg": eo.EnsembleColumns()}),
     }
     before = files(path)
@@ -237,10 +286,6 @@ def test_another_ensemble_is_refused(tmp_path):
 
 def doubled(x):
     return 2 * x
-
-
-def tripled(x):
-    return 3 * x
 
 
 def test_what_is_deep_inside_is_refused(tmp_path):
@@ -267,7 +312,7 @@ def test_what_is_deep_inside_is_refused(tmp_path):
         "loop": [
             eo.EnsembleProblem(eo.remake(prob, f=looping(np.full(99, x)))) for x in (0.1, 0.2)
         ],
-        "host": [eo.EnsembleProblem(eo.remake(prob, f=calling(h))) for h in (doubled, tripled)],
+        "host": [eo.EnsembleProblem(eo.remake(prob, f=calling(h))) for h in (np.sin, np.cos)],
         "name": [eo.EnsembleProblem(prob, output_func=outputs(n)) for n in "ab"],
         "rerun": [
             eo.EnsembleProblem(
@@ -302,12 +347,6 @@ def calls(host, output_func=False):
     )
 
 
-def of_module(rate, text):
-    names = {"np": np, "RATE": rate}
-    exec(text, names)
-    return names["host"]
-
-
 class Rate:
     def __init__(self, rate):
         self.rate = rate
@@ -319,26 +358,12 @@ class Rate:
         return self.rate * np.asarray(u)
 
 
-def from_table(table, u):
-    return table[2500] * np.asarray(u)
-
-
-WHERE = {
-    "a constant": lambda r: of_module(0, f"def host(u): return {r} * np.asarray(u)"),
-    "a default": lambda r: of_module(r, "def host(u, rate=RATE): return rate * np.asarray(u)"),
-    "a lambda within": lambda r: of_module(0, f"def host(u): return (lambda x: {r} * x)(u)"),
-    "a comprehension": lambda r: of_module(
-        0, f"def host(u): return np.stack([{r} * x for x in np.asarray(u)])"
-    ),
-    "a callable object": Rate,
-    "a bound method": lambda r: Rate(r).method,
-    "an array of a partial": lambda r: functools.partial(
-        from_table, np.where(np.arange(5000) == 2500, r, 0.0)
-    ),
-    "a global": lambda r: of_module(r, "def host(u): return RATE * np.asarray(u)"),
-    "another function": lambda r: of_module(
-        r, "def other(u): return RATE * np.asarray(u)\ndef host(u): return other(u)"
-    ),
+OF_THE_USER = {
+    "a function": doubled,
+    "a lambda": lambda u: -u,
+    "a callable object": Rate(-1.0),
+    "a bound method": Rate(-1.0).method,
+    "a partial": functools.partial(np.multiply, -1.0),
 }
 CALLING = {
     "alg": eo.Euler(),
@@ -350,25 +375,26 @@ CALLING = {
 }
 
 
-@pytest.mark.parametrize("name", WHERE)
-def test_what_the_host_computes_is_told_apart(name):
-    """Wherever the number is that differs."""
+@pytest.mark.parametrize("name", OF_THE_USER)
+@pytest.mark.parametrize("output_func", [False, True])
+def test_what_python_computes_has_a_name(tmp_path, name, output_func):
+    """Its code doesn't tell what it computes, which may be read from a file."""
+    ens, options = calls(OF_THE_USER[name], output_func), {**CALLING, "store": tmp_path / "a.zarr"}
+    what = "output_func" if output_func else "f"
+    with pytest.raises(eo.StoreError, match=f"{what}: it calls the Python function .* of your own"):
+        eo.solve(ens, **options)
+    first = eo.solve(ens, **options, store_key="one")
+    np.testing.assert_array_equal(eo.solve(ens, **options, store_key="one").u, first.u)
+    with pytest.raises(eo.StoreError, match=r"differs in store_key \(one there, two here\)"):
+        eo.solve(ens, **options, store_key="two")
 
-    def digest(rate):
-        ens, dt = calls(WHERE[name](rate)), {"dt": 0.5}
-        job, _ = job_for(ens, dt, jax.random.key(0), 3, "diffrax", eo.Euler())
-        return fingerprint(job)["#f"]
 
-    assert digest(-1.0) == digest(-1.0) != digest(-3.0)
-
-
-def test_a_store_of_another_global_is_refused(tmp_path):
+def test_what_is_installed_is_known(tmp_path):
     options = {**CALLING, "store": tmp_path / "a.zarr"}
-    first = eo.solve(calls(WHERE["another function"](-1.0)), **options)
-    again = eo.solve(calls(WHERE["another function"](-1.0)), **options)
-    np.testing.assert_array_equal(first.u, again.u)
+    eo.solve(calls(np.negative), **options)
+    assert eo.solve(calls(np.negative), **options).converged
     with pytest.raises(eo.StoreError, match=r"differs in f\."):
-        eo.solve(calls(WHERE["another function"](-3.0)), **options)
+        eo.solve(calls(np.sin), **options)
 
 
 def test_a_derivative_rule_is_told_apart():
@@ -403,13 +429,6 @@ def test_a_derivative_rule_is_told_apart():
     assert len({digest(-1.0, ones), digest(-3.0, ones), digest(-1.0, other)}) == 3
 
 
-def test_what_the_output_computes_is_told_apart(tmp_path):
-    options = {**CALLING, "store": tmp_path / "a.zarr"}
-    eo.solve(calls(Rate(-1.0), output_func=True), **options)
-    with pytest.raises(eo.StoreError, match=r"differs in output_func\."):
-        eo.solve(calls(Rate(-3.0), output_func=True), **options)
-
-
 def test_a_key_for_what_can_not_be_told(tmp_path, unchecked):
     """A lock can't be compared; a key says that it needn't be."""
     lock = threading.Lock()
@@ -419,7 +438,9 @@ def test_a_key_for_what_can_not_be_told(tmp_path, unchecked):
             return -np.asarray(u)
 
     options = {**CALLING, "store": tmp_path / "a.zarr"}
-    told = r"f runs Python code, and it holds a _thread\.lock, .* Give store_key='\.\.\.', a string"
+    told = (
+        r"f: it calls the Python function .*locked of your own. Give store_key='\.\.\.', a string"
+    )
     with pytest.raises(eo.StoreError, match=told):
         eo.solve(calls(locked), **options)
     assert not (tmp_path / "a.zarr").exists()
@@ -459,14 +480,52 @@ class Halved(diffrax.Euler):
         return super().step(terms, t0, t0 + (t1 - t0) / 2, y0, *rest)
 
 
-def test_a_solver_of_the_users_is_told_apart(tmp_path, monkeypatch):
+def test_a_solver_of_the_users_has_a_name(tmp_path):
     options = {**CALLING, "alg": Halved(), "store": tmp_path / "a.zarr"}
     ens = eo.EnsembleProblem(decay(), scaled)
-    eo.solve(ens, **options)
-    eo.solve(ens, **options)
-    monkeypatch.setattr(Halved, "step", diffrax.Euler.step)
-    with pytest.raises(eo.StoreError, match="differs in the solver's options"):
+    with pytest.raises(eo.StoreError, match="options: it has the class Halved of your own"):
         eo.solve(ens, **options)
+    eo.solve(ens, **options, store_key="half steps")
+    with pytest.raises(eo.StoreError, match="differs in the solver's options"):
+        eo.solve(ens, **{**options, "alg": diffrax.Euler()}, store_key="half steps")
+
+
+def by_a_branch(prob, ctx):
+    """A prob_func that Python has to call."""
+    return eo.remake(prob, u0=prob.u0 * (2.0 if ctx.repeat > 2 else float(ctx.index)))
+
+
+@pytest.mark.parametrize("last", [5.0, 0.1])
+def test_a_rerun_is_part_of_the_ensemble(tmp_path, last):
+    """Whichever try it is from which prob_func makes something else."""
+
+    def solved(last, path):
+        prob_func = lambda prob, ctx: eo.remake(  # noqa: E731
+            prob, u0=prob.u0 * jnp.where(ctx.repeat >= 3, last, 1.0)
+        )
+        ens = eo.EnsembleProblem(decay(), prob_func, lambda sol, ctx: (sol.u[-1], ctx.repeat < 3))
+        return eo.solve(ens, trajectories=4, store=tmp_path / path)
+
+    solved(last, "a.zarr")
+    assert solved(last, "a.zarr").converged
+    with pytest.raises(eo.StoreError, match=r"differs in prob_func\."):
+        solved(last + 1, "a.zarr")
+
+
+def test_a_called_prob_func(tmp_path):
+    """By what it makes in the first run; where there may be others, it has a name."""
+    options = {"trajectories": 4, "store": tmp_path / "a.zarr"}
+    ens = eo.EnsembleProblem(decay(), by_a_branch)
+    eo.solve(ens, **options)
+    assert eo.solve(ens, **options).converged
+    with pytest.raises(eo.StoreError, match=r"differs in prob_func\."):
+        eo.solve(
+            eo.EnsembleProblem(eo.remake(decay(), u0=jnp.array([3.0, 2.0])), by_a_branch), **options
+        )
+    again = eo.EnsembleProblem(decay(), by_a_branch, repeats)
+    with pytest.raises(eo.StoreError, match="prob_func: it calls the Python function by_a_branch"):
+        eo.solve(again, trajectories=4, store=tmp_path / "b.zarr")
+    eo.solve(again, trajectories=4, store=tmp_path / "b.zarr", store_key="mine")
 
 
 def test_an_output_called_t(tmp_path):
@@ -548,9 +607,14 @@ def another_process(tmp_path, path, alg="eo.EnsembleThreads()", before="", **opt
     )
 
 
+def recorded(path):
+    """Batches that have a record."""
+    return np.flatnonzero(zarr.open_group(path, mode="r")["digest"][:, -1])
+
+
 def batches_in(path):
     with contextlib.suppress(Exception):
-        return int(np.count_nonzero(zarr.open_group(path, mode="r")["digest"][:]))
+        return len(recorded(path))
     return 0
 
 
@@ -574,7 +638,7 @@ def test_killed_five_times(tmp_path, alg):
         process.communicate()
         assert batches_in(path) > already or already == 40
         assert all(files(path)[f] == at for f, at in written.items())
-        done = np.flatnonzero(zarr.open_group(path, mode="r")["digest"][:])
+        done = recorded(path)
         written = {f: at for f, at in files(path).items() if batch_of(f) in done}
     partial = eo.open_ensemble(path)
     codes = np.asarray(partial.retcode)
@@ -670,7 +734,7 @@ def test_whichever_write_fails(tmp_path, monkeypatch):
         if error.solution is not None:
             done = np.asarray(error.solution.retcode) == 1
             np.testing.assert_array_equal(error.solution.u[done], expected.u[done])
-            whole = np.flatnonzero(zarr.open_group(path)["digest"][:])
+            whole = recorded(path)
             written = {f: at for f, at in files(path).items() if batch_of(f) in whole}
         same(eo.solve(ens, **options, store=path), expected)
         assert all(files(path)[f] == at for f, at in written.items())
@@ -684,14 +748,14 @@ def test_what_can_not_be_read_is_not_computed_again(tmp_path, monkeypatch):
     expected = eo.solve(ensemble(), **OPTIONS, store=path)
     before = files(path)
     with monkeypatch.context() as patch:
-        read = zarr.storage._local._get
+        read = Path.read_bytes
 
-        def fails(path, *args):
+        def fails(path):
             if "/c/" in str(path):
                 raise OSError(errno.EIO, os.strerror(errno.EIO))
-            return read(path, *args)
+            return read(path)
 
-        patch.setattr(zarr.storage._local, "_get", fails)
+        patch.setattr(Path, "read_bytes", fails)
         with pytest.raises(eo.StoreError, match="can't be read: Input/output error"):
             eo.solve(ensemble(), **OPTIONS, store=path)
     same(eo.solve(ensemble(), **OPTIONS, store=path), expected)
@@ -706,29 +770,45 @@ def test_damaged_metadata(tmp_path, content, complete):
     options = {"trajectories": 8, "batch_size": 4, "store": path}
     ens = eo.EnsembleProblem(decay(), scaled)
     expected = eo.solve(ens, **options)
+    whole_group = (path / "zarr.json").read_bytes()
+    kept = json.loads(whole_group)
+    kept["attributes"]["ensembleode"]["complete"] = complete
     if not complete:
-        kept = json.loads((path / "zarr.json").read_bytes())
-        kept["attributes"]["ensembleode"]["complete"] = False
         del kept["consolidated_metadata"]
-        (path / "zarr.json").write_text(json.dumps(kept))
     for file in (path / "zarr.json", path / "u" / "zarr.json", path / "digest" / "zarr.json"):
+        (path / "zarr.json").write_text(json.dumps(kept))
         good = file.read_bytes()
         if content is None:
             file.write_bytes(good[: len(good) // 2])
         else:
             file.write_bytes(content)
-        whole = complete and file.parent != path
-        for opened in (eo.open_ensemble, lambda path: eo.solve(ens, **options)):
-            sim, error = result_or_error(lambda opened=opened: opened(path))
-            if error is None:
-                assert whole or (file.parent.name == "digest" and opened == eo.open_ensemble)
-                np.testing.assert_array_equal(sim.retcode, expected.retcode)
-            else:
-                assert not whole
-                assert str(file) in str(error) or content in (b"{}", b"[1]")
-                assert "damaged" in str(error) or "not that of an ensemble" in str(error)
-        file.write_bytes(good)
-    same(eo.solve(ens, **options), expected)
+        whole = (complete and file.parent != path) or file.parent.name == "digest"
+        sim, error = result_or_error(lambda: eo.open_ensemble(path))
+        if whole:
+            np.testing.assert_array_equal(sim.retcode, expected.retcode)
+        else:
+            assert str(file) in str(error) or content in (b"{}", b"[1]")
+            assert "is damaged" in str(error)
+        # Written again, from the same solve, and nothing else is.
+        chunks = files(path)
+        same(eo.solve(ens, **options), expected)
+        assert json.loads(file.read_bytes()) == json.loads(
+            whole_group if file.parent == path else good
+        )
+        assert files(path) == chunks
+
+
+def test_a_group_that_is_lost(tmp_path):
+    """Is written again for the same ensemble only."""
+    path = tmp_path / "a.zarr"
+    options = {"trajectories": 8, "batch_size": 4, "store": path}
+    expected = eo.solve(eo.EnsembleProblem(decay(), scaled), **options)
+    (path / "zarr.json").write_bytes(b"")
+    before = files(path)
+    with pytest.raises(eo.StoreError, match="what is in it is of another ensemble"):
+        eo.solve(eo.EnsembleProblem(decay(), scaled), **options, abstol=1e-9)
+    same(eo.solve(eo.EnsembleProblem(decay(), scaled), **options), expected)
+    assert files(path) == before
 
 
 def test_interrupted(tmp_path, monkeypatch):

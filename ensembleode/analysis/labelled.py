@@ -31,7 +31,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
         variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
         return xarray.Dataset(variables, trajectory, attrs)
     time = _times(sim.t, ("trajectory",))
-    variables, state = _states(sim.u, ("trajectory", time[0][-1]), names)
+    variables, state = _states(sim, ("trajectory", time[0][-1]), names)
     variables |= {"length": ("trajectory", np.asarray(sim.lengths))}
     variables |= _counts(sim, ("trajectory",))
     return xarray.Dataset(variables, trajectory | {"time": time} | state, attrs)
@@ -40,7 +40,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
 def solution_dataset(sol: "ODESolution", names: Sequence[str] | None) -> Any:
     """See `ODESolution.to_xarray`."""
     xarray = _xarray(sol.retcode)
-    variables, state = _states(sol.u, ("time",), names)
+    variables, state = _states(sol, ("time",), names)
     variables |= {"length": ((), np.asarray(sol.length))}
     return xarray.Dataset(variables | _counts(sol, ()), {"time": np.asarray(sol.t)} | state)
 
@@ -50,13 +50,17 @@ def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
     xarray = _xarray(summary.u)
     dims, state = _state(np.shape(summary.u)[1:], names or summary.names)
     dims = ("time", *dims)
-    low, high = summary.quantiles
+    low, high = zip(*summary._bands, strict=True)
+    of_band = ("band", *dims) if summary._has_several_bands else dims
+    ranks = {"qlow": low, "qhigh": high}
+    if not summary._has_several_bands:
+        ranks = {name: each[0] for name, each in ranks.items()}
     variables = {
         "mean": (dims, np.asarray(summary.u)),
         "variance": (dims, np.asarray(summary.v)),
         "median": (dims, np.asarray(summary.med)),
-        "qlow": (dims, np.asarray(summary.qlow), {"quantile": low}),
-        "qhigh": (dims, np.asarray(summary.qhigh), {"quantile": high}),
+        "qlow": (of_band, np.asarray(summary.qlow), {"quantile": ranks["qlow"]}),
+        "qhigh": (of_band, np.asarray(summary.qhigh), {"quantile": ranks["qhigh"]}),
         "num_monte": ("time", np.asarray(summary.num_monte)),
     }
     return xarray.Dataset(variables, {"time": np.asarray(summary.t)} | state)
@@ -66,8 +70,8 @@ def frame(sol: Any, names: Sequence[str] | None) -> Any:
     """A pandas frame of the states of a solution, or of an ensemble: a row for each trajectory and
     time, a column a component."""
     lead = 1 + np.ndim(sol.retcode)
-    names = names or component_names(sol.u, lead)
-    flat = dataclasses.replace(sol, u=flattened(sol.u, lead))
+    names = names or component_names(sol.u, lead, sol._order)
+    flat = dataclasses.replace(sol, u=flattened(sol.u, lead, sol._order))
     dataset = (ensemble_dataset if lead == 2 else solution_dataset)(flat, names)
     u = dataset["u"]
     columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
@@ -106,15 +110,16 @@ def _times(t: Any, outer: tuple) -> tuple:
     return ((*outer, "step") if t.ndim == 2 else ("time",), t)
 
 
-def _states(u: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
+def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
     """The variable `u`, or one for each leaf of a state that is a pytree; and coordinates."""
+    u = sol.u
     if not is_tree(u):
         dims, state = _state(np.shape(u)[len(outer) :], names)
         return {"u": ((*outer, *dims), np.asarray(u))}, state
     if names is not None:
         raise ValueError("names are for the components of a vector; the leaves of this state have.")
     variables = {}
-    for name, x in leaf_names(u):
+    for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
     taken = {"trajectory", "time", "step", "length", "retcode", *_COUNTS} & set(variables)

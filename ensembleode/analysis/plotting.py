@@ -12,7 +12,7 @@ import numpy as np
 from ..core.interpolation import cubic_hermite
 from ..core.logs import log_once
 from ..core.retcode import has_failed, ReturnCode
-from ..core.state_tree import component_names, flattened
+from ..core.state_tree import component_names, components_of, flattened
 from ..tracing.program import is_tracer
 
 
@@ -67,10 +67,10 @@ def plot_ensemble(
     """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
     if sim.kind != "trajectories":
         raise TypeError(_NO_STATES[sim.kind])
-    u, du = (flattened(x, 2) for x in (sim.u, sim._du))
+    u, du = (flattened(x, 2, sim._order) for x in (sim.u, sim._du))
     _check_numbers(u, sim.retcode, 1)
     n, _, *state = u.shape
-    plan = _plan(idxs, tuple(state), names or component_names(sim.u, 2))
+    plan = _plan(idxs, tuple(state), names or component_names(sim.u, 2, sim._order))
     color, line = _color_and_line(color, line)
     chosen = _choose(trajectories, sim)
     numbers = _as_numbers(color, n, chosen)
@@ -117,10 +117,10 @@ def plot_solution(
     **line: Any,
 ) -> Axes:
     """See [`ODESolution.plot`][ensembleode.ODESolution.plot]."""
-    u, du = (flattened(x, 1) for x in (sol.u, sol._du))
+    u, du = (flattened(x, 1, sol._order) for x in (sol.u, sol._du))
     _check_numbers(u, sol.retcode, 0)
     rows, *state = u.shape
-    plan = _plan(idxs, tuple(state), names or component_names(sol.u, 1))
+    plan = _plan(idxs, tuple(state), names or component_names(sol.u, 1, sol._order))
     color, line = _color_and_line(color, line)
     looks = _looks(plan, _as_color(color), line)
     retcode = int(sol.retcode)
@@ -162,13 +162,15 @@ def plot_summary(
         return np.asarray(x, np.float64).reshape(rows, -1)[:, plan.components]
 
     if ci_type == "quantile":
-        middle, low, high = map(flat, (summary.med, summary.qlow, summary.qhigh))
-        what, spread = "median", ", {:g}% to {:g}%".format(*(100 * q for q in summary.quantiles))
+        middle = flat(summary.med)
+        bands = [tuple(map(flat, band)) for band in zip(summary._low, summary._high, strict=True)]
+        ranks = [f"{100 * low:g}% to {100 * high:g}%" for low, high in summary._bands]
+        what, spread = "median", f", {' and '.join(ranks)}"
     else:
         count = np.asarray(summary.num_monte, np.float64)[:, None]
         error = _SEM * np.sqrt(flat(summary.v) / np.where(count > 0, count, np.nan))
         middle = flat(summary.u)
-        low, high = middle - error, middle + error
+        bands = [(middle - error, middle + error)]
         what, spread = "mean", f" ± {_SEM:g} SEM"
     alone = plan.portrait or error_style == "none"
     what += "" if alone else spread
@@ -180,7 +182,7 @@ def plot_summary(
     path = np.column_stack([t, middle])
     for i, (columns, look) in enumerate(zip(plan.columns, looks, strict=True)):
         drawn = _add_line(ax, path[:, columns], look, line)
-        if not alone:
+        for low, high in [] if alone else bands:
             _add_spread(ax, path[:, columns], low[:, i], high[:, i], drawn, error_style)
     _finish(ax, plan, _component_bar(plan, color))
     return ax
@@ -224,7 +226,8 @@ def _plan(idxs: Any, state: tuple[int, ...], names: Any) -> _Plan:
     portrait = isinstance(idxs, tuple)
     if idxs is None:
         idxs = range(count)
-    components = [_component(i, count) for i in (idxs if np.iterable(idxs) else [idxs])]
+    several = [idxs] if isinstance(idxs, str) or not np.iterable(idxs) else idxs
+    components = [i for idx in several for i in _components(idx, every)]
     k = len(components)
     if k == 0:
         raise ValueError("idxs has no components: there is nothing to draw.")
@@ -237,21 +240,25 @@ def _plan(idxs: Any, state: tuple[int, ...], names: Any) -> _Plan:
     return _Plan(components, [every[i] for i in components], portrait, columns)
 
 
-def _component(i: Any, count: int) -> int:
+def _components(i: Any, names: list[str]) -> list[int]:
+    """Where the component is that is asked for, by its number or name; or those of a leaf."""
+    if isinstance(i, str):
+        return components_of(i, names)
+    count = len(names)
     try:
         if isinstance(i, bool | np.bool_):
             raise TypeError
         number = operator.index(i)
     except TypeError:
         raise TypeError(
-            "idxs must be an integer or a list of integers (components against time), or a tuple "
-            f"of them (a phase portrait), got {i!r}."
+            "idxs must be an integer or a name, a list of them (components against time), or a "
+            f"tuple of them (a phase portrait), got {i!r}."
         ) from None
     if not -count <= number < count:
         raise ValueError(
             f"idxs has the component {number}, and the state has {count}, counted from 0."
         )
-    return number % count
+    return [number % count]
 
 
 def _names(names: Any, state: tuple[int, ...], count: int) -> list[str]:

@@ -4,20 +4,47 @@ All are arrays in, arrays out: they are jittable and differentiable. A value tha
 each statistic is over the trajectories that reached the time (both times, for covariances), so
 neither the padding nor a failed trajectory spoils it. Where too few did, it is NaN.
 
-Of a state that is a pytree, `*state` is one axis here: its components, flattened in the order of
-the leaves.
+Of a state that is a pytree, `*state` is one axis here: its components, flattened in the order in
+which they were written.
 """
 
+import contextlib
 import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 
+from ..core.on_disk import OnDisk
 from ..core.state_tree import flattened
 from ..solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
+
+
+@contextlib.contextmanager
+def own_precision(*arrays: Any) -> Iterator[None]:
+    """Within it, what is in double precision stays so, also where `jax_enable_x64` is off: a store
+    may have been written where it was on."""
+    wide = (np.float64, np.complex128)
+    if not jax.config.read("jax_enable_x64") and any(
+        isinstance(x, OnDisk | jax.Array) and x.dtype in wide for x in jtu.tree_leaves(arrays)
+    ):
+        with jax.enable_x64(True):
+            yield
+    else:
+        yield
+
+
+def _in_own_precision(statistic: Callable) -> Callable:
+    @functools.wraps(statistic)
+    def computed(*args, **kwargs):
+        with own_precision(*args):
+            return statistic(*args, **kwargs)
+
+    return computed
 
 
 #
@@ -25,6 +52,7 @@ from ..tracing.program import is_tracer
 #
 
 
+@_in_own_precision
 def componentwise_mean(A: Any) -> Any:
     """The mean of each component over the trajectories.
 
@@ -45,6 +73,7 @@ def componentwise_median(A: Any) -> Any:
     return componentwise_quantile(A, 0.5)
 
 
+@_in_own_precision
 def componentwise_quantile(A: Any, q: Any) -> Any:
     """The quantile `q` of each component over the trajectories.
 
@@ -65,6 +94,7 @@ def componentwise_quantile(A: Any, q: Any) -> Any:
     return _quantile(A, jnp.asarray(q, A.dtype))
 
 
+@_in_own_precision
 def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
     """The mean and the variance of each component over the trajectories.
 
@@ -75,6 +105,7 @@ def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
     return _meanvar(_as_samples(A), bool(bessel))
 
 
+@_in_own_precision
 def componentwise_meancov(
     A: Any,
     B: Any,
@@ -90,6 +121,7 @@ def componentwise_meancov(
     return _meancov(*_as_pairs(A, B), bool(bessel))
 
 
+@_in_own_precision
 def componentwise_meancor(A: Any, B: Any) -> tuple:
     """The means of each component of A and of B, and their correlation (Pearson's).
 
@@ -101,6 +133,7 @@ def componentwise_meancor(A: Any, B: Any) -> tuple:
     return _meancor(*_as_pairs(A, B))
 
 
+@_in_own_precision
 def componentwise_weighted_meancov(
     A: Any,
     B: Any,
@@ -234,6 +267,7 @@ def _freedom(n: Any, bessel: bool) -> Any:
 #
 
 
+@_in_own_precision
 def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     """The states at step `i`: `[trajectory, *state]`.
 
@@ -356,7 +390,7 @@ def timeseries_steps_weighted_meancov(
     """The weighted means of each component at the steps i and j and the weighted covariance, for
     all pairs: `[i, j, *state]` each. `W`: the weights `[trajectory]`; `weight_type`:
     [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
-    return _of_pairs(_weighted(weight_type), states_of(sim), states_of(sim), jnp.asarray(W))
+    return _of_pairs(_weighted(weight_type), states_of(sim), states_of(sim), _as_given(W))
 
 
 #
@@ -364,6 +398,7 @@ def timeseries_steps_weighted_meancov(
 #
 
 
+@_in_own_precision
 def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
     `[trajectory, n, *state]`.
@@ -375,7 +410,7 @@ def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """
     u = states_of(sim)
     if sim._du is not None:
-        return flattened(sim(t), 1 + np.ndim(t))
+        return flattened(sim(t), 1 + np.ndim(t), sim._order)
     ts = jnp.asarray(sim.t)
     return _between(ts, u, jnp.asarray(t, ts.dtype))
 
@@ -477,9 +512,10 @@ def timeseries_point_weighted_meancov(
     covariance, for all pairs: `[i, j, *state]` each. With `ts1` only: between all of its times but
     the last, and all but the first (as in SciML). `W`: the weights `[trajectory]`; `weight_type`:
     [`componentwise_weighted_meancov`][ensembleode.analysis.componentwise_weighted_meancov]."""
-    return _of_pairs(_weighted(weight_type), *_both(sim, ts1, ts2), jnp.asarray(W))
+    return _of_pairs(_weighted(weight_type), *_both(sim, ts1, ts2), _as_given(W))
 
 
+@_in_own_precision
 def states_of(sim: EnsembleSolution) -> Any:
     if sim.kind != "trajectories":
         raise TypeError(
@@ -491,11 +527,16 @@ def states_of(sim: EnsembleSolution) -> Any:
             "these are many ensembles in one, as vmap makes them: take the statistics within "
             "vmap, or pick one with jax.tree.map(lambda x: x[i], sim)."
         )
-    return jnp.asarray(flattened(sim.u, 2))  # what is on disk is read
+    return jnp.asarray(flattened(sim.u, 2, sim._order))  # what is on disk is read
+
+
+def _as_given(x: Any) -> Any:
+    """As an array of its own precision, which JAX may not have."""
+    return x if is_tracer(x) else np.asarray(x)
 
 
 def _times(ts: Any) -> Any:
-    ts = jnp.asarray(ts)
+    ts = _as_given(ts)
     if ts.ndim != 1:
         raise ValueError(f"the times must be an array [n], got the shape {ts.shape}.")
     return ts
@@ -512,6 +553,7 @@ def _weighted(weight_type: str) -> Any:
     return functools.partial(componentwise_weighted_meancov, weight_type=weight_type)
 
 
+@_in_own_precision
 @functools.partial(jax.jit, static_argnums=0)
 def _of_pairs(statistic: Any, a: Any, b: Any, *weights: Any) -> tuple:
     """The statistic of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`: `[i, j, ...]`."""

@@ -12,7 +12,7 @@ _PIECES = (
     "there are no events and callbacks yet. For doses and jumps at known times solve interval by "
     "interval, or tell diffrax of the times, stepsize_controller=diffrax.ClipStepSizeController("
     'diffrax.PIDController(rtol=1e-6, atol=1e-8), jump_ts=...): see "Doses and discontinuities" in '
-    "the documentation"
+    'the documentation, and "Crossings" for when a state reaches something'
 )
 _CONTROLLER = (
     "it is a constant of the controller, such as stepsize_controller=eo.PIController(gamma=0.8)"
@@ -38,7 +38,6 @@ _OPTIONS = {
     "dense": _DENSE,
     "dense_output": _DENSE,
     "save_on": "leave it out: without saveat the two ends are saved",
-    "save_end": "the end is saved where saveat is not an array of times",
     "save_idxs": "pass EnsembleProblem(prob, output_func=lambda sol, ctx: (sol.u[:, idxs], False))",
     "max_step": "it is called dtmax",
     "min_step": "it is called dtmin",
@@ -190,9 +189,11 @@ def instead_of(name: str) -> str | None:
         return "there are ordinary differential equations only, no stochastic ones"
     if name in _SYMPLECTIC.split():
         return "there are no symplectic methods: eo.Vern9() with tight tolerances drifts little"
-    from ..solvers.julia_alg import PACKAGES
+    package = None
+    if name[:1].isupper():  # (Other names need not import so much.)
+        from ..solvers.julia_alg import PACKAGES
 
-    package = next((p for p, names in PACKAGES.items() if name in names.split()), None)
+        package = next((p for p, names in PACKAGES.items() if name in names.split()), None)
     is_stiff = any(kind in (package or "") for kind in _STIFF_PACKAGES)
     if name in _RENAMED:
         text = f"here it is {_RENAMED[name]}"

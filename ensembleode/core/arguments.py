@@ -5,13 +5,14 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from ..ensemble import EnsembleAlgorithm
-from ..options import check_count
+from ..options import as_count
 from ..solvers import Tsit5
 from ..tracing.program import is_tracer
-from ..tracing.trace_cache import key_of, traces
 from .aliases import solver_by_name
+from .lane import Trajectories
 
 
 def solver_and_algorithm(alg: Any, ensemblealg: Any) -> tuple[Any, Any]:
@@ -39,7 +40,28 @@ def check_trajectories(trajectories: Any) -> int:
         raise ValueError(
             "trajectories is missing: say how many, as in solve(..., trajectories=100)."
         )
-    return check_count("trajectories", trajectories)
+    return as_count("trajectories", trajectories)
+
+
+def check_direction(every: Trajectories, n: int) -> None:
+    """
+    **Raises:** `ValueError` for steps of `n` trajectories that go against their time span, as far
+    as these are known.
+    """
+    lanes = every.shared
+    if every.batched.dt is None or not (lanes.dt is None or is_tracer(lanes.dt) or lanes.dt < 0):
+        return
+    if any(x is None for x in (lanes.dt, lanes.t0, lanes.t1)):
+        lanes = every.lanes(np.arange(n, dtype=np.int32), 1)
+    if any(map(is_tracer, (lanes.dt, lanes.t0, lanes.t1))):
+        return
+    dt, t0, t1 = (np.broadcast_to(np.asarray(x), (n,)) for x in (lanes.dt, lanes.t0, lanes.t1))
+    against = np.flatnonzero((dt < 0) & (t0 < t1))
+    if len(against):
+        which = f" (first of trajectory {against[0]})" if n > 1 else ""
+        raise ValueError(
+            f"dt={dt[against[0]]:g} is negative, and tspan runs forwards{which}; give its size."
+        )
 
 
 def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
@@ -81,22 +103,10 @@ def key_from(seed: Any, key: Any) -> Any:
     if key is None:
         if not (eqx.is_array_like(seed) and jnp.issubdtype(jnp.result_type(seed), jnp.integer)):
             raise TypeError(f"seed must be an integer, got {seed!r}.")
-        return _key_of(seed)
+        return jax.random.key(seed)
     dtype = getattr(key, "dtype", None)
     if dtype is None or not (jnp.issubdtype(dtype, jax.dtypes.prng_key) or dtype == jnp.uint32):
         raise TypeError(f"key must be a JAX PRNG key, such as jax.random.key(0), got {key!r}.")
-    return key
-
-
-def _key_of(seed: Any) -> Any:
-    """The key that JAX makes of it, which is kept, as making it takes as long as a small solve."""
-    known = key_of("seed", seed)
-    found = None if known is None else traces.find(known)
-    if found is not None:
-        return found[0][0]
-    key = jax.random.key(seed)
-    if known is not None and not is_tracer(key):
-        traces.keep(known, [key], None)
     return key
 
 

@@ -1,14 +1,16 @@
 """The CPU as several JAX devices, one a core: what `EnsembleThreads` runs on.
 
-JAX fixes their number when it starts its backend, so it is set when ensembleode is imported, unless
-it was set already (`jax_num_cpu_devices`, or `--xla_force_host_platform_device_count` in
-`XLA_FLAGS`). The environment variable `ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves
-JAX's configuration alone. This is the one thing that ensembleode configures globally.
+JAX fixes their number when it starts its backend, so it is set when both ensembleode and JAX have
+been imported, in any order, unless it was set already (`jax_num_cpu_devices`, or
+`--xla_force_host_platform_device_count` in `XLA_FLAGS`). The environment variable
+`ENSEMBLEODE_NUM_THREADS` overrides the number; 0 leaves JAX's configuration alone. This is the one
+thing that ensembleode configures globally.
 """
 
+import contextlib
 import os
-
-import jax
+import sys
+from typing import Any
 
 from .logs import warn_once
 
@@ -37,17 +39,44 @@ def wanted() -> int:
 
 
 def configure() -> None:
-    """Ask JAX for the devices, where it has not been asked yet."""
+    """Ask JAX for the devices, where it has not been asked yet: now, or when it is imported."""
     count = wanted()
+    if "jax" not in sys.modules:
+        sys.meta_path.insert(0, _WhenJaxIsImported())
+        return
+    import jax
+
+    from . import given_device  # noqa: F401
+
     chosen = getattr(jax.config, "jax_num_cpu_devices", -1)
     flags = os.environ.get("XLA_FLAGS", "")
     if count == 0 or chosen != -1 or "xla_force_host_platform_device_count" in flags:
         return
-    try:
+    # (Where JAX has started already, `devices` says so when it matters.)
+    with contextlib.suppress(RuntimeError):
         jax.config.update("jax_num_cpu_devices", count)
-    except RuntimeError:
-        # JAX has started already. `devices` says so when it matters.
-        return
+
+
+class _WhenJaxIsImported:
+    """A finder of modules that leaves JAX to those after it, and configures it then. (A variable of
+    the environment would be inherited by processes that this one starts.)"""
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        """See `importlib.abc.MetaPathFinder`."""
+        if name != "jax":
+            return None
+        after = sys.meta_path[sys.meta_path.index(self) + 1 :]
+        spec = next(filter(None, (x.find_spec(name, path, target) for x in after)), None)
+        if spec is not None and spec.loader is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_configure(module: Any) -> None:
+                execute(module)
+                sys.meta_path.remove(self)
+                configure()
+
+            spec.loader.exec_module = execute_and_configure
+        return spec
 
 
 def threads() -> int:
@@ -55,7 +84,7 @@ def threads() -> int:
     return wanted() or cores()
 
 
-def devices(n: int | None) -> list[jax.Device]:
+def devices(n: int | None) -> list[Any]:
     """The first `n` CPU devices; all, if None.
 
     Warns once where there is only one although there are more cores.
@@ -63,6 +92,8 @@ def devices(n: int | None) -> list[jax.Device]:
     **Raises:** `ValueError` when there are fewer than `n`, or when an accelerator is the default
     backend.
     """
+    import jax
+
     if jax.default_backend() != "cpu":
         raise ValueError(
             f"EnsembleThreads runs on the CPU, and JAX's default backend is "

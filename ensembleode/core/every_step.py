@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from .executor import Executor
+from .interrupts import check
 from .job import Job, Unfinished, with_output
 from .saving import Saving
 
@@ -16,6 +17,7 @@ def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
     ends = dataclasses.replace(job, report=None, sink=None)
     try:
         counts = executor.run(ends.replan(saving=Saving("ends", False, 1)), indices, repeat)
+        check(job, counts)
     except Unfinished as e:  # of states, there are none yet
         raise e.cause from None
     most = int(np.max(np.asarray(counts.naccept) + np.asarray(counts.nreject)))

@@ -19,6 +19,7 @@ class Executor(abc.ABC):
         that it needs no program of its own.
     - `reports`: whether it calls `job.report` and `job.sink` itself, as trajectories are done.
     - `totals`: whether it has `total`.
+    - `local`: whether trajectories are solved in this process.
     - `how`: what solutions say of it, besides which engine ran.
     - `notes`: what happened to trajectories, besides numerics.
     - `lost`: the indices of the trajectories that workers died of.
@@ -27,6 +28,7 @@ class Executor(abc.ABC):
     vectorised: ClassVar[bool] = False
     reports: ClassVar[bool] = False
     totals: ClassVar[bool] = False
+    local: ClassVar[bool] = True
 
     how: str = ""
     notes: Sequence[str] = ()

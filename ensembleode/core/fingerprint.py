@@ -1,4 +1,9 @@
-"""What the numbers of a solve depend on, in short: the same for the same, in every process."""
+"""What the numbers of a solve depend on, in short: the same for the same, in every process.
+
+That is what JAX traces, and its constants. What Python computes when it runs isn't known by that,
+nor by its code, which may read a file: only functions and classes of installed packages are, by
+name and version. Others are named by a key that the user gives.
+"""
 
 import contextlib
 import hashlib
@@ -13,14 +18,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..options import time_dtype_of
-from ..tracing.by_value import digest_by_value, is_installed, NotByValue
-from ..tracing.program import is_jaxpr, params_of, Program, RULE_PARAMS, tangents_of
-from .job import Job
+from ..tracing.program import is_jaxpr, params_of, Program, RULE_PARAMS, tangents_of, trace
+from .installed import name_of
+from .job import integers, Job, may_rerun
 from .keys import raw
 
 
 class NotKnown(Exception):
-    """What a part of the ensemble computes can't be told apart from another."""
+    """What a part of the ensemble computes can't be told apart from another: says why."""
 
 
 def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
@@ -28,8 +33,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
 
     **Arguments:**
 
-    - `store_key`: stands for what `f` and `output_func` compute on the host; without it, they are
-        looked at by value.
+    - `store_key`: stands for what functions and classes of the user compute on the host.
 
     **Raises:** `NotKnown` where that can't be done.
     """
@@ -44,7 +48,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#output_func": plan.output,
         "#the solver's options": plan.method.value,
         "#saveat": (plan.saving, shared.saveat, shared.count),
-        "#u0": (plan.state, shared.u0, plan.tree),
+        "#u0": (plan.state, shared.u0, plan.tree and plan.tree._replace(order=())),
         "#p": shared.p,
         "#what f closes over": shared.consts,
         "#tspan": (shared.t0, shared.t1),
@@ -55,13 +59,14 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#key (or seed)": job.key,
         "#what output_func closes over": job.output_consts,
         "#which of them prob_func changes": plan.batched,
+        "#prob_func": _made(job),
     }
     digests = {}
     for name, value in fields.items():
         try:
             text = text_of(value, host=store_key is None)
-        except NotByValue as e:
-            raise NotKnown(f"{name.lstrip('#')} runs Python code, and {e}") from e
+        except NotKnown as e:
+            raise NotKnown(f"{name.lstrip('#')}: it {e}") from e
         digests[name] = f"{digest_of([text]):016x}"
     if store_key is not None:
         digests["store_key"] = store_key
@@ -75,14 +80,28 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
     }
 
 
+def _made(job: Job) -> Any:
+    """What `prob_func` makes of an index and a repeat: its trace; or where Python has to call it,
+    what it made in the first run, and itself where there may be others."""
+    every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
+
+    def made(indices, repeat):
+        lanes = every.made(indices, repeat)
+        return jax.tree.map(lambda varies, x: x if varies else None, every.batched, lanes)
+
+    if every.repeatable:
+        return trace(made, integers(np.arange(2)), integers(1), rules=True)
+    return made(integers(np.arange(n)), 1), ens.prob_func if may_rerun(job.plan) else None
+
+
 def text_of(value: Any, host: bool = True) -> bytes:
     """The same for the same, in every process.
 
     **Arguments:**
 
-    - `host`: whether to look at what is computed by Python functions, at run time.
+    - `host`: whether what Python computes counts.
 
-    **Raises:** `NotByValue` where that can't be told.
+    **Raises:** `NotKnown` where that isn't by functions and classes of installed packages.
     """
     leaves, structure = jtu.tree_flatten(value, is_leaf=lambda x: isinstance(x, Program))
     parts = [_plain(structure)]
@@ -95,7 +114,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
             parts.append(f"{x.shape} {x.dtype}".encode())
             parts.append(np.asarray(raw(x)).tobytes() if eqx.is_array_like(x) else b"")
         elif callable(x):
-            parts += [digest_by_value(x)] if host else []
+            parts += [_text_of_function(x)] if host else []
         else:
             parts.append(_plain(repr(x)))
     return b"\n".join(parts)
@@ -104,7 +123,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
 def text_of_jaxpr(closed: Any) -> bytes:
     """Of a closed jaxpr and its constants.
 
-    **Raises:** `NotByValue` as `text_of`.
+    **Raises:** `NotKnown` as `text_of`.
     """
     return b"\n".join([*_texts_of(closed.jaxpr, True), *map(text_of, closed.consts)])
 
@@ -115,17 +134,14 @@ def _plain(x: Any) -> bytes:
 
 
 def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
-    """Of classes of the user's in a pytree, such as a solver, and of functions in its nodes."""
+    """Of classes in a pytree, such as a solver, and of functions in its nodes."""
     found = structure.node_data()
     if found is None:
         return
     kind, about = found
     if not issubclass(kind, tuple | list | dict | type(None)):
-        if not is_installed(kind):
-            yield digest_by_value(kind)
-        for x in jtu.tree_leaves(about):
-            if callable(x) and not is_installed(x):
-                yield digest_by_value(x)
+        yield _text_of_function(kind)
+        yield from map(_text_of_function, filter(callable, jtu.tree_leaves(about)))
     for child in structure.children():
         yield from _texts_of_nodes(child)
 
@@ -139,6 +155,9 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
     """
     yield _plain(_without_functions(jaxpr))
     for eqn in jaxpr.eqns:
+        if _is_told(eqn):
+            yield from (_text_of_function(x) for x in _functions_of(eqn))
+            continue
         for x in params_of(eqn):
             if hasattr(x, "jaxpr") and hasattr(x, "consts"):
                 for const in x.consts:
@@ -149,7 +168,23 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
         if eqn.primitive.name == "custom_jvp_call":
             yield from _texts_of_rule(eqn, host, above)
         if host:
-            yield from map(digest_by_value, _called_by(eqn))
+            yield from map(_text_of_function, _called_by(eqn))
+
+
+def _text_of_function(x: Any) -> bytes:
+    """Of a function that Python calls, or of a class: what it says that it `stands_for`, whatever
+    computes that here, or its name."""
+    if not isinstance(x, type) and hasattr(x, "stands_for"):
+        return text_of(x.stands_for)
+    if (name := name_of(x)) is None:
+        what = "has the class" if isinstance(x, type) else "calls the Python function"
+        raise NotKnown(f"{what} {getattr(x, '__qualname__', type(x).__qualname__)} of your own")
+    return name.encode()
+
+
+def _is_told(eqn: Any) -> bool:
+    """Whether what it computes is told by a function of it."""
+    return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
 
 
 def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
@@ -169,10 +204,11 @@ def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
 
 def _called_by(eqn: Any) -> list[Any]:
     """The Python functions that the results of an equation are computed by."""
-    if eqn.primitive.name in ("debug_callback", "debug_print"):  # which have none
+    # (The first two have none; the rule of the last is another way to compute the same.)
+    if eqn.primitive.name in ("debug_callback", "debug_print", "custom_vmap_call"):
         return []
     if eqn.primitive.name == "ffi_call":
-        raise NotByValue(f"that calls {eqn.params.get('target_name')!r} of a compiled library")
+        raise NotKnown(f"calls {eqn.params.get('target_name')!r} of a compiled library")
     return [getattr(x, "callback_func", x) for x in _functions_of(eqn)]
 
 
@@ -200,6 +236,8 @@ def _without_functions(jaxpr: Any) -> Any:
         return "function" if _is_function(x) else _without_functions(x) if is_jaxpr(x) else x
 
     def of_words(eqn):
+        if _is_told(eqn):
+            return eqn.replace(params={})
         rules = {name: x for name, x in eqn.params.items() if name in RULE_PARAMS}
         params = jtu.tree_map(replaced, eqn.params, is_leaf=is_jaxpr)
         return eqn.replace(params={**params, **rules})

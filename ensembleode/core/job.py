@@ -16,8 +16,6 @@ from ..problem import EnsembleContext
 from ..solution import EngineChoice, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
-from ..tracing.reach import abstract
-from ..tracing.trace_cache import traced_once
 from .lane import Lane, Trajectories
 from .plan import Plan, Result
 
@@ -33,6 +31,7 @@ class Job:
         known, and `output_consts` are the arrays it closes over.
     - `report`: told the return codes of trajectories that are done; None where nobody asks.
     - `sink`: given the outcome of a batch as far as it is, and which of it is done.
+    - `stop`: the flag that Ctrl-C sets, where the engine looks at one (see `interrupts`).
     """
 
     plan: Plan
@@ -44,6 +43,7 @@ class Job:
     output_consts: tuple = ()
     report: Callable[[Any], Any] | None = None
     sink: Callable[[Any, np.ndarray], Any] | None = None
+    stop: Any = None
 
     def replan(self, **changes: Any) -> "Job":
         """The same with another plan."""
@@ -127,7 +127,7 @@ def with_output(job: Job) -> Job:
 
     def output(result, index, repeat, key):
         result = result._replace(u=plan.as_given(result.u), du=plan.as_given(result.du))
-        got = output_func(solution_of(result), EnsembleContext(index, repeat, key))
+        got = output_func(solution_of(result, plan), EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
@@ -152,31 +152,23 @@ def with_output(job: Job) -> Job:
 
     args = (result, 0, 1, job.key)
 
-    def make():
-        try:
-            program, consts = trace(output, *args, rules=True)
-        except (*NOT_TRACEABLE, IndexError) as e:
-            raise TypeError(
-                "output_func must be written in JAX, as it is traced once for all trajectories: "
-                f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
-            ) from e
-        check_once(
-            output_func,
-            lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),
-            "output_func gives another value each time it is called with the same solution (by "
-            "random numbers of NumPy or Python, or the clock). It is traced once for all "
-            "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
-        )
-        return program, tuple(consts)
-
-    if job.traced:
-        program, consts = make()
-    else:
-        shapes = jax.tree.map(abstract, args)
-        program, consts = traced_once(("output_func", output_func, shapes), make)
+    try:
+        program, consts = trace(output, *args, rules=True)
+    except (*NOT_TRACEABLE, IndexError) as e:
+        raise TypeError(
+            "output_func must be written in JAX, as it is traced once for all trajectories: "
+            f"use jnp instead of np, and jnp.where instead of `if`. ({e})"
+        ) from e
+    check_once(
+        output_func,
+        lambda: numbers_in(program, consts) == numbers_in(*trace(output, *args)),
+        "output_func gives another value each time it is called with the same solution (by "
+        "random numbers of NumPy or Python, or the clock). It is traced once for all "
+        "trajectories, and they would be drawn once: draw them by jax.random with ctx.key.",
+    )
     traced = job.traced or any(map(is_tracer, consts))
-    job = dataclasses.replace(job.replan(output=program), traced=traced)
-    return dataclasses.replace(job, output_consts=consts)
+    plan = dataclasses.replace(plan, output=program)
+    return dataclasses.replace(job, plan=plan, traced=traced, output_consts=tuple(consts))
 
 
 def may_rerun(plan: Plan) -> bool:
@@ -187,10 +179,10 @@ def may_rerun(plan: Plan) -> bool:
     return rerun is not None
 
 
-def solution_of(result: Result, engine: EngineChoice | None = None) -> ODESolution:
+def solution_of(result: Result, plan: Plan, engine: EngineChoice | None = None) -> ODESolution:
     stats = Stats(result.naccept, result.nreject, result.nf)
     u, t, length = result.u, result.t, result.length
-    return ODESolution(u, t, result.retcode, stats, length, result.du, engine)
+    return ODESolution(u, t, result.retcode, stats, length, result.du, engine, plan.order)
 
 
 def compiler_options(platform: str) -> dict[str, Any]:

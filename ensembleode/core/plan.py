@@ -54,6 +54,17 @@ class Plan:
         ends = self.batched.t0 or self.batched.t1
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
 
+    @property
+    def order(self) -> tuple[str, ...] | None:
+        """The leaves of the state by name, as they were written; None of an array."""
+        return None if self.tree is None else self.tree.order
+
+    @property
+    def stands_for(self) -> tuple:
+        """What of it decides the numbers, whatever computes them."""
+        solver = self.method.value, self.maxiters, self.saving
+        return (*solver, self.field, self.state, self.tree, self.batched, self.output)
+
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None remains."""
         return u if self.tree is None or u is None else self.tree.unravel(u)

@@ -1,19 +1,41 @@
 """Bars that show how far something is."""
 
 import sys
-from typing import Any
+from typing import Any, TextIO
 
 import numpy as np
-from tqdm.auto import tqdm
 
 from .retcode import has_failed
 
 
-def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> tqdm:
-    """On a terminal or in a notebook it moves; in a log it is a line a minute at most."""
-    moving = sys.stderr.isatty() or "ipykernel" in sys.modules
-    often = {"mininterval": 0.1} if moving else {"mininterval": 60, "maxinterval": 60}
-    return tqdm(total=total, initial=done, unit=unit, **often, **options)
+# Seconds between two lines of a log, at least.
+_EACH = 10.0
+
+
+def bar(total: int | None, unit: str, done: int = 0, **options: Any) -> Any:
+    """On a terminal or in a notebook it moves; in a log it is a line now and then."""
+    from tqdm.auto import tqdm
+
+    if not (sys.stderr.isatty() or "ipykernel" in sys.modules):
+        # (Steps of one, as tqdm would wait for as many as before.)
+        options |= {"file": _Lines(sys.stderr), "mininterval": _EACH, "miniters": 1, "ncols": 80}
+    return tqdm(total=total, initial=done, unit=unit, **options)
+
+
+class _Lines:
+    """A file in which what is written over itself on a terminal is a line of its own."""
+
+    def __init__(self, file: TextIO):
+        self._file = file
+        self.encoding = getattr(file, "encoding", None)
+
+    def write(self, text: str) -> None:
+        said = text.strip()
+        if said:
+            self._file.write(f"{said}\n")
+
+    def flush(self) -> None:
+        self._file.flush()
 
 
 class Progress:

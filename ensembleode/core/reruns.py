@@ -12,7 +12,9 @@ import numpy as np
 
 from .every_step import count_steps
 from .executor import Executor
+from .interrupts import check
 from .job import cause_of, integers, Job, may_rerun, Unfinished
+from .keys import as_before, raw
 from .plan import Result
 from .retcode import ReturnCode
 
@@ -63,7 +65,12 @@ class Batches(NamedTuple):
         if not job.plan.saving.rows:
             job = count_steps(job, executor, indices, repeat)
         outcome = executor.run(job, indices, repeat)
-        return jax.tree.map(lambda x: x[: len(wanted)], outcome) if missing else outcome
+        if missing:
+            # (On the host, as JAX would compile a program for each length.)
+            first = slice(len(wanted))
+            outcome = jax.tree.map(lambda x: as_before(x, np.asarray(raw(x))[first]), outcome)
+        check(job, outcome)
+        return outcome
 
     def _again(self, wanted: np.ndarray, outcome: Result) -> Result:
         outcome = jax.tree.map(np.array, outcome)

@@ -17,7 +17,8 @@ class ReturnCode(enum.IntEnum):
     DtLessThanMin = 3
     """The step size fell below the spacing of floating-point numbers, or a `dtmin`."""
     Unstable = 4
-    """The state became infinite or NaN, or diverges within one spacing of time."""
+    """The state became infinite or NaN, or diverges within one spacing of time; or `f` is infinite
+    or NaN where the trajectory has to go on."""
     Failure = 5
     """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
     for a rerun after `max_repeats`."""

@@ -1,4 +1,5 @@
-"""Which times are saved: from `saveat`, `save_start`, `save_everystep` to a grid of times."""
+"""Which times are saved: from `saveat`, `save_start`, `save_end` and `save_everystep` to a grid of
+times."""
 
 import math
 from typing import Any, Literal, NamedTuple
@@ -29,6 +30,7 @@ class Spacing(NamedTuple):
 
     step: float
     start: bool
+    end: bool = True
 
 
 def resolve_saving(
@@ -40,26 +42,40 @@ def resolve_saving(
     dtype of time, and the index of the trajectory, which picks a row of a two-dimensional
     `saveat`. With `defer` the grid of a `saveat` number is left to [`grid`][].
     """
-    saveat, start = _as_numbers(options["saveat"]), options["save_start"]
+    saveat = _as_numbers(options["saveat"])
+    start, end = (options[name] is not False for name in ("save_start", "save_end"))
     if options["save_everystep"]:
-        start = start is not False
+        if not end:
+            raise ValueError(
+                "save_end=False is given with save_everystep=True, whose last step ends there; "
+                "drop one of the two."
+            )
         return Saving("steps", start, 0), None
-    if saveat is None:
-        start = start is not False
+    if saveat is None and end:
         return Saving("ends", start, 1 + start), None
+    if saveat is None:
+        if not start:
+            raise ValueError(
+                "save_start=False and save_end=False leave nothing to save; drop one of the two, "
+                "or give saveat."
+            )
+        xp: Any = jnp if is_tracer(t0) else np
+        return Saving("times", False, 1), xp.asarray(t0, dtype)[None]
     if np.ndim(saveat) == 0:
-        return _spaced(saveat, start is not False, t0, t1, dtype, defer)
-    if start is not None:
-        raise ValueError(
-            "save_start is given with an array saveat, which is saved exactly as it is; put the "
-            "start into saveat, or leave it out."
-        )
+        return _spaced(saveat, start, end, t0, t1, dtype, defer)
+    for name in ("start", "end"):
+        if options[f"save_{name}"] is not None:
+            raise ValueError(
+                f"save_{name} is given with an array saveat, which is saved exactly as it is; put "
+                f"the {name} into saveat, or leave it out."
+            )
     if np.ndim(saveat) > 2:
         raise ValueError(
             f"saveat must be a number, an array of times, or an array [trajectory, time]; its "
             f"shape is {np.shape(saveat)}."
         )
-    times = _as_times(saveat, t0, t1, dtype)
+    # What a trajectory is given by itself, or one of rows, may be shorter than others.
+    times = _as_times(saveat, t0, t1, dtype, may_end=defer or np.ndim(saveat) == 2)
     if times.ndim == 2:
         times = (jnp.asarray(times) if is_tracer(index) else times)[index]
     return Saving("times", False, times.shape[-1]), times
@@ -74,7 +90,8 @@ def grid(
     time; and the number of rows (by default as many as the longest span needs).
 
     **Returns:** times `[trajectory, rows]`, of which the first `counts [trajectory]` are meant
-    and the rest repeat `t1`. Without the trajectory axis when both ends are numbers.
+    and the rest repeat `t1`. Without the trajectory axis when both ends are numbers. A span without
+    length has one time, which is both of its ends.
     """
     t0, t1 = np.broadcast_arrays(np.asarray(t0, np.float64), np.asarray(t1, np.float64))
     intervals = np.abs(t1 - t0) / spacing.step
@@ -82,18 +99,24 @@ def grid(
     slack = np.minimum(rounding(t0, t1, dtype, np) / spacing.step + 1e-15 * intervals, 0.5)
     whole = np.floor(intervals + slack)
     between = whole < intervals - slack
-    counts = np.asarray(whole + 1 + between)
-    if counts.max() > np.iinfo(np.int32).max:
+    last = np.asarray(whole + between)
+    if last.max() > np.iinfo(np.int32).max:
         raise ValueError(
-            f"saveat={spacing.step:g} gives {counts.max():.3g} times; choose a larger spacing."
+            f"saveat={spacing.step:g} gives {last.max():.3g} times; choose a larger spacing."
         )
-    counts = counts.astype(np.int32)
-    number = np.arange(counts.max())
+    counts = np.where(
+        last == 0, spacing.start or spacing.end, last - 1 + spacing.start + spacing.end
+    ).astype(np.int32)
+    number = np.arange(counts.max()) + (not spacing.start)
     times = t0[..., None] + number * spacing.step * np.sign(t1 - t0)[..., None]
-    times = np.where(number >= counts[..., None] - 1, t1[..., None], times)
-    if not spacing.start:
-        times, counts = times[..., 1:], np.asarray(counts - 1)
-    if rows is not None:
+    times = np.where(number >= last[..., None], t1[..., None], times)
+    if rows is None:
+        if not counts.max():
+            raise ValueError(
+                f"saveat={spacing.step:g} has no time between the ends, and save_start=False and "
+                "save_end=False leave these out; drop one of the two, or choose a smaller spacing."
+            )
+    else:
         missing = rows - times.shape[-1]
         if missing < 0:
             raise ValueError(
@@ -117,7 +140,7 @@ def _as_numbers(saveat):
     return array
 
 
-def _spaced(saveat, start, t0, t1, dtype, defer):
+def _spaced(saveat, start, end, t0, t1, dtype, defer):
     if is_tracer(saveat):
         raise TypeError(
             "saveat is a traced number, so the count of saved times is not known; pass a Python "
@@ -126,28 +149,32 @@ def _spaced(saveat, start, t0, t1, dtype, defer):
     step = float(saveat)
     if not (math.isfinite(step) and step > 0):
         raise ValueError(f"saveat must be a positive spacing or an array of times, got {step}.")
-    spacing = Spacing(step, start)
+    spacing = Spacing(step, start, end)
     if defer or is_tracer(t0) or is_tracer(t1):
         return spacing, None
     times, _ = grid(spacing, t0, t1, dtype)
     return Saving("times", start, len(times)), times
 
 
-def _as_times(saveat, t0, t1, dtype):
+def _as_times(saveat, t0, t1, dtype, *, may_end):
+    """Times that are infinite, or NaN, come infinitely late: they are not meant."""
     times = saveat.astype(dtype)
     if times.shape[-1] == 0:
         raise ValueError("saveat is empty; leave it out to save the start and the end.")
-    if any(map(is_tracer, (saveat, t0, t1))):
-        return _within(jnp, times, *(jnp.asarray(t, dtype) for t in (t0, t1)))
-    t0, t1 = dtype.type(t0), dtype.type(t1)
-    times = _within(np, times, t0, t1)
+    xp: Any = jnp if any(map(is_tracer, (saveat, t0, t1))) else np
+    t0, t1 = (xp.asarray(t, dtype) for t in (t0, t1))
+    meant, never = xp.isfinite(times), xp.where(t1 < t0, -np.inf, np.inf).astype(dtype)
+    times = xp.where(meant, _within(xp, xp.where(meant, times, t1), t0, t1), never)
+    if xp is jnp:
+        return times
     lo, hi = min(t0, t1), max(t0, t1)
-    outside = ~((times >= lo) & (times <= hi))
+    outside = ~((times >= lo) & (times <= hi)) & (meant if may_end else True)
     if outside.any():
         raise ValueError(
-            f"saveat has the time {times[outside].flat[0]:g}, outside tspan=({t0:g}, {t1:g})."
+            f"saveat has the time {saveat[outside].flat[0]:g}, outside tspan=({t0:g}, {t1:g})."
         )
-    if (np.diff(times, axis=-1) * np.sign(t1 - t0) < 0).any():
+    earlier, later = times[..., :-1], times[..., 1:]
+    if ((later < earlier) if t0 <= t1 else (later > earlier)).any():
         order = "decreasing, as time runs backwards here" if t1 < t0 else "increasing"
         raise ValueError(f"saveat is not sorted: it must be {order}.")
     return times

@@ -1,11 +1,14 @@
 """States that are pytrees: one vector inside, as it was given outside.
 
-A state is an array, or a pytree of arrays of one dtype (a dict, a named tuple, an Equinox module).
-Engines see arrays only: the leaves of a pytree, flattened one after the other.
+A state is an array, or a pytree of arrays of one dtype (a dict, a tuple, an Equinox module); lists
+and tuples of nothing but numbers are arrays. Engines see arrays only: the leaves of a pytree,
+flattened one after the other.
 """
 
+import collections
 import itertools
 import math
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -19,13 +22,15 @@ from ..tracing.program import is_tracer
 class StateTree(NamedTuple):
     """What a state that is a pytree is made of.
 
-    - `structure`: the pytree; `shapes`: those of its leaves, in order.
+    - `structure`: the pytree; `shapes`: those of its leaves, in JAX's order.
     - `dtype`: that of all of them.
+    - `order`: the names of its leaves as they were written (see `written_order`).
     """
 
     structure: Any
     shapes: tuple[tuple[int, ...], ...]
     dtype: np.dtype
+    order: tuple[str, ...]
 
     @property
     def size(self) -> int:
@@ -76,7 +81,7 @@ class StateTree(NamedTuple):
         **Raises:** `ValueError` for a pytree that is not like the state.
         """
         leaves, structure = jtu.tree_flatten(value)
-        if jtu.treedef_is_leaf(structure) or isinstance(value, list):
+        if jtu.treedef_is_leaf(structure) or (isinstance(value, list) and _is_array(value)):
             return value
         try:
             if structure != self.structure:
@@ -92,7 +97,7 @@ class StateTree(NamedTuple):
 
 
 def as_state(u0: Any) -> Any:
-    """An initial state as an array, or as a pytree of arrays; lists and tuples are arrays.
+    """An initial state as an array, or as a pytree of arrays.
 
     **Raises:** `TypeError` for what is neither, for leaves that are no inexact numbers or of
     several dtypes; `ValueError` for a state without components.
@@ -122,36 +127,79 @@ def is_tree(u: Any) -> bool:
     return u is not None and not jtu.treedef_is_leaf(jtu.tree_structure(u))
 
 
-def tree_of(u0: Any) -> StateTree | None:
-    """What a state is made of; None for an array."""
-    if not is_tree(u0):
+def tree_of(u0: Any, order: tuple[str, ...] | None = None) -> StateTree | None:
+    """What a state is made of, whose leaves were written in this order; None for an array."""
+    order = written_order(u0, order)
+    if order is None:
         return None
     leaves, structure = jtu.tree_flatten(u0)
-    return StateTree(structure, tuple(x.shape for x in leaves), np.dtype(leaves[0].dtype))
+    shapes = tuple(x.shape for x in leaves)
+    return StateTree(structure, shapes, np.dtype(leaves[0].dtype), order)
 
 
-def flattened(u: Any, lead: int) -> Any:
-    """States as one array: those that are pytrees with their components flattened, in the order of
-    the leaves, behind as many axes as `lead` says."""
+def written_order(u0: Any, before: tuple[str, ...] | None = None) -> tuple[str, ...] | None:
+    """The names of the leaves of a state that is a pytree, in the order in which they were written;
+    None for an array.
+
+    JAX sorts the keys of a dict, in all that it makes of one, so a state of the same names as one
+    `before` has that one's order.
+
+    **Raises:** `ValueError` where several have the same name.
+    """
+    if _is_array(u0) or not is_tree(u0):
+        return None
+
+    def unsorted(u: Any) -> Any:
+        return jtu.tree_map(lambda x: _unsorted(x) if type(x) is dict else x, u, is_leaf=is_leaf)
+
+    def _unsorted(x: dict) -> collections.OrderedDict:
+        return collections.OrderedDict((key, unsorted(value)) for key, value in x.items())
+
+    def is_leaf(x: Any) -> bool:
+        return type(x) is dict or _is_array(x)
+
+    paths = jtu.tree_leaves_with_path(unsorted(u0), is_leaf=_is_array)
+    names = tuple(jtu.keystr(path, simple=True, separator=".") for path, _ in paths)
+    if len(set(names)) < len(names):
+        raise ValueError(f"u0 has leaves of the same name: {', '.join(names)}.")
+    return before if before is not None and sorted(before) == sorted(names) else names
+
+
+def flattened(u: Any, lead: int, order: Sequence[str] | None = None) -> Any:
+    """States as one array: those that are pytrees with their components flattened, leaf by leaf in
+    this order, behind as many axes as `lead` says."""
     if not is_tree(u):
         return u
-    leaves = jtu.tree_leaves(u)
+    leaves = [x for _, x in leaf_names(u, order)]
     # (What is on disk is read.)
     arrays = [x if isinstance(x, jax.Array) else np.asarray(x) for x in leaves]
     xp = jnp if any(isinstance(x, jax.Array) for x in arrays) else np
     return xp.concatenate([x.reshape(*x.shape[:lead], -1) for x in arrays], axis=-1)
 
 
-def component_names(u: Any, lead: int = 0) -> list[str] | None:
+def component_names(
+    u: Any, lead: int = 0, order: Sequence[str] | None = None
+) -> tuple[str, ...] | None:
     """The names of the components of a state that is a pytree, in the order of `flattened`: of the
     leaf, and where it is in that. None for an array."""
     if not is_tree(u):
         return None
-    return [
+    return tuple(
         f"{name}[{','.join(map(str, index))}]" if index else name
-        for name, x in leaf_names(u)
+        for name, x in leaf_names(u, order)
         for index in np.ndindex(x.shape[lead:])
-    ]
+    )
+
+
+def components_of(name: str, names: Sequence[str]) -> list[int]:
+    """Where the component of this name is among all; of the name of a leaf, all of its components.
+
+    **Raises:** `ValueError` for the name of none.
+    """
+    found = [i for i, x in enumerate(names) if x == name or x.startswith(f"{name}[")]
+    if not found:
+        raise ValueError(f"no component has the name {name!r}; there are {', '.join(names)}.")
+    return found
 
 
 def refuse_tree(u0: Any, what: str) -> None:
@@ -165,15 +213,25 @@ def refuse_tree(u0: Any, what: str) -> None:
         )
 
 
-def leaf_names(u: Any) -> list[tuple[str, Any]]:
-    """The leaves of a state that is a pytree, each with its name."""
+def leaf_names(u: Any, order: Sequence[str] | None = None) -> list[tuple[str, Any]]:
+    """The leaves of a state that is a pytree, each with its name, in this order or in JAX's."""
     paths = jtu.tree_leaves_with_path(u)
-    return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in paths]
+    leaves = {jtu.keystr(path, simple=True, separator="."): x for path, x in paths}
+    names = order if order is not None and set(order) == set(leaves) else leaves
+    return [(name, leaves[name]) for name in names]
 
 
 def _is_array(x: Any) -> bool:
-    """Whether this becomes an array: a list, or a plain tuple."""
-    return type(x) in (list, tuple)
+    """Whether this becomes an array: a list or a plain tuple, at any depth, of numbers.
+
+    (A number may be an array without axes, as under `grad`; but a tuple of nothing but arrays is
+    one of states.)
+    """
+    if type(x) not in (list, tuple):
+        return False
+    if type(x) is tuple and x and all(isinstance(y, jax.Array | np.ndarray) for y in x):
+        return False
+    return all(_is_array(y) if type(y) in (list, tuple) else not np.ndim(y) for y in x)
 
 
 def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:

@@ -9,7 +9,6 @@ Source: Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.2.
 """
 
 import dataclasses
-import functools
 import math
 from typing import Any
 
@@ -23,6 +22,7 @@ from ..solvers import ExplicitRungeKutta
 from ..solvers.tableau import Tableau
 from .every_step import bounded
 from .job import Job
+from .recent import jit_recent
 from .retcode import ReturnCode
 
 
@@ -119,7 +119,7 @@ def _rates_of_decay(field: Any, consts: Any, p: Any, u: Any, t: Any) -> tuple:
     return (-real).max(axis=1), real.max(axis=1)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_recent
 def _jacobians(field, consts, p, u, t):
     def one(u, t):
         jacobian = jax.jacfwd(lambda u: field(consts, u, p, t))(u)
@@ -128,7 +128,7 @@ def _jacobians(field, consts, p, u, t):
     return jax.vmap(one)(u, t)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_recent
 def _dominant(field, consts, p, u, t):
     """The real part of the largest eigenvalue, by the power method; 0 where it is complex."""
 

@@ -2,30 +2,25 @@
 
 import contextlib
 import weakref
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..tracing.program import is_tracer, Program, trace_apart
+from ..tracing.program import is_tracer, Program, trace
 from ..tracing.purity import (
     contents,
     numbers_in,
     owned,
     random_state,
 )
-from ..tracing.trace_cache import Operand
 from .placement import copied_to_jax
 from .trajectory_maker import Maker
 
 
 class Trace(NamedTuple):
-    """A `prob_func` traced over the index: the numbers of a trajectory, some of them traced.
-
-    Constants and leaves may be `Operand`s.
-    """
+    """A `prob_func` traced over the index: the numbers of a trajectory, some of them traced."""
 
     program: Program
     consts: list
@@ -33,30 +28,24 @@ class Trace(NamedTuple):
     structure: Any
 
 
-def _trace(maker: Maker, key: Any, operands: Sequence = ()) -> Trace:
+def _trace(maker: Maker, key: Any) -> Trace:
     found: dict[str, Any] = {}
 
-    def outputs(index, repeat, key, *operands):
-        leaves, found["structure"] = jtu.tree_flatten(maker(index, repeat, key, *operands))
-        unchanged = {id(x): Operand(i) for i, x in enumerate(operands)}
-        found["leaves"] = leaves = [unchanged.get(id(x), x) for x in leaves]
-        return [x for x in leaves if is_tracer(x)]
+    def outputs(index, repeat, key):
+        found["leaves"], found["structure"] = jtu.tree_flatten(maker(index, repeat, key))
+        return [x for x in found["leaves"] if is_tracer(x)]
 
     # Python numbers trace as weakly typed: ctx.index mixes with any dtype, as an int does.
-    program, consts, used = trace_apart(outputs, (0, 1, key), operands, rules=True)
-    return Trace(program, [*consts, *map(Operand, used)], **found)
+    program, consts = trace(outputs, 0, 1, key, rules=True)
+    return Trace(program, consts, **found)
 
 
 def _numbers(maker: Maker, made: Trace) -> tuple:
     """Every number that a call of `prob_func` led to."""
     known = jtu.tree_leaves(maker.ens.prob)
     field = numbers_in(maker.kept["field"], ())  # what it closes over is among the leaves
-    program = numbers_in(made.program, _known(made.consts), known)
-    return program, contents(_known(made.leaves), known), field, maker.static_numbers()
-
-
-def _known(values: Sequence) -> list:
-    return [x for x in values if type(x) is not Operand]
+    program = numbers_in(made.program, made.consts, known)
+    return program, contents(made.leaves, known), field, maker.static_numbers()
 
 
 _CALLS_WITH_DRAWS = 12
@@ -75,20 +64,19 @@ class Impure(Exception):
         )
 
 
-def trace_checked(maker: Maker, key: Any, operands: Sequence = ()) -> tuple[Trace, bool]:
-    """The trace of `maker`, made twice where its `prob_func` is met for the first time; and whether
-    random numbers were drawn meanwhile.
+def trace_checked(maker: Maker, key: Any) -> Trace:
+    """The trace of `maker`, made twice where its `prob_func` is met for the first time.
 
     **Raises:** `Impure` where the second is another.
     """
     prob_func = maker.ens.prob_func
     if prob_func is None:
-        return _trace(maker, key, operands), False
+        return _trace(maker, key)
     state = random_state()
-    made = _trace(maker, key, operands)
-    drew = drew_at_all = random_state() != state
+    made = _trace(maker, key)
+    drew = random_state() != state
     if not drew and _known_as_pure.get(id(prob_func)) is prob_func:
-        return made, False
+        return made
     numbers = _numbers(maker, made)  # now, as the second call may write into these arrays
     # JAX keeps what it made of a NumPy array for as long as that lives.
     made = made._replace(consts=list(map(owned, made.consts)), leaves=list(map(owned, made.leaves)))
@@ -96,48 +84,16 @@ def trace_checked(maker: Maker, key: Any, operands: Sequence = ()) -> tuple[Trac
     # they may decide about a branch, which need not be another each time.
     for _ in range(_CALLS_WITH_DRAWS):
         state, again = random_state(), maker.again()
-        if _numbers(again, _trace(again, key, operands)) != numbers:
+        if _numbers(again, _trace(again, key)) != numbers:
             raise Impure
         drew, drew_before = random_state() != state, drew
-        drew_at_all |= drew
         if not (drew or drew_before):
             break
     with contextlib.suppress(TypeError):  # few callables have no weak references
         _known_as_pure[id(prob_func)] = prob_func
-    return made, drew_at_all
-
-
-class Made(NamedTuple):
-    """What of a trace has no numbers in it."""
-
-    program: Program
-    varies: tuple[bool, ...]
-    is_output: tuple[bool, ...]
-    structure: Any
-    field: Program
-    saving: Any
-    tree: Any
-    options: dict
-    indexes_numpy: bool
-
-
-def taken_apart(maker: Maker, trace: Trace, indexes_numpy: bool) -> tuple[Made, list, list]:
-    """A trace in three: what has no numbers, the constants, and the leaves that are known."""
-    made = Made(
-        trace.program,
-        tuple(trace.program.depends_on([True] * 3)),
-        tuple(map(is_tracer, trace.leaves)),
-        trace.structure,
-        maker.kept["field"],
-        maker.kept["saving"],
-        maker.kept["tree"],
-        maker.options,
-        indexes_numpy,
-    )
-    values = [None if is_tracer(x) else as_input(x) for x in trace.leaves]
-    return made, trace.consts, values
+    return made
 
 
 def as_input(x: Any) -> Any:
     # A number stays one: inside the user's jit it is then a constant, which XLA can fold.
-    return x if isinstance(x, jax.Array | Operand) or np.ndim(x) == 0 else copied_to_jax(x)
+    return x if isinstance(x, jax.Array) or np.ndim(x) == 0 else copied_to_jax(x)

@@ -15,15 +15,15 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..problem import EnsembleProblem
+from ..problem import EnsembleContext, EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
 from .called_prob_func import called
 from .lane import Trajectories
 from .lifting import lift_numpy, NUMPY_INDEXED, with_prob_func
 from .logs import log_once
-from .remembered_prob_func import check_last, Memory, memory_of
+from .recent import jit_recent
 from .saving import grid, Saving, Spacing
-from .traced_prob_func import as_input, Impure, taken_apart, trace_checked
+from .traced_prob_func import as_input, Impure, trace_checked
 from .trajectory_maker import Maker
 
 
@@ -39,19 +39,18 @@ def describe(
     solved (see [`solve`][ensembleode.solve]).
     """
     staged = being_staged()
-    maker = Maker(ens, solve_options, trajectories, remembers=not staged)
+    maker = Maker(ens, solve_options, trajectories)
     n = trajectories or 1
     if not staged and _is_plain(maker, key):
         return _laid_out(_shared_by_all(maker, key), n)
-    memory = None if staged else memory_of(maker, key)
-    every = _laid_out(_evaluated(ens, maker, solve_options, key, trajectories, memory), n)
+    every = _laid_out(_evaluated(maker, key, n), n)
     return dataclasses.replace(every, traced=every.traced or staged)
 
 
-def _evaluated(ens, maker, solve_options, key, trajectories, memory) -> Trajectories:
-    n = trajectories or 1
+def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
+    ens = maker.ens
     try:
-        return _traced(maker, key, n, memory)
+        return _traced(maker, key, n)
     except Impure as error:
         if being_staged():
             raise TypeError(str(error)) from None
@@ -62,18 +61,16 @@ def _evaluated(ens, maker, solve_options, key, trajectories, memory) -> Trajecto
         by_array = isinstance(error.__cause__ or error, NUMPY_INDEXED)
         lifted = lift_numpy(ens.prob_func) if by_array else None
         if lifted is not None:
-            check_last(ens, key, n)
-            if memory is not None:
-                memory.indexes_numpy = True
+            # NumPy raises for an index past the end, where JAX takes the last row.
+            ens.make(EnsembleContext(n - 1, 1, key))
             ens = with_prob_func(ens, lifted)
-            maker = Maker(ens, solve_options, trajectories, remembers=maker.remembers)
-            return _evaluated(ens, maker, solve_options, key, trajectories, memory)
+            return _evaluated(Maker(ens, maker.solve_options, maker.n), key, n)
         message = _CALLED_AS_NOT_TRACEABLE.format(_summary(error))
     # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the first
     # case, and raises its plain error in the second. (Here, where the trace is forgotten: as long
     # as a constant of it lives, JAX takes it for the NumPy array that it was made of, even where
     # that has changed.)
-    found = called(Maker(ens, solve_options, trajectories, concrete=True), key, n)
+    found = called(Maker(ens, maker.solve_options, maker.n, concrete=True), key, n)
     log_once(message)
     return found
 
@@ -96,18 +93,17 @@ def _summary(error: Exception) -> str:
     return f"{type(error).__name__}: {first_line}"
 
 
-def _traced(maker: Maker, key: Any, n: int, memory: "Memory | None") -> Trajectories:
-    """Trace `maker` over the index, or take the trace of an earlier time."""
-    if memory is None:
-        made, consts, values = taken_apart(maker, trace_checked(maker, key)[0], False)
-    else:
-        made, consts, values = memory.recall(maker, key, n)
-    program, varies, is_output = made.program, made.varies, made.is_output
+def _traced(maker: Maker, key: Any, n: int) -> Trajectories:
+    """Trace `maker` over the index."""
+    program, consts, leaves, structure = trace_checked(maker, key)
+    varies = tuple(program.depends_on([True] * 3))
+    is_output = list(map(is_tracer, leaves))
+    values = [None if out else as_input(x) for out, x in zip(is_output, leaves, strict=True)]
 
     def fill(outs, rest):
         outs = iter(outs)
         leaves = [next(outs) if out else x for out, x in zip(is_output, rest, strict=True)]
-        return jtu.tree_unflatten(made.structure, leaves)
+        return jtu.tree_unflatten(structure, leaves)
 
     aval: Any = program.jaxpr.invars[0].aval
     integer = aval.dtype
@@ -127,10 +123,10 @@ def _traced(maker: Maker, key: Any, n: int, memory: "Memory | None") -> Trajecto
             "draw random numbers by jax.random with ctx.key."
         )
     return Trajectories(
-        field=made.field,
-        saving=made.saving,
-        tree=made.tree,
-        options=made.options,
+        field=maker.kept["field"],
+        saving=maker.kept["saving"],
+        tree=maker.kept["tree"],
+        options=maker.options,
         batched=fill(varies, [False] * len(values)),
         lanes=lanes,
         lane=lane,
@@ -140,7 +136,7 @@ def _traced(maker: Maker, key: Any, n: int, memory: "Memory | None") -> Trajecto
     )
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jit_recent, static=2)
 def _evaluate(program, varies, consts, indices, repeat, key):
     def pick(index, wanted):
         outs = program(consts, index, repeat, key)

@@ -1,6 +1,6 @@
 """One trajectory: from the problem that `prob_func` makes to its numbers, and `f` traced."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import equinox as eqx
@@ -25,8 +25,6 @@ from ..tracing.purity import (
     numbers_among,
     numbers_in,
 )
-from ..tracing.reach import abstract, Key
-from ..tracing.trace_cache import key_of, traced_once, traces
 from .lane import Lane
 from .saving import resolve_saving
 from .state_tree import StateTree, tree_of
@@ -42,10 +40,8 @@ class Maker:
         n: int | None,
         *,
         concrete: bool = False,
-        remembers: bool = False,
     ):
         self.n = n
-        self.remembers = remembers  # whether a trace of f may be an earlier one
         self.ens = ens
         self.solve_options = solve_options
         self.concrete = concrete
@@ -55,32 +51,24 @@ class Maker:
         # Whether whole numbers in p are known to f, which decides by them.
         self.fixes_whole = False
 
-    def __call__(self, index: Any, repeat: Any, key: Any, *operands: Any) -> Lane:
-        ens = with_operands(self.ens, operands) if operands else self.ens
-        prob = ens.make(EnsembleContext(index, repeat, key))
+    def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
+        prob = self.ens.make(EnsembleContext(index, repeat, key))
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
             return self._lane(prob, index)
         # As numbers, new ones compile nothing; only where f has to know them they are none.
-        decides = self._key_of_f("decides by whole numbers", prob) if self.remembers else None
-        self.fixes_whole = decides is not None and traces.find(decides) is not None
         kept = dict(self.kept)
         try:
             return self._lane(prob, index)
         except NeedsNumber:
-            if self.fixes_whole:
-                raise
             self.kept, self.fixes_whole = kept, True
-            lane = self._lane(prob, index)
-            if decides is not None:
-                traces.keep(decides, [], True)
-            return lane
+            return self._lane(prob, index)
 
     def _is_number(self, x: Any) -> bool:
         """Whether a leaf of p is traced."""
         return _is_numeric(x) and not (self.fixes_whole and is_whole(x))
 
     def _lane(self, prob: ODEProblem, index: Any) -> Lane:
-        tree = tree_of(prob.u0)
+        tree = tree_of(prob.u0, prob._order)
         given = prob.options, self.solve_options
         if tree is not None:
             given = [_with_tolerances(options, tree) for options in given]
@@ -114,36 +102,14 @@ class Maker:
         if self._f is not None and _identical(self._f[0], same):
             field, consts = self._f[1]  # called again, but f is the one traced already
         else:
-            field, consts = self._traced_field(prob, p, dtype)
+            field, consts = trace_field(prob, p, dtype, self._is_number)
         self._keep("field", field, "the computation that f does", index)
         self._f = (same, (field, consts))
         return consts
 
-    def _traced_field(self, prob, p, dtype) -> tuple[Program, tuple]:
-        def make():
-            return trace_field(prob, p, dtype, self._is_number)
-
-        if not self.remembers:
-            return make()
-        try:
-            shapes = self._shapes(prob)
-        except (TypeError, OverflowError):  # no number of JAX's: tracing f says so
-            return make()
-        return traced_once(("f", prob.f, shapes, jax.tree.map(abstract, prob.u0), dtype), make)
-
-    def _shapes(self, prob: ODEProblem) -> Any:
-        """What of p a trace of f depends on."""
-        return jax.tree.map(lambda x: abstract(x) if self._is_number(x) else x, prob.p)
-
-    def _key_of_f(self, what: str, prob: ODEProblem) -> Key | None:
-        try:
-            return key_of(what, prob.f, self._shapes(prob))
-        except (TypeError, OverflowError):
-            return None
-
     def again(self) -> "Maker":
         """One that is to make the same, to find whether it does."""
-        maker = Maker(self.ens, self.solve_options, self.n, remembers=self.remembers)
+        maker = Maker(self.ens, self.solve_options, self.n)
         maker.fixes_whole = self.fixes_whole
         if self._f is not None and not any(map(is_tracer, self._f[1][1])):
             maker._f = self._f
@@ -203,8 +169,7 @@ def trace_field(
     """
     numeric, static = eqx.partition(prob.p, is_number)
     structure = jtu.tree_structure(numeric)
-
-    tree = tree_of(prob.u0)
+    tree = tree_of(prob.u0, prob._order)
 
     def field(u, p, t):
         p = eqx.combine(jtu.tree_unflatten(structure, p), static)
@@ -263,20 +228,3 @@ def _is_numeric(x: Any) -> bool:
 def _as_real(x: Any, dtype: np.dtype) -> Any:
     # NumPy keeps a concrete number concrete inside a trace.
     return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)
-
-
-def with_operands(ens: EnsembleProblem, operands: Sequence) -> EnsembleProblem:
-    """With these in place of the arrays in its problem."""
-    leaves, structure = jtu.tree_flatten((ens.prob.f, ens.prob.u0, ens.prob.p))
-    rest = iter(operands)
-    leaves = [next(rest) if isinstance(x, jax.Array) else x for x in leaves]
-    f, u0, p = jtu.tree_unflatten(structure, leaves)
-    return _changed(ens, prob=_changed(ens.prob, f=f, u0=u0, p=p))
-
-
-def _changed(module: Any, **changes: Any) -> Any:
-    """A copy as it is, without its checks."""
-    new = object.__new__(type(module))
-    for name, value in vars(module).items():
-        object.__setattr__(new, name, changes.get(name, value))
-    return new

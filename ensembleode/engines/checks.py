@@ -2,11 +2,14 @@
 
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from ..core.lane import Lane
+from ..core.logs import log_once
 from ..options import holds_tolerances
 from ..solvers import ODESolver
+from ..tracing.program import is_tracer
 
 
 def refusal_of_ours(
@@ -62,6 +65,40 @@ def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> No
     if not adaptive and not has_dt:
         reason = f"{label} has a fixed step" if not can_adapt else "adaptive=False"
         raise ValueError(f"dt is missing: {reason}, so pass its size, such as dt=0.01.")
+
+
+def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: Lane) -> None:
+    """Log where the state can't be as accurate as the tolerances ask: where they are less than
+    `_ROUNDINGS` of its own.
+
+    **Arguments:** `shared`: a Lane with the numbers that all trajectories share and that are known,
+    the rest None.
+    """
+    abstol, reltol, u0 = (
+        None if x is None or is_tracer(x) else np.abs(np.asarray(x))
+        for x in (shared.abstol, shared.reltol, shared.u0)
+    )
+    if adaptive is False or abstol is None or reltol is None:
+        return
+    size = np.float64(1) if u0 is None else u0
+    precision = jnp.finfo(dtype)
+    if not np.any(abstol + reltol * size < _ROUNDINGS * precision.eps * size):
+        return
+    remedy = "choose larger ones"
+    if precision.bits < 64:
+        remedy += (
+            " or compute in float64: jax.config.update('jax_enable_x64', True) before anything "
+            "else, and u0 in float64"
+        )
+    log_once(
+        f"reltol={reltol.min():g} and abstol={abstol.min():g} are finer than the roundings of u0's "
+        f"{np.dtype(dtype)}, which resolves {precision.eps:.2g} of a number: the solution is not "
+        f"as accurate as they say, and its steps are chosen by rounding errors. So {remedy}."
+    )
+
+
+# Of a state, below which an estimate of the error is noise.
+_ROUNDINGS = 4
 
 
 def check_bounds(adaptive: bool | None, batched: Lane) -> None:

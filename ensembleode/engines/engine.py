@@ -19,6 +19,8 @@ class Engine(abc.ABC):
     - `shares_work`: whether it shares a batch out to threads of the CPU itself, as many as
         `plan.threads`, and needs no devices for that.
     - `on_gpu`: whether a trajectory is a thread of a GPU.
+    - `numbers_apart`: whether a number that is written in `f` is better a constant of its program:
+        other numbers compile nothing, and the bits are the same.
     """
 
     name: ClassVar[str]
@@ -27,6 +29,7 @@ class Engine(abc.ABC):
     solves_columns: ClassVar[bool] = True
     shares_work: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
+    numbers_apart: ClassVar[bool] = False
 
     @abc.abstractmethod
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
@@ -42,7 +45,7 @@ class Engine(abc.ABC):
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why another engine is faster with this field; None when this one is."""
+        """Why another engine is faster with this field, or alone has its derivative; else None."""
         del field, state, batched
         return None
 
@@ -72,6 +75,11 @@ class Engine(abc.ABC):
         """How many of `n` trajectories of such a state belong together on a device."""
         del state, n
         return 1
+
+    def is_stoppable(self) -> bool:
+        """Whether, on a CPU, it looks at `Lane.stop`, and then gives the trajectories that have not
+        ended the return code `Default`."""
+        return False
 
     def factorises(self, plan: Plan) -> bool:
         """Whether the steps factorise matrices."""

@@ -1,5 +1,6 @@
 """The explicit methods of our own engines, as plans hold them."""
 
+import functools
 from typing import Any, NamedTuple
 
 from .. import sensitivity
@@ -35,6 +36,11 @@ class Solver(NamedTuple):
         return self.method.stages
 
 
+@functools.cache
+def _default_controller(order: int, embedded_order: int | None) -> AbstractController:
+    return PIController().for_method(order, embedded_order)
+
+
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
@@ -52,8 +58,8 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     adjoint = next((x for x in REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
     controller = None
     if adaptive:
-        chosen = options["stepsize_controller"] or PIController()
-        controller = chosen.for_method(alg.order, alg.method.embedded_order)
+        chosen, orders = options["stepsize_controller"], (alg.order, alg.method.embedded_order)
+        controller = chosen.for_method(*orders) if chosen else _default_controller(*orders)
     norm = options["internalnorm"] or RMSNorm()
     direction = "forward" if forward else "reverse"
     return Static(Solver(alg.method, controller, norm, direction, adjoint.__name__))

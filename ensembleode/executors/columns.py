@@ -1,16 +1,17 @@
 """EnsembleColumns: one solve whose state is the matrix of all trajectories."""
 
 import dataclasses
-import functools
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from ..core.executor import Executor
+from ..core.interrupts import finished
 from ..core.job import axes, finish, Job
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
+from ..core.recent import jit_recent
 from ..tracing.program import Program
 
 
@@ -35,7 +36,8 @@ class Columns(Executor):
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         lanes = job.trajectories.lanes(indices, repeat)
-        return _solve(job.plan, lanes, indices, repeat, job.key, job.output_consts)
+        args = (job.plan, lanes, indices, repeat, job.key, job.output_consts)
+        return _solve(*args) if job.traced else finished(job, _solve, *args)
 
 
 class _ColumnsField(NamedTuple):
@@ -50,7 +52,7 @@ class _ColumnsField(NamedTuple):
         return jax.vmap(self.field, in_axes=in_axes, out_axes=-1)(consts, u, p, t)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_recent
 def _solve(plan, lanes, indices, repeat, key, output_consts):
     n = indices.shape[0]
     batched = plan.batched

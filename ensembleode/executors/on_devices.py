@@ -5,8 +5,9 @@ inside `jax.shard_map`. So an engine's program is traced outside and evaluated i
 its forward and backward pass.
 """
 
+import contextlib
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
@@ -17,19 +18,25 @@ import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .. import sensitivity
+from ..core.given_device import device_is_given
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 
 
 AXIS = "trajectories"
 _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
-# (Known to JAX's caches of what was traced.)
-_device_is_given = jax.make_user_context(default_value=False)
 
 
 def is_on_one_device() -> bool:
     """Whether this is traced for one device of several."""
-    return bool(_device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
+    return bool(device_is_given.value or jax.sharding.get_abstract_mesh().manual_axes)
+
+
+@contextlib.contextmanager
+def for_one_device() -> Iterator[None]:
+    """What is traced in it is for one device, whatever there are."""
+    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), device_is_given(True):
+        yield
 
 
 def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any) -> Result:
@@ -87,7 +94,7 @@ def evaluated_on_each(
         return jax.tree.map(struct, tree)
 
     structs = tuple(map(part, in_specs, args))
-    with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), _device_is_given(True):
+    with for_one_device():
         closed, out = jax.make_jaxpr(fn, return_shape=True)(*structs)
     tree = jtu.tree_structure(out)
 

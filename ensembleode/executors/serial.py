@@ -1,6 +1,5 @@
 """EnsembleSerial: one trajectory after the other; and a problem on its own."""
 
-import functools
 from typing import Any
 
 import equinox as eqx
@@ -8,8 +7,10 @@ import jax
 import numpy as np
 
 from ..core.executor import Executor
-from ..core.job import Job, solve_lane
+from ..core.interrupts import finished
+from ..core.job import Job, solve_lane, Unfinished
 from ..core.plan import Result
+from ..core.recent import jit_recent
 from .sharded import Devices
 
 
@@ -22,19 +23,34 @@ class Serial(Executor):
         if job.traced:
             lanes = job.trajectories.lanes(indices, repeat)
             return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)
-        each = [self.run_one(job, index, repeat) for index in np.asarray(indices)]
-        return jax.tree.map(lambda *leaves: np.stack(leaves), *map(jax.device_get, each))
+        each: list[Result] = []
+        cause = None
+        try:
+            for index in np.asarray(indices):
+                outcome = self.run_one(job, index, repeat)
+                each.append(jax.device_get(outcome))
+        except KeyboardInterrupt as e:
+            if not each:
+                raise
+            cause = e
+        done = np.arange(len(indices)) < len(each)
+        each += [each[0]] * (len(indices) - len(each))
+        outcome = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+        if cause is not None:
+            raise Unfinished(outcome, done, cause)
+        return outcome
 
     def run_one(self, job: Job, index: Any, repeat: Any) -> Result:
         """By the program that solves its problem alone."""
         lane = job.trajectories.lane(index, repeat)
-        return _solve(job.plan, lane, index, repeat, job.key, job.output_consts)
+        args = (job.plan, lane, index, repeat, job.key, job.output_consts)
+        return _solve(*args) if job.traced else finished(job, _solve, *args)
 
 
-_solve = functools.partial(jax.jit, static_argnums=0)(solve_lane)
+_solve = jit_recent(solve_lane)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_recent
 def _solve_in_turn(plan, lanes, indices, repeat, key, output_consts):
     # Where all numbers are constants of the program, XLA would run the loop while compiling it,
     # and very slowly.

@@ -18,10 +18,12 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from ..core import cpu_devices
 from ..core.executor import Executor
+from ..core.interrupts import finished
 from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
 from ..core.keys import as_before, raw
 from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
+from ..core.recent import jit_recent
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..tracing.program import being_staged, is_jaxpr, params_of
@@ -44,8 +46,9 @@ class Devices(Executor):
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
-            solve = _solve if job.traced else _fastest(_solve)
-            return solve(job.plan, *numbers)
+            if job.traced:
+                return _solve(job.plan, *numbers)
+            return finished(job, _fastest(_solve), job.plan, *numbers)
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.
@@ -55,7 +58,7 @@ class Devices(Executor):
         if job.traced:
             # One by one: of several put at once, all have a tangent where one has.
             return _solve_sharded(job.plan, mesh, *jax.tree.map(put, numbers))
-        outcome = _fastest(_solve_sharded)(job.plan, mesh, *put(numbers))
+        outcome = finished(job, _fastest(_solve_sharded), job.plan, mesh, *put(numbers))
         return _brought_home(outcome, numbers)
 
 
@@ -144,15 +147,14 @@ def _fastest(solve: Any) -> Any:
 
 @functools.cache
 def _with_wide_vectors(solve: Any) -> Any:
-    static = (0,) if solve is _solve else (0, 1)
-    options = compiler_options("cpu")
-    return jax.jit(solve.__wrapped__, static_argnums=static, compiler_options=options)
+    static, options = 1 if solve is _solve else 2, compiler_options("cpu")
+    return jit_recent(solve.__wrapped__, static=static, compiler_options=options)
 
 
-_solve = functools.partial(jax.jit, static_argnums=0)(solve_lanes)
+_solve = jit_recent(solve_lanes)
 
 
-@functools.partial(jax.jit, static_argnums=(0, 1))
+@functools.partial(jit_recent, static=2)
 def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
     result = _sharded(plan, mesh, lanes, indices.shape[0])
     return finish_lanes(plan, result, indices, repeat, key, output_consts)

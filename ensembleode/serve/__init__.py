@@ -8,26 +8,24 @@
 - `jobs.py`: long ensembles, kept in a folder; `metrics.py`, `tokens.py`.
 - `page/`: what is at `/`.
 
-What needs the extra `serve` is imported where it is used, so that a registry can be made without.
+Names are imported when they are first asked for; what needs the extra `serve` is imported where it
+is used, so that a registry can be made without.
 """
 
+import importlib
 from typing import Any, TYPE_CHECKING
-
-from .registry import Limits as Limits, Registry as Registry
 
 
 if TYPE_CHECKING:
     from .app import create_app as create_app
     from .process import run as run
+    from .registry import Limits as Limits, Registry as Registry
+
+
+_PLACES = {"Limits": "registry", "Registry": "registry", "create_app": "app", "run": "process"}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "create_app":
-        from .app import create_app
-
-        return create_app
-    if name == "run":
-        from .process import run
-
-        return run
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    if name not in _PLACES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(importlib.import_module(f".{_PLACES[name]}", __name__), name)

@@ -5,25 +5,26 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 
 try:
-    from fastapi import FastAPI, Query, Request
+    from fastapi import Depends, FastAPI, Query, Request
     from fastapi.exceptions import RequestValidationError
     from fastapi.middleware.cors import CORSMiddleware
     from fastapi.responses import FileResponse, Response
     from fastapi.routing import APIRoute
     from fastapi.staticfiles import StaticFiles
     from starlette.exceptions import HTTPException
+    from starlette.routing import Match
 except ImportError as e:
     raise ImportError("the service needs FastAPI: pip install 'ensembleode[serve]'.") from e
 
 from ..core.version import __version__
 from . import documented, tokens as tokens_of, wire
-from .calls import Call, in_json, refusal, Reply, reply_to
+from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
 from .metrics import CONTENT_TYPE
 from .registry import Entry, Registry
@@ -33,8 +34,6 @@ from .wire import Refused
 
 
 _PAGE = Path(__file__).parent / "page"
-# Bytes of a body, or numbers of an answer, that would keep the event loop from others.
-_LARGE = 2**16
 _PAGE_OF_JOBS = 1000
 _HEADERS = {
     "Content-Security-Policy": "default-src 'self'; frame-ancestors 'none'",
@@ -58,6 +57,7 @@ def create_app(
     store: str | Path | None = None,
     drain_seconds: float = 30.0,
     batching: bool = True,
+    batch_seconds: float = 60.0,
 ) -> "App":
     """The service of a registry, as an ASGI app.
 
@@ -77,6 +77,8 @@ def create_app(
     - `store`: a folder for durable ensembles; without one there are none.
     - `drain_seconds`: how long what was taken may take when the service ends.
     - `batching`: False solves every request on its own.
+    - `batch_seconds`: how long a batch may take. One that has not returned by then is given up
+        (504), and its problem refuses requests (503) until it returns; others are solved.
 
     **Raises:** `ValueError` and `TypeError` for bad arguments, and what solving a problem of the
     registry raises.
@@ -91,20 +93,14 @@ def create_app(
     for name, value in (("max_wait_ms", max_wait_ms), ("drain_seconds", drain_seconds)):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be zero or positive, got {value!r}.")
+    if not batch_seconds > 0:
+        raise ValueError(f"batch_seconds must be positive, got {batch_seconds!r}.")
     if tokens is not None and not isinstance(tokens, tokens_of.Tokens):
         tokens = tokens_of.Tokens(tokens)
     service = Service(
-        registry,
-        ensemblealg,
-        max_batch,
-        max_wait_ms,
-        queue,
-        tokens,
-        hosts,
-        store,
-        drain_seconds,
-        batching,
-    )
+        registry, ensemblealg, max_batch, max_wait_ms, queue, tokens, hosts, store, drain_seconds,
+        batching, batch_seconds,
+    )  # fmt: skip
 
     @contextlib.asynccontextmanager
     async def lifespan(app: FastAPI) -> AsyncIterator[None]:
@@ -139,6 +135,11 @@ def create_app(
     _add_page(app)
 
     async def refused(request: Request, e: Exception) -> Response:
+        if isinstance(e, HTTPException) and e.status_code == 405:
+            # (Starlette's has what the first route of this path takes only.)
+            at = [r for r in app.routes if r.matches(request.scope)[0] != Match.NONE]
+            allowed = {method for route in at for method in getattr(route, "methods", None) or ()}
+            e.headers = {"Allow": ", ".join(sorted(allowed))}
         return reply_to(refusal(e, secrets.token_hex(8))).response()
 
     for kind in (HTTPException, RequestValidationError, Exception):
@@ -154,6 +155,11 @@ class App(FastAPI):
         self.service = self.state.service = service
         self.endpoints: dict[str, Callable] = {}
         self.router.route_class = _route_class(service, cors)
+
+    def openapi(self) -> dict[str, Any]:
+        if self.openapi_schema is None:
+            documented.complete(super().openapi())
+        return super().openapi()
 
     def takes(self, what: str, **documented: Any) -> Callable:
         """Decorates the endpoint of `POST /v1/problems/{name}/{what}`, which takes a `Call`."""
@@ -193,7 +199,9 @@ def _route_class(service: Service, cors: Sequence[str]) -> type[APIRoute]:
                     return await handle(request)
 
                 name = request.path_params.get("name", "")
-                call = Call(dict(request.scope["headers"]), request.receive, name)
+                request.state.call = call = Call(
+                    dict(request.scope["headers"]), request.receive, name
+                )
                 reply, id = await service.answered(endpoint or handled, call, guarded=guarded)
                 response = reply.response() if isinstance(reply, Reply) else reply
                 response.headers["X-Request-ID"] = id
@@ -217,19 +225,18 @@ def _add_problems(app: App, service: Service) -> None:
         solver = service.solvers[entry.name]
         program = solver.program(asked.rows, own=asked.numbers.p is not None)
         done = await service.done(call, program, asked.numbers, asked.deadline)
-        binary = call.wants_binary()
 
-        def content() -> bytes:
-            answer = joined(done.results)
-            return wire.encoded(wire.solved(asked, answer, done.wait, done.seconds), binary)
+        def answer() -> dict[str, Any]:
+            return wire.solved(asked, joined(done.results), done.wait, done.seconds)
 
-        size = asked.n * asked.rows * max(1, entry.u0.size)
-        body = await asyncio.to_thread(content) if size > _LARGE // 8 else content()
-        return Reply(body, wire.BINARY if binary else wire.JSON)
+        return await _replied(call, answer, asked.n * asked.rows * max(1, entry.u0.size))
 
     @app.takes("vjp", **documented.vjp())
     async def vjp(call: Call) -> Reply:
         """Pull a cotangent of the saved states back to u0 and p."""
+        solver = service.solvers[service.entry(call.name).name]
+        if solver.no_gradient is not None:
+            raise Refused(404, "no_gradient", f"there is no gradient: {solver.no_gradient}.")
         entry, asked = await _asked(service, call, "cotangent")
         wire.check_answer(entry, asked, pulls=True)
         numbers = asked.numbers
@@ -237,46 +244,60 @@ def _add_problems(app: App, service: Service) -> None:
             shared = np.broadcast_to(entry.p, (asked.n, entry.p.size))
             numbers = numbers._replace(p=shared)
         numbers = numbers._replace(cotangent=wire.cotangent(entry, asked))
-        program = service.solvers[entry.name].program(asked.rows, own=True, pulls=True)
+        program = solver.program(asked.rows, own=True, pulls=True)
         done = await service.done(call, program, numbers, asked.deadline)
-        binary = call.wants_binary()
 
-        def content() -> bytes:
-            gradients = joined(done.results)
-            found = wire.pulled(entry, asked, gradients, done.wait, done.seconds)
-            return wire.encoded(found, binary)
+        def answer() -> dict[str, Any]:
+            return wire.pulled(entry, asked, joined(done.results), done.wait, done.seconds)
 
-        size = asked.n * (entry.u0.size + entry.p.size)
-        body = await asyncio.to_thread(content) if size > _LARGE // 8 else content()
-        return Reply(body, wire.BINARY if binary else wire.JSON)
+        return await _replied(call, answer, asked.n * (entry.u0.size + entry.p.size))
 
     @app.get("/v1/problems", **documented.problems())
     async def problems() -> Response:
         """The problems that are served."""
-        return _json({"problems": [entry.describe() for entry in service.registry]})
+        return _json({"problems": [x.describe() for x in service.solvers.values()]})
 
     @app.get("/v1/problems/{name}", **documented.problem())
     async def problem(name: str) -> Response:
         """One of them."""
-        return _json(service.entry(name).describe())
+        return _json(service.solvers[service.entry(name).name].describe())
+
+
+async def _read(
+    service: Service,
+    call: Call,
+    made: Callable[[Entry, dict[str, Any]], Any],
+    writes: bool = False,
+) -> Any:
+    """What is made of a body: in another thread where that takes long, or `writes` to disk."""
+    entry, binary = service.entry(call.name), call.sends_binary()
+    body = await call.body(entry.limits.body, service.bodies)
+    service.ready()
+
+    def read() -> Any:
+        return made(entry, wire.parsed(body, binary))
+
+    if len(body) > LARGE:
+        async with service.reading_large:  # which takes several times its bytes
+            return await asyncio.to_thread(read)
+    return await asyncio.to_thread(read) if writes else read()
 
 
 async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, wire.Query]:
-    entry = service.entry(call.name)
-    binary = call.sends_binary()
-    body = await call.body(entry.limits.body)
-    service.ready()
-
-    def read() -> wire.Query:
-        return wire.query(entry, wire.parsed(body, binary), more)
-
-    if len(body) > _LARGE:
-        async with service.reading_large:  # which takes several times its bytes
-            asked = await asyncio.to_thread(read)
-    else:
-        asked = read()
+    asked = await _read(service, call, lambda entry, body: wire.query(entry, body, more))
     call.count = asked.n
-    return entry, asked
+    return service.entry(call.name), asked
+
+
+async def _replied(call: Call, answer: Callable[[], dict[str, Any]], size: int) -> Reply:
+    """An answer with so many numbers."""
+    binary = call.wants_binary()
+
+    def content() -> bytes:
+        return wire.encoded(answer(), binary)
+
+    body = await asyncio.to_thread(content) if size > LARGE // 8 else content()
+    return Reply(body, wire.BINARY if binary else wire.JSON)
 
 
 def _add_ensembles(app: App, service: Service) -> None:
@@ -287,58 +308,61 @@ def _add_ensembles(app: App, service: Service) -> None:
             )
         return service.jobs
 
+    async def owner(request: Request) -> str:
+        return request.state.call.owner
+
+    Owner = Annotated[str, Depends(owner)]
+
     @app.takes("ensembles", status_code=202, **documented.ensembles())
     async def create(call: Call) -> Reply:
         """Solve an ensemble, which is kept."""
-        entry = service.entry(call.name)
-        binary = call.sends_binary()
-        body = await call.body(entry.limits.body)
-        here = jobs()
-        service.ready()
-        key = call.header(b"idempotency-key") or None
+        key, here = call.header(b"idempotency-key") or None, jobs()
 
-        def made() -> dict[str, Any]:
-            return here.create(entry, wire.parsed(body, binary), key)
+        def made(entry: Entry, body: dict[str, Any]) -> dict[str, Any]:
+            return here.create(entry, body, key, call.owner or "")
 
-        async with service.reading_large if len(body) > _LARGE else contextlib.nullcontext():
-            job = await asyncio.to_thread(made)
+        job = await _read(service, call, made, writes=True)
         call.count = job["trajectories"]
         return in_json(job, 202)
 
     @app.get("/v1/ensembles", **documented.jobs())
-    async def every(after: str = "", most: Annotated[int, Query(ge=1)] = _PAGE_OF_JOBS) -> Response:
+    async def every(
+        owner: Owner, after: str = "", most: Annotated[int, Query(ge=1)] = _PAGE_OF_JOBS
+    ) -> Response:
         """The ensembles that are kept, page by page."""
-        return _json(await asyncio.to_thread(jobs().every, after, min(most, _PAGE_OF_JOBS)))
+        return _json(await asyncio.to_thread(jobs().every, after, min(most, _PAGE_OF_JOBS), owner))
 
     @app.get("/v1/ensembles/{id}", **documented.job())
-    async def one(id: str) -> Response:
+    async def one(owner: Owner, id: str) -> Response:
         """How far an ensemble is."""
-        return _json(await asyncio.to_thread(jobs().status, id))
+        return _json(await asyncio.to_thread(jobs().status, id, owner))
 
     @app.delete("/v1/ensembles/{id}", **documented.job())
-    async def delete(id: str) -> Response:
+    async def delete(owner: Owner, id: str) -> Response:
         """Delete one that has ended, with what is in it; or cancel it."""
-        return _json(await asyncio.to_thread(jobs().delete, id))
+        return _json(await asyncio.to_thread(jobs().delete, id, owner))
 
     @app.post("/v1/ensembles/{id}/cancel", **documented.job())
-    async def cancel(id: str) -> Response:
+    async def cancel(owner: Owner, id: str) -> Response:
         """Stop it, if it has not ended; what is done stays."""
-        return _json(await asyncio.to_thread(jobs().cancel, id))
+        return _json(await asyncio.to_thread(jobs().cancel, id, owner))
 
     @app.post("/v1/ensembles/{id}/resume", **documented.job())
-    async def resume(id: str) -> Response:
+    async def resume(owner: Owner, id: str) -> Response:
         """Go on with one that was cancelled, or failed."""
         service.ready()
-        return _json(await asyncio.to_thread(jobs().resume, id))
+        return _json(await asyncio.to_thread(jobs().resume, id, owner))
 
     @app.get("/v1/ensembles/{id}/download", **documented.download())
     async def download(
-        id: str, start: int = 0, stop: int | None = None, format: str = "msgpack"
+        owner: Owner,
+        id: str,
+        start: Annotated[int, Query(ge=0)] = 0,
+        stop: Annotated[int | None, Query(ge=1)] = None,
+        format: Literal["msgpack", "npz"] = "msgpack",
     ) -> Response:
         """Some of its trajectories."""
-        if format not in ("msgpack", "npz"):
-            raise wire.invalid("format", "format must be msgpack or npz.")
-        body = await asyncio.to_thread(jobs().read, id, start, stop, format == "npz")
+        body = await asyncio.to_thread(jobs().read, id, start, stop, format == "npz", owner)
         if format == "npz":
             headers = {"Content-Disposition": f'attachment; filename="{id}.npz"'}
             return Response(body, media_type="application/x-npz", headers=headers)
@@ -356,6 +380,8 @@ def _add_health(app: FastAPI, service: Service) -> None:
     async def readyz() -> Response:
         """Whether it solves."""
         status: dict[str, Any] = {"status": service.status}
+        if service.hung:
+            status["hung"] = service.hung
         if service.status == "warming" and service.compiled[1]:
             status |= dict(zip(("compiled", "programs"), service.compiled, strict=True))
         if service.status == "ready" and service.jobs is not None and not service.jobs.is_open:

@@ -1,20 +1,22 @@
 """From requests to batches and back: pure asyncio, which knows neither HTTP nor JAX.
 
 Items of one line can be run together. A batch is due when a line has as many as it takes, when the
-first of them has waited long enough, or when there is a lull. Lines take turns, problem by problem.
+first of them has waited long enough, or when there is a lull. Each problem has a thread, in which
+its lines take turns: a batch that takes long, or never returns, is no other problem's business.
 Within a batch every item has a share, and only what is left over goes to those that want more: so a
 large item is split, and others are not stuck behind it.
 """
 
 import asyncio
 import collections
+import contextlib
 import logging
 import math
+import queue
 import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any, NamedTuple
 
 
@@ -52,6 +54,14 @@ class BatchFailed(Exception):
     def __init__(self, id: str):
         super().__init__(f"a batch crashed ({id})")
         self.id = id
+
+
+class Hung(Exception):
+    """A batch of the problem has not returned in time, that of the item (`mine`) or another."""
+
+    def __init__(self, problem: Any, *, mine: bool):
+        super().__init__(f"a batch of {problem} doesn't return")
+        self.problem, self.mine = problem, mine
 
 
 class Slice(NamedTuple):
@@ -104,8 +114,37 @@ class _Line:
         self.first, self.last = math.inf, -math.inf
 
 
+class _Runner:
+    """A thread that calls a function with what it is given, one after the other, until it is None.
+
+    It is a daemon: what never returns can't be ended, and must not keep the process from ending
+    (which would wait for the threads of a `ThreadPoolExecutor`). What never returns may do so in
+    the end; then the thread goes on.
+
+    - `began`: when that began which it is at; infinity where it is at nothing.
+    - `parts`: the items of that, and which part of each.
+    - `hangs`: whether that has been given up.
+    - `timer`: of the look whether it is to be.
+    """
+
+    def __init__(self, call: Callable[..., Any], name: str):
+        self.began = math.inf
+        self.parts: list[tuple[_Item, int, int]] = []
+        self.hangs = False
+        self.timer: Any = None
+        self._call = call
+        self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
+        self.thread = threading.Thread(target=self._live, name=name, daemon=True)
+        self.thread.start()
+
+    def _live(self) -> None:
+        while (arguments := self.given.get()) is not None:
+            self._call(self, *arguments)
+            del arguments  # or it would be kept until the next comes
+
+
 class Batcher:
-    """Gathers items into batches, and runs these one by one in a thread.
+    """Gathers items into batches, and runs these one by one in the thread of their problem.
 
     **Arguments:**
 
@@ -116,6 +155,8 @@ class Batcher:
     - `queue`: how many may wait, over all items.
     - `share`: how many of an item are in a batch for sure.
     - `coalesce`: whether items share batches at all.
+    - `limit`: seconds that a run may take. After that its items are given up, and its problem takes
+        no others until it returns.
     - `observe(line, count, items, seconds)`: told of each batch.
     """
 
@@ -129,6 +170,7 @@ class Batcher:
         queue: int = 16384,
         share: int | None = None,
         coalesce: bool = True,
+        limit: float = math.inf,
         observe: Callable[[Any, int, int, float], None] | None = None,
     ):
         self._run = run
@@ -138,6 +180,7 @@ class Batcher:
         self._queue = queue
         self._share = share or max(1, max_batch // 8)
         self._coalesce = coalesce
+        self._limit = limit
         self._observe = observe
         # By problem, then by line; the first is next.
         self._problems: collections.OrderedDict[Any, collections.OrderedDict[Any, _Line]] = (
@@ -147,13 +190,11 @@ class Batcher:
         self._in_background = 0
         self._rate = 1000.0  # items a second, as of late
         self._draining = False
-        self._running: set[_Item] = set()
+        self._runners: dict[Any, _Runner] = {}  # by problem
         self._wake = asyncio.Event()
         self._idle = asyncio.Event()
         self._idle.set()
         self._task: asyncio.Task | None = None
-        self._thread: ThreadPoolExecutor | None = None
-        self._runner: threading.Thread | None = None  # that of the executor
         self._ended = False
         self._loop: asyncio.AbstractEventLoop | None = None
 
@@ -168,15 +209,29 @@ class Batcher:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its task or its thread has ended, though nobody told it to."""
+        """Whether its task or a thread of it has ended, though nobody told it to."""
         if self._ended or self._task is None:
             return False
-        return self._task.done() or not (self._runner is None or self._runner.is_alive())
+        return self._task.done() or not all(x.thread.is_alive() for x in self._runners.values())
+
+    @property
+    def _running(self) -> list[_Runner]:
+        """Those that run a batch which is waited for."""
+        return [x for x in self._runners.values() if x.parts]
+
+    @property
+    def hung(self) -> list[Any]:
+        """The problems that have a batch which doesn't return."""
+        return [problem for problem, runner in self._runners.items() if runner.hangs]
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a thread runs a batch, waited for or not."""
+        return any(x.began < math.inf for x in self._runners.values())
 
     def start(self) -> None:
         """Begin, in the event loop that runs."""
         self._loop = asyncio.get_running_loop()
-        self._thread = ThreadPoolExecutor(1, thread_name_prefix="ensembleode-batches")
         self._task = self._loop.create_task(self._go(), name="ensembleode-batcher")
 
     def submit(
@@ -191,8 +246,8 @@ class Batcher:
     ) -> "asyncio.Future[Done]":
         """Have an item run; where the future is cancelled, what of it hasn't run yet is dropped.
 
-        The future raises `DeadlineExceeded`, `BatchFailed`, and `Draining` where the time to drain
-        was too short.
+        The future raises `DeadlineExceeded`, `BatchFailed`, `Hung`, and `Draining` where the time
+        to drain was too short.
 
         **Arguments:**
 
@@ -201,12 +256,15 @@ class Batcher:
         - `deadline`: when an answer is too late, on the clock `time.monotonic`.
         - `background`: it has no more than a share of a batch, and is not counted in the queue.
 
-        **Raises:** `QueueFull`, `Draining`, `DeadlineExceeded`.
+        **Raises:** `QueueFull`, `Draining`, `DeadlineExceeded`, `Hung`.
         """
         loop = self._loop
         assert loop is not None
         if self._draining:
             raise Draining
+        runner = self._runners.get(problem)
+        if runner is not None and runner.hangs:
+            raise Hung(problem, mine=False)
         if not background and self._waiting and self._waiting + n > self._queue:
             raise QueueFull(self._until_there_is_room(n))
         now = time.monotonic()
@@ -243,21 +301,20 @@ class Batcher:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         self._refuse_all(Draining())
-        if self._thread is not None:
-            self._thread.shutdown(wait=False, cancel_futures=True)
+        for runner in self._runners.values():
+            runner.given.put(None)
         return finished
 
     def _refuse_all(self, error: Exception) -> None:
-        for item in [*self._items(), *self._running]:
-            if not item.future.done():
-                item.future.set_exception(error)
+        running = [item for x in self._running for item, _, _ in x.parts]
+        _refuse([*(x for p in self._problems for x in self._items(p)), *running], error)
 
     #
     # The queue
     #
 
-    def _items(self) -> list[_Item]:
-        return [x for lines in self._problems.values() for q in lines.values() for x in q.items]
+    def _items(self, problem: Any) -> list[_Item]:
+        return [x for line in self._problems.get(problem, {}).values() for x in line.items]
 
     def _add(self, problem: Any, key: Any, item: _Item) -> None:
         lines = self._problems.get(problem)
@@ -323,18 +380,14 @@ class Batcher:
                 found, due = self._next(now)
                 if found is None:
                     await self._wait(due - now)
-                    continue
-                problem, key = found
-                parts = self._take(problem, key, now)
-                try:
-                    await self._batch(key, parts)
-                except Exception as e:  # no thread can be started, say
-                    self._end(parts, [self._crash(key, e)] * len(parts), 0.0)
+                else:
+                    self._begin(*found, now)
         except Exception as e:
             # Without it nothing is solved any more: nobody waits for it, and nothing is taken.
             self._draining = True
             self._refuse_all(self._crash("all problems", e))
-            self._running = set()
+            for runner in self._running:
+                runner.parts = []
             raise
 
     async def _wait(self, seconds: float) -> None:
@@ -353,6 +406,9 @@ class Batcher:
         """The line whose turn it is; or when one is due."""
         first_due = math.inf
         for problem, lines in self._problems.items():
+            runner = self._runners.get(problem)
+            if runner is not None and (runner.parts or runner.hangs):
+                continue
             for key, line in lines.items():
                 due = min(line.first + self._max_wait, line.last + self._lull)
                 if line.waiting >= line.most or due <= now or self._draining:
@@ -396,20 +452,78 @@ class Batcher:
                 line.items[item] = None
         line.first = min((x.submitted for x in line.items), default=math.inf)
         # The turns of others come first.
-        lines = self._problems[problem]
-        lines.move_to_end(key)
+        self._problems[problem].move_to_end(key)
         self._problems.move_to_end(problem)
-        self._running = set(counts)
         self._clean(problem, key)
         return parts
 
-    async def _batch(self, key: Any, parts: list[tuple[_Item, int, int]]) -> None:
-        loop = asyncio.get_running_loop()
+    def _begin(self, problem: Any, key: Any, now: float) -> None:
+        """Have the next batch of a line run."""
+        parts = self._take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
-        results, seconds = await loop.run_in_executor(self._thread, self._ran, key, slices)
+        try:
+            runner = self._runners.get(problem)
+            if runner is None:
+                name = f"ensembleode-batches-{problem}"
+                runner = self._runners[problem] = _Runner(self._run_and_tell, name)
+        except RuntimeError as e:  # no thread can be started
+            self._end(parts, [self._crash(key, e)] * len(parts), 0.0)
+            self._rest()
+            return
+        runner.parts, runner.began = parts, now
+        self._look(problem, runner)
+        runner.given.put((problem, key, slices))
+
+    def _look(self, problem: Any, runner: _Runner) -> None:
+        """Whether a run is over its time; and again when it would be."""
+        assert self._loop is not None
+        left = runner.began + self._limit - time.monotonic()
+        if left <= 0:
+            self._give_up(problem, runner)
+        elif left < math.inf:
+            runner.timer = self._loop.call_later(left, self._look, problem, runner)
+
+    def _give_up(self, problem: Any, runner: _Runner) -> None:
+        """Nobody waits any longer for what a thread runs, nor for its problem. (Python can't end
+        it. What can be told to stop, as a loop of compiled code, is to be told here.)"""
+        logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
+        parts, runner.parts, runner.hangs = runner.parts, [], True
+        _refuse([item for item, _, _ in parts], Hung(problem, mine=True))
+        _refuse(self._items(problem), Hung(problem, mine=False))
+        self._rest()
+
+    def _run_and_tell(
+        self, runner: _Runner, problem: Any, key: Any, slices: Sequence[Slice]
+    ) -> None:
+        """In the thread of a problem."""
+        assert self._loop is not None
+        began = time.monotonic()
+        try:
+            results = self._apart(runner, key, slices, [_RUNS_APART])
+        except BaseException as e:  # whatever it is, it must not end the thread
+            results = [self._crash(key, e)] * len(slices)
+        seconds = time.monotonic() - began  # (The event loop may be later.)
+        runner.began = math.inf
+        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+            self._loop.call_soon_threadsafe(self._finish, problem, key, results, seconds)
+
+    def _finish(self, problem: Any, key: Any, results: Sequence[Any], seconds: float) -> None:
+        runner = self._runners[problem]
+        if runner.timer is not None:
+            runner.timer.cancel()
+        if runner.hangs:
+            logger.warning("the batch of %s returned after %.0f s", problem, seconds)
+            runner.hangs = False
+            return
+        parts, runner.parts = runner.parts, []
+        if not parts:  # they were given up with all others
+            return
         count = sum(stop - start for _, start, stop in parts)
         self._rate = 0.8 * self._rate + 0.2 * count / max(seconds, 1e-6)
         self._end(parts, results, seconds)
+        self._rest()
+        if problem in self._problems:
+            self._wake.set()
         if self._observe is not None:
             try:
                 self._observe(key, count, len(parts), seconds)
@@ -420,7 +534,6 @@ class Batcher:
         self, parts: list[tuple[_Item, int, int]], results: Sequence[Any], seconds: float
     ) -> None:
         """Hand the results of a batch to its items; a `BatchFailed` is raised there."""
-        self._running = set()
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue
@@ -435,19 +548,13 @@ class Batcher:
                     item.future.remove_done_callback(item.settled)
                     item.settled = None  # (or the two of them would be for the garbage collector)
                 item.future.set_result(Done(item.results, wait, item.seconds))
-        self._rest()
 
-    def _ran(self, key: Any, slices: Sequence[Slice]) -> tuple[Sequence[Any], float]:
-        """The results, or a `BatchFailed` in the place of one, and the seconds they took (the event
-        loop may be later)."""
-        self._runner = threading.current_thread()
-        began = time.monotonic()
-        results = self._apart(key, slices, [_RUNS_APART])
-        return results, time.monotonic() - began
-
-    def _apart(self, key: Any, slices: Sequence[Slice], runs_left: list[int]) -> Sequence[Any]:
+    def _apart(
+        self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
+    ) -> Sequence[Any]:
         """The results; where running them crashes, those of each half: only what crashes by itself
         is not answered (or what is left when so many runs didn't find it)."""
+        runner.began = time.monotonic()
         try:
             results = self._run(key, slices)
             if len(results) != len(slices):
@@ -458,10 +565,18 @@ class Batcher:
                 return [self._crash(key, e)] * len(slices)
         runs_left[0] -= 2
         half = len(slices) // 2
-        parts = [self._apart(key, part, runs_left) for part in (slices[:half], slices[half:])]
+        parts = [
+            self._apart(runner, key, part, runs_left) for part in (slices[:half], slices[half:])
+        ]
         return [*parts[0], *parts[1]]
 
     def _crash(self, key: Any, cause: BaseException) -> BatchFailed:
         failure = BatchFailed(secrets.token_hex(8))
         logger.error("batch %s of %s crashed", failure.id, key, exc_info=cause)
         return failure
+
+
+def _refuse(items: Sequence[_Item], error: Exception) -> None:
+    for item in items:
+        if not item.future.done():
+            item.future.set_exception(error)

@@ -4,7 +4,9 @@ A small request is solved in ten microseconds; Starlette's objects for one take 
 """
 
 import asyncio
+import json
 import logging
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from http import HTTPStatus
 from typing import Any, NamedTuple
@@ -14,7 +16,7 @@ from fastapi.responses import Response
 from starlette.exceptions import HTTPException
 
 from . import wire
-from .batcher import BatchFailed, DeadlineExceeded, Draining, QueueFull
+from .batcher import BatchFailed, DeadlineExceeded, Draining, Hung, QueueFull
 from .wire import Refused
 
 
@@ -26,6 +28,36 @@ _STATUS_LINES = {x.value: f"HTTP/1.1 {x.value} {x.phrase}\r\n".encode() for x in
 _STATUS_LINES[499] = b"HTTP/1.1 499 \r\n"
 # Seconds for a body to arrive.
 BODY_SECONDS = 60.0
+# Bytes of a body that keep nobody from anything.
+LARGE = 2**16
+# Bytes of all larger bodies, and of those of one token, of which one may have more.
+_BODIES, _BODIES_OF_ONE = 2**28, 2**26
+
+
+class Bodies:
+    """The bytes of the larger bodies that are here, or are to come, until they are answered."""
+
+    def __init__(self):
+        self._of: Counter[str] = Counter()  # by owner
+
+    def hold(self, call: "Call", size: int) -> None:
+        """Count a call's body as one of this size.
+
+        **Raises:** `Refused` where there is no room for it.
+        """
+        here = ((self._of.total(), _BODIES), (self._of[call.owner or ""], _BODIES_OF_ONE))
+        for held, most in here:
+            if held > call.held and held - call.held + size > most:
+                raise Refused(
+                    429, "bodies_full", "too many large bodies are here already; try again later.",
+                    headers={"Retry-After": "1"},
+                )  # fmt: skip
+        self._of[call.owner or ""] += size - call.held
+        call.held = size
+
+    def drop(self, call: "Call") -> None:
+        self._of[call.owner or ""] -= call.held
+        call.held = 0
 
 
 class Call:
@@ -36,10 +68,11 @@ class Call:
     - `name`: that of the problem, if any.
     - `count`: how many trajectories it is for, once that is known.
     - `future`: what it waits for; `gone`: whether who asked has gone.
-    - `admitted`: whether its token was looked at already, and is one that is let in.
+    - `owner`: whose its token is ("" where there are none); None until one was looked at.
+    - `held`: how many bytes of its body are counted.
     """
 
-    __slots__ = ("admitted", "count", "future", "gone", "headers", "name", "receive")
+    __slots__ = ("count", "future", "gone", "headers", "held", "name", "owner", "receive")
 
     def __init__(self, headers: Mapping[bytes, bytes], receive: Any, name: str = ""):
         self.headers = headers
@@ -48,7 +81,8 @@ class Call:
         self.count: int | None = None
         self.future: asyncio.Future | None = None
         self.gone = False
-        self.admitted = False
+        self.owner: str | None = None
+        self.held = 0
 
     def leave(self) -> None:
         """Who asked has gone."""
@@ -60,28 +94,29 @@ class Call:
         """That of a name (in lower case), or nothing."""
         return self.headers.get(name, b"").decode("latin-1")
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, bodies: Bodies) -> bytes | bytearray:
         """
-        **Raises:** `Refused` for one over the limit, or that doesn't arrive.
+        **Raises:** `Refused` for one over the limit, or that doesn't arrive, or has no room.
         """
         length = self.headers.get(b"content-length", b"")
-        if length.isdigit() and int(length) > limit:
-            raise too_large(limit)
-        parts, size, more = [], 0, True
+        body, more = bytearray(), True
         try:
             async with asyncio.timeout(BODY_SECONDS):
-                while more:
+                while True:
+                    size = max(len(body), int(length) if length.isdigit() else 0)
+                    if size > limit:
+                        raise too_large(limit)
+                    if size > max(LARGE, self.held):
+                        bodies.hold(self, size)
+                    if not more:
+                        return body
                     message = await self.receive()
                     if message["type"] == "http.disconnect":
                         raise Refused(499, "gone", "the client has gone.")
-                    parts.append(message.get("body", b""))
+                    body += message.get("body", b"")
                     more = message.get("more_body", False)
-                    size += len(parts[-1])
-                    if size > limit:
-                        raise too_large(limit)
         except TimeoutError:
             raise too_late() from None
-        return b"".join(parts)
 
     def sends_binary(self) -> bool:
         """Whether the body is MessagePack.
@@ -185,7 +220,9 @@ def in_json(content: Any, status: int = 200, headers: Mapping[str, str] | None =
 
 
 def reply_to(refused: Refused) -> Reply:
-    return in_json(refused.body(), refused.status, refused.headers)
+    # (This encodes any text, whatever was in the request.)
+    body = json.dumps(refused.body()).encode()
+    return Reply(body, wire.JSON, refused.status, refused.headers)
 
 
 def refusal(e: Exception, id: str) -> Refused:
@@ -204,6 +241,11 @@ def refusal(e: Exception, id: str) -> Refused:
             return Refused(
                 503, "draining", "the service is draining.", headers={"Retry-After": "1"}
             )
+        case Hung():
+            if e.mine:
+                return Refused(504, "hung", "its batch takes longer than a batch may: given up.")
+            message = f"a batch of {e.problem} doesn't return; its requests are refused until then."
+            return Refused(503, "hung", message, headers={"Retry-After": "10"})
         case BatchFailed():
             return Refused(500, "batch_failed", "solving it failed; the log has why.", id=e.id)
         case RequestValidationError():

@@ -2,11 +2,12 @@
 
 import asyncio
 import dataclasses
+import functools
 import math
 import time
 import urllib.parse
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Generator, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -17,7 +18,7 @@ import numpy as np
 from ..solution import EngineChoice, EnsembleSolution, ODESolution
 from ..tracing.program import is_tracer
 from . import exchange, remote
-from .exchange import Gradients, ServiceError as ServiceError
+from .exchange import ServiceError as ServiceError
 
 
 _ARGUMENTS = ("u0", "p", "tspan", "saveat")
@@ -171,10 +172,30 @@ def _as_vector(p: Any) -> Any:
 #
 
 
-class _Connection:
-    """What both clients are: an address, the options of HTTPX, and what has been asked before."""
+# What is to be sent (a request with its attempts), and pauses (seconds), to what is found by that.
+_Steps = Generator[Any, Any, Any]
 
-    def __init__(self, url: str, token: str | None, timeout: float, retries: int):
+
+def _asking(method: Callable[..., _Steps]) -> Callable[..., Any]:
+    """The method of both clients from its steps, which each makes in its own way: of one it gives
+    what these return, and of the other it is awaited for that."""
+
+    @functools.wraps(method)
+    def asking(self: Any, *arguments: Any, **named: Any) -> Any:
+        return self._made(method(self, *arguments, **named))
+
+    return asking
+
+
+class _Both:
+    """What both clients are; each has its `_made` of steps."""
+
+    _kind = ""  # HTTPX's class
+    _made: Callable[[_Steps], Any]
+
+    def __init__(
+        self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 4
+    ):
         parts = urllib.parse.urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise ValueError(f"url must be like 'http://127.0.0.1:8000', got {url!r}.")
@@ -182,24 +203,143 @@ class _Connection:
             raise ValueError(f"timeout must be positive, in seconds, got {timeout}.")
         if retries < 0:
             raise ValueError(f"retries must not be negative, got {retries}.")
-        self.url, self.timeout, self.retries = url.rstrip("/"), timeout, retries
-        headers = {} if token is None else {"authorization": f"Bearer {token}"}
-        httpx = _httpx()
-        self._httpx = httpx
-        self._options: dict[str, Any] = {
-            "base_url": self.url,
-            "headers": headers,
-            "limits": httpx.Limits(max_connections=None, keepalive_expiry=_IDLE),
-        }
+        self.url, self._timeout, self._retries = url.rstrip("/"), timeout, retries
+        self._httpx = httpx = _httpx()
+        self._http = getattr(httpx, self._kind)(
+            base_url=self.url,
+            headers={} if token is None else {"authorization": f"Bearer {token}"},
+            limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE),
+        )
         self._known: dict[str, Any] = {}
 
-    def attempts(self, request: _Request) -> exchange.Attempts:
-        return exchange.Attempts(self.retries, self.timeout, request.deadline, request.repeatable)
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
 
-    def engine(self, name: str) -> EngineChoice:
+    @_asking
+    def problems(self) -> Any:
+        """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
+        return (yield from self._ask(_looking("/v1/problems")))["problems"]
+
+    @_asking
+    def problem(self, name: str) -> Any:
+        """A problem: its description, its `state` (shape, dtype, labels and the registered
+        numbers), `parameters`, `tspan`, `saveat` and `limits`.
+
+        **Arguments:** `name`: the one it is registered by.
+        """
+        found = yield from self._ask(_looking(_solve_path(name, "").rstrip("/")))
+        self._known[name] = found
+        return found
+
+    def vjp(
+        self,
+        name: str,
+        cotangent: Any,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """The gradients of `sum(cotangent * u)` by `u0` and `p`, for those without JAX.
+
+        **Arguments:** `cotangent`: of the shape of the solution's `u`. `name`, `u0`, `p`, `tspan`,
+        `saveat` and `deadline` are as of [`solve`][ensembleode.Client.solve].
+
+        **Returns:** a named tuple of `u0` (shaped as the request's), `p` (the vector; summed over
+        the trajectories unless they have their own) and `retcode`.
+
+        **Raises:** as `solve`.
+        """
+        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat, "cotangent": cotangent}
+        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
+        return self._ask_gradients(name, body, deadline)
+
+    @_asking
+    def submit(
+        self,
+        name: str,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        *,
+        trajectories: int | None = None,
+        seed: int | None = None,
+    ) -> Any:
+        """Give the service a large ensemble to solve, durably: it goes on after a restart.
+
+        **Arguments:**
+
+        - `name`, `tspan`, `saveat`: as of [`solve`][ensembleode.Client.solve].
+        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, pairs `(low, high)`, between
+            which the service draws those of each trajectory.
+        - `trajectories`: how many are drawn.
+        - `seed`: what they are drawn by: the same are drawn again.
+
+        **Returns:** a handle, with `status()`, `wait()`, `cancel()`, `resume()` and `result()`.
+
+        **Raises:** as `solve`.
+        """
+        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
+        answer = yield from self._ask(_submission(name, arguments, trajectories, seed))
+        return EnsembleJob(self, answer["id"], name)
+
+    @_asking
+    def job(self, id: str) -> Any:
+        """The handle of a job that was submitted before.
+
+        **Arguments:** `id`: the job's.
+        """
+        return EnsembleJob(self, id, (yield from self._ask(_job_request("GET", id)))["problem"])
+
+    @_asking
+    def jobs(self) -> Any:
+        """The handles of all jobs of the service, the oldest first."""
+        found, after = [], ""
+        while after is not None:
+            page = yield from self._ask(_page_of_jobs(after))
+            found += [EnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]]
+            after = page["next"]
+        return found
+
+    # (What `remote` asks.)
+
+    @_asking
+    def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
+        """The solution of a request of NumPy arrays."""
+        started = time.perf_counter()
+        answer = yield from self._ask(_solving(name, "solve", body, deadline))
+        return exchange.solution(answer, self._engine(name), time.perf_counter() - started)
+
+    @_asking
+    def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
+        """The `Gradients` of a request of NumPy arrays."""
+        return exchange.gradients((yield from self._ask(_solving(name, "vjp", body, deadline))))
+
+    def _ask(self, request: _Request) -> _Steps:
+        attempts = exchange.Attempts(
+            self._retries, self._timeout, request.deadline, request.repeatable
+        )
+        while True:
+            try:
+                response = yield request, attempts
+            except self._httpx.TransportError as e:
+                pause = self._after_loss(attempts, e)
+            else:
+                kind = response.headers.get("content-type", "")
+                if response.is_success:
+                    return exchange.unpack(kind, response.content)
+                pause = attempts.after_refusal(
+                    response.status_code, kind, response.content,
+                    response.headers.get("retry-after"),
+                )  # fmt: skip
+            yield pause
+
+    def _engine(self, name: str) -> EngineChoice:
         return EngineChoice("service", f"{name!r} at {self.url}")
 
-    def after_loss(self, attempts: exchange.Attempts, error: Any) -> float:
+    def _after_loss(self, attempts: exchange.Attempts, error: Any) -> float:
         """Seconds to wait after an exception of HTTPX; raises a `ServiceError`."""
         httpx = self._httpx
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
@@ -217,15 +357,6 @@ class _Connection:
             return attempts.after_loss(ServiceError(message, code=code), again=again)
         except ServiceError as e:
             raise e from error
-
-    def after_refusal(self, attempts: exchange.Attempts, response: "_Response") -> float:
-        headers = response.headers
-        return attempts.after_refusal(
-            response.status_code,
-            headers.get("content-type", ""),
-            response.content,
-            headers.get("retry-after"),
-        )
 
 
 def _httpx() -> Any:
@@ -249,11 +380,7 @@ class _Response(NamedTuple):
         return 200 <= self.status_code < 300
 
 
-def _answer(response: _Response) -> Any:
-    return exchange.unpack(response.headers.get("content-type", ""), response.content)
-
-
-class Client:
+class Client(_Both):
     """A client of a service (`ensembleode serve`), whose solves work inside `jax.grad`, `jit` and
     `vmap`.
 
@@ -274,29 +401,7 @@ class Client:
     be reached.
     """
 
-    def __init__(
-        self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 4
-    ):
-        self._connection = _Connection(url, token, timeout, retries)
-        self._http = self._connection._httpx.Client(**self._connection._options)
-
-    @property
-    def url(self) -> str:
-        return self._connection.url
-
-    def problems(self) -> list[dict[str, Any]]:
-        """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
-        return self._ask(_looking("/v1/problems"))["problems"]
-
-    def problem(self, name: str) -> dict[str, Any]:
-        """A problem: its description, its `state` (shape, dtype, labels and the registered
-        numbers), `parameters`, `tspan`, `saveat` and `limits`.
-
-        **Arguments:** `name`: the one it is registered by.
-        """
-        found = self._ask(_looking(_solve_path(name, "").rstrip("/")))
-        self._connection._known[name] = found
-        return found
+    _kind = "Client"
 
     def solve(
         self,
@@ -332,80 +437,11 @@ class Client:
         **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
         """
-        arguments, engine = _arguments(u0, p, tspan, saveat), self._connection.engine(name)
+        arguments, engine = _arguments(u0, p, tspan, saveat), self._engine(name)
         if not any(map(is_tracer, arguments.values())):
             return self._ask_solution(name, arguments, deadline)
-        known = self._connection._known.get(name) or self.problem(name)
+        known = self._known.get(name) or self.problem(name)
         return remote.solve(self, known, arguments, deadline, engine)
-
-    def vjp(
-        self,
-        name: str,
-        cotangent: Any,
-        u0: Any = None,
-        p: Any = None,
-        tspan: Any = None,
-        saveat: Any = None,
-        deadline: float | None = None,
-    ) -> Gradients:
-        """The gradients of `sum(cotangent * u)` by `u0` and `p`, for those without JAX.
-
-        **Arguments:** `cotangent`: of the shape of the solution's `u`. `name`, `u0`, `p`, `tspan`,
-        `saveat` and `deadline` are as of [`solve`][ensembleode.Client.solve].
-
-        **Returns:** a named tuple of `u0` (shaped as the request's), `p` (the vector; summed over
-        the trajectories unless they have their own) and `retcode`.
-
-        **Raises:** as `solve`.
-        """
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat, "cotangent": cotangent}
-        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
-        return self._ask_gradients(name, body, deadline)
-
-    def submit(
-        self,
-        name: str,
-        u0: Any = None,
-        p: Any = None,
-        tspan: Any = None,
-        saveat: Any = None,
-        *,
-        trajectories: int | None = None,
-        seed: int | None = None,
-    ) -> "EnsembleJob":
-        """Give the service a large ensemble to solve, durably: it goes on after a restart.
-
-        **Arguments:**
-
-        - `name`, `tspan`, `saveat`: as of [`solve`][ensembleode.Client.solve].
-        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, pairs `(low, high)`, between
-            which the service draws those of each trajectory.
-        - `trajectories`: how many are drawn.
-        - `seed`: what they are drawn by: the same are drawn again.
-
-        **Returns:** a handle, with `status()`, `wait()`, `cancel()`, `resume()` and `result()`.
-
-        **Raises:** as `solve`.
-        """
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        answer = self._ask(_submission(name, arguments, trajectories, seed))
-        return EnsembleJob(self, answer["id"], name)
-
-    def job(self, id: str) -> "EnsembleJob":
-        """The handle of a job that was submitted before.
-
-        **Arguments:** `id`: the job's.
-        """
-        return EnsembleJob(self, id, self._ask(_job_request("GET", id))["problem"])
-
-    def jobs(self) -> list["EnsembleJob"]:
-        """The handles of all jobs of the service, the oldest first."""
-        found, after = [], ""
-        while after is not None:
-            page = self._ask(_page_of_jobs(after))
-            found += [EnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]]
-            after = page["next"]
-        return found
 
     def close(self) -> None:
         """Close the connections."""
@@ -417,36 +453,19 @@ class Client:
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def __repr__(self) -> str:
-        return f"Client({self.url!r})"
-
-    # (What `remote` asks.)
-
-    def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
-        """The solution of a request of NumPy arrays."""
-        started = time.perf_counter()
-        answer = self._ask(_solving(name, "solve", body, deadline))
-        elapsed = time.perf_counter() - started
-        return exchange.solution(answer, self._connection.engine(name), elapsed)
-
-    def _ask_gradients(
-        self, name: str, body: Mapping[str, Any], deadline: float | None
-    ) -> Gradients:
-        """Those of a request of NumPy arrays."""
-        return exchange.gradients(self._ask(_solving(name, "vjp", body, deadline)))
-
-    def _ask(self, request: _Request) -> Any:
-        attempts = self._connection.attempts(request)
+    def _made(self, steps: _Steps) -> Any:
+        make = steps.__next__
         while True:
             try:
-                response = self._sent(request, attempts)
-            except self._connection._httpx.TransportError as e:
-                pause = self._connection.after_loss(attempts, e)
+                step = make()
+            except StopIteration as end:
+                return end.value
+            try:
+                found = self._sent(*step) if isinstance(step, tuple) else time.sleep(step)
+            except self._httpx.TransportError as e:
+                make = functools.partial(steps.throw, e)
             else:
-                if response.is_success:
-                    return _answer(response)
-                pause = self._connection.after_refusal(attempts, response)
-            time.sleep(pause)
+                make = functools.partial(steps.send, found)
 
     def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
         """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
@@ -456,12 +475,13 @@ class Client:
             for part in response.iter_bytes():
                 parts.append(part)
                 if attempts.is_too_late(response.is_success):
-                    raise self._connection._httpx.ReadTimeout("too late", request=response.request)
+                    raise self._httpx.ReadTimeout("too late", request=response.request)
         return _Response(response.status_code, response.headers, b"".join(parts))
 
 
-class AsyncClient:
-    """A client of a service for `asyncio`: as [`Client`][ensembleode.Client], its methods awaited.
+class AsyncClient(_Both):
+    """A client of a service for `asyncio`: as [`Client`][ensembleode.Client], its methods awaited,
+    and so those of the jobs that it gives.
 
     Its solves are not differentiated, and not for inside `jit`. It belongs to one event loop. It
     can be used as an asynchronous context manager, which closes it.
@@ -471,28 +491,9 @@ class AsyncClient:
     **Raises:** as `Client`.
     """
 
-    def __init__(
-        self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 4
-    ):
-        self._connection = _Connection(url, token, timeout, retries)
-        self._http = self._connection._httpx.AsyncClient(**self._connection._options)
+    _kind = "AsyncClient"
 
-    @property
-    def url(self) -> str:
-        return self._connection.url
-
-    async def problems(self) -> list[dict[str, Any]]:
-        """As [`Client.problems`][ensembleode.Client.problems]."""
-        return (await self._ask(_looking("/v1/problems")))["problems"]
-
-    async def problem(self, name: str) -> dict[str, Any]:
-        """As [`Client.problem`][ensembleode.Client.problem].
-
-        **Arguments:** `name`: the one it is registered by.
-        """
-        return await self._ask(_looking(_solve_path(name, "").rstrip("/")))
-
-    async def solve(
+    def solve(
         self,
         name: str,
         u0: Any = None,
@@ -504,60 +505,7 @@ class AsyncClient:
         """As [`Client.solve`][ensembleode.Client.solve], of numbers that are not traced."""
         arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
         body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
-        started = time.perf_counter()
-        answer = await self._ask(_solving(name, "solve", body, deadline))
-        elapsed = time.perf_counter() - started
-        return exchange.solution(answer, self._connection.engine(name), elapsed)
-
-    async def vjp(
-        self,
-        name: str,
-        cotangent: Any,
-        u0: Any = None,
-        p: Any = None,
-        tspan: Any = None,
-        saveat: Any = None,
-        deadline: float | None = None,
-    ) -> Gradients:
-        """As [`Client.vjp`][ensembleode.Client.vjp]."""
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat, "cotangent": cotangent}
-        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
-        return exchange.gradients(await self._ask(_solving(name, "vjp", body, deadline)))
-
-    async def submit(
-        self,
-        name: str,
-        u0: Any = None,
-        p: Any = None,
-        tspan: Any = None,
-        saveat: Any = None,
-        *,
-        trajectories: int | None = None,
-        seed: int | None = None,
-    ) -> "AsyncEnsembleJob":
-        """As [`Client.submit`][ensembleode.Client.submit]; so is the handle, whose methods are
-        awaited."""
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        answer = await self._ask(_submission(name, arguments, trajectories, seed))
-        return AsyncEnsembleJob(self, answer["id"], name)
-
-    async def job(self, id: str) -> "AsyncEnsembleJob":
-        """As [`Client.job`][ensembleode.Client.job].
-
-        **Arguments:** `id`: the job's.
-        """
-        return AsyncEnsembleJob(self, id, (await self._ask(_job_request("GET", id)))["problem"])
-
-    async def jobs(self) -> list["AsyncEnsembleJob"]:
-        """The handles of all jobs of the service."""
-        found, after = [], ""
-        while after is not None:
-            page = await self._ask(_page_of_jobs(after))
-            found += [
-                AsyncEnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]
-            ]
-            after = page["next"]
-        return found
+        return self._ask_solution(name, body, deadline)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -569,28 +517,27 @@ class AsyncClient:
     async def __aexit__(self, *_: Any) -> None:
         await self.aclose()
 
-    def __repr__(self) -> str:
-        return f"AsyncClient({self.url!r})"
-
-    async def _ask(self, request: _Request) -> Any:
-        attempts = self._connection.attempts(request)
+    async def _made(self, steps: _Steps) -> Any:
+        make = steps.__next__
         while True:
             try:
-                response = await self._sent(request, attempts)
-            except self._connection._httpx.TransportError as e:
-                pause = self._connection.after_loss(attempts, e)
+                step = make()
+            except StopIteration as end:
+                return end.value
+            try:
+                sending = isinstance(step, tuple)
+                found = await (self._sent(*step) if sending else asyncio.sleep(step))
+            except self._httpx.TransportError as e:
+                make = functools.partial(steps.throw, e)
             else:
-                if response.is_success:
-                    return _answer(response)
-                pause = self._connection.after_refusal(attempts, response)
-            await asyncio.sleep(pause)
+                make = functools.partial(steps.send, found)
 
     async def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
         try:
             async with asyncio.timeout(attempts.rest):
                 response = await self._http.request(**request.options(attempts))
         except TimeoutError as e:
-            raise self._connection._httpx.ReadTimeout("too late") from e
+            raise self._httpx.ReadTimeout("too late") from e
         return _Response(response.status_code, response.headers, response.content)
 
 
@@ -658,50 +605,63 @@ class _Parts:
 
 
 class EnsembleJob:
-    """The handle of a job of [`Client.submit`][ensembleode.Client.submit].
+    """The handle of a job of [`Client.submit`][ensembleode.Client.submit]; of one of an
+    `AsyncClient` the methods are awaited.
 
     - `id`: what the service calls it; [`Client.job`][ensembleode.Client.job] finds it by that.
     - `problem`: the name of the problem.
     """
 
-    def __init__(self, client: Client, id: str, problem: str):
+    def __init__(self, client: _Both, id: str, problem: str):
         self._client, self.id, self.problem = client, id, problem
+        self._made = client._made
 
-    def status(self) -> dict[str, Any]:
+    def _ask(self, method: str, what: str = "", *, repeatable: bool = True) -> _Steps:
+        return self._client._ask(_job_request(method, self.id, what, repeatable=repeatable))
+
+    @_asking
+    def status(self) -> Any:
         """How far it is: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`, `"failed"`
         or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their `"retcodes"`,
         when it was `"created"`, for how many `"seconds"` it has run, and its `"error"`."""
-        return self._client._ask(_job_request("GET", self.id))
+        return (yield from self._ask("GET"))
 
-    def wait(self, timeout: float | None = None) -> dict[str, Any]:
+    @_asking
+    def wait(self, timeout: float | None = None) -> Any:
         """Its status once it has ended: done, failed or cancelled.
 
         **Arguments:** `timeout`: in seconds; None for as long as it takes.
 
         **Raises:** `TimeoutError` after that.
         """
+        return (yield from self._ended(timeout))
+
+    def _ended(self, timeout: float | None) -> _Steps:
         looks = _Looks(self.id, timeout)
-        while (pause := looks.pause(status := self.status())) is not None:
-            time.sleep(pause)
+        while (pause := looks.pause(status := (yield from self._ask("GET")))) is not None:
+            yield pause
         return status
 
-    def cancel(self) -> dict[str, Any]:
+    @_asking
+    def cancel(self) -> Any:
         """Stop it, unless it has ended; what is done stays. Returns its status."""
-        return self._client._ask(_job_request("POST", self.id, "/cancel"))
+        return (yield from self._ask("POST", "/cancel"))
 
-    def delete(self) -> None:
+    @_asking
+    def delete(self) -> Any:
         """Delete it from the service, with all that it has computed; stop it first, if it runs."""
-        self.cancel()
-        self._client._ask(_job_request("DELETE", self.id, repeatable=False))
+        yield from self._ask("POST", "/cancel")
+        yield from self._ask("DELETE", repeatable=False)
 
-    def resume(self) -> dict[str, Any]:
+    @_asking
+    def resume(self) -> Any:
         """Go on with a job that was cancelled or failed. Returns its status."""
-        request = _job_request("POST", self.id, "/resume", repeatable=False)
-        return self._client._ask(request)
+        return (yield from self._ask("POST", "/resume", repeatable=False))
 
+    @_asking
     def result(
         self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
-    ) -> EnsembleSolution:
+    ) -> Any:
         """Wait for the end, and fetch the solution.
 
         **Arguments:**
@@ -714,56 +674,12 @@ class EnsembleJob:
 
         **Raises:** `TimeoutError`; `ServiceError` for a job that failed.
         """
-        parts = _Parts(self.wait(timeout), start, stop)
-        engine = self._client._connection.engine(self.problem)
+        parts = _Parts((yield from self._ended(timeout)), start, stop)
+        engine = self._client._engine(self.problem)
         while missing := parts.missing:
-            parts.add(self._client._ask(_part_request(self.id, *missing)), engine)
+            answer = yield from self._client._ask(_part_request(self.id, *missing))
+            parts.add(answer, engine)
         return parts.joined()
 
     def __repr__(self) -> str:
         return f"EnsembleJob({self.id!r}, problem={self.problem!r})"
-
-
-class AsyncEnsembleJob:
-    """As [`EnsembleJob`][ensembleode.serve.client.EnsembleJob], its methods awaited."""
-
-    def __init__(self, client: AsyncClient, id: str, problem: str):
-        self._client, self.id, self.problem = client, id, problem
-
-    async def status(self) -> dict[str, Any]:
-        """How far it is."""
-        return await self._client._ask(_job_request("GET", self.id))
-
-    async def wait(self, timeout: float | None = None) -> dict[str, Any]:
-        """Its status once it has ended."""
-        looks = _Looks(self.id, timeout)
-        while (pause := looks.pause(status := await self.status())) is not None:
-            await asyncio.sleep(pause)
-        return status
-
-    async def cancel(self) -> dict[str, Any]:
-        """Stop it, unless it has ended; what is done stays."""
-        return await self._client._ask(_job_request("POST", self.id, "/cancel"))
-
-    async def delete(self) -> None:
-        """Delete it from the service, with all that it has computed; stop it first, if it runs."""
-        await self.cancel()
-        await self._client._ask(_job_request("DELETE", self.id, repeatable=False))
-
-    async def resume(self) -> dict[str, Any]:
-        """Go on with a job that was cancelled or failed."""
-        request = _job_request("POST", self.id, "/resume", repeatable=False)
-        return await self._client._ask(request)
-
-    async def result(
-        self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
-    ) -> EnsembleSolution:
-        """Wait for the end, and fetch the solution."""
-        parts = _Parts(await self.wait(timeout), start, stop)
-        engine = self._client._connection.engine(self.problem)
-        while missing := parts.missing:
-            parts.add(await self._client._ask(_part_request(self.id, *missing)), engine)
-        return parts.joined()
-
-    def __repr__(self) -> str:
-        return f"AsyncEnsembleJob({self.id!r}, problem={self.problem!r})"

@@ -1,9 +1,11 @@
 """What `ensembleode serve` does, once its options are parsed."""
 
 import ast
+import os
 from typing import Any
 
 from ..cli import failed
+from ..core.cpu_devices import cores
 from ..tools.scripts import in_users_code, named, ScriptError, split
 from .registry import Registry
 
@@ -12,6 +14,9 @@ def run_serve(registry: str, *, ensemblealg: str, tokens: str | None, **options:
     """Serve until the process is told to end."""
     from . import tokens as tokens_of
 
+    # A batch that never returns keeps the threads of XLA's pool that it has, as many as cores; with
+    # more in it, something is left for other problems. (XLA reads this when its backend starts.)
+    os.environ.setdefault("NPROC", str(4 * cores()))
     try:
         from .process import run
 

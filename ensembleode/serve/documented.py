@@ -1,6 +1,9 @@
 """What the OpenAPI document says of each endpoint: bodies, answers and errors."""
 
+from collections.abc import Callable
 from typing import Any
+
+from .wire import BINARY, DTYPES, JSON
 
 
 ABOUT = (
@@ -9,29 +12,38 @@ ABOUT = (
     '{"dtype": "<f8", "shape": [...], "data": bytes} in MessagePack.'
 )
 
-_NUMBERS: dict[str, Any] = {"description": "A number, or nested lists of numbers."}
-_ARRAY = {"type": "array", "items": {}}
-_ERROR = {
-    "type": "object",
-    "properties": {
-        "error": {
-            "type": "object",
-            "properties": {
-                "code": {"type": "string"},
-                "message": {"type": "string"},
-                "path": {"type": ["string", "null"], "description": "The field that is wrong."},
-                "id": {"type": ["string", "null"], "description": "What the log calls it."},
-            },
-            "required": ["code", "message", "path", "id"],
-        }
-    },
-    "required": ["error"],
-}
+_TEXT = {"type": "string"}
+
+
+def _list(items: Any, **more: Any) -> dict[str, Any]:
+    return {"type": "array", "items": items, **more}
+
+
+def _has(**properties: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {"type": "object"}
+    return found | {"properties": properties} if properties else found
+
+
+def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
+    """One that has nothing else."""
+    found = _has(**properties) | {"additionalProperties": False}
+    return found | {"required": list(required)} if required else found
+
+
+_ARRAY = _list({})
+_WRONG = _has(
+    code=_TEXT,
+    message=_TEXT,
+    path={"type": ["string", "null"], "description": "The field that is wrong."},
+    id={"type": ["string", "null"], "description": "What the log calls it."},
+)
+_WRONG["required"] = [*_WRONG["properties"]]
+_ERROR = _has(error=_WRONG) | {"required": ["error"]}
 _WHY = {
-    400: "It is not HTTP as it should be.",
+    400: "It is not HTTP, JSON or MessagePack as it should be.",
     401: "A token is needed.",
     403: "The page of another site asks for it.",
-    404: "There is no such thing.",
+    404: "There is no such thing: a problem, or the gradient of one that has none.",
     405: "It can't be done with that.",
     408: "The body did not arrive.",
     409: "It can't be done now.",
@@ -39,146 +51,171 @@ _WHY = {
     415: "Neither JSON nor MessagePack.",
     421: "It was sent to another name.",
     422: "A field is wrong: its path is in the answer.",
-    429: "The queue is full: see Retry-After.",
+    429: "There is no room for it now: see Retry-After.",
     500: "It failed; the log has why, under the id.",
-    503: "Warming up, or draining.",
-    504: "The deadline has passed.",
+    503: "Warming up, draining, or a batch of the problem hangs.",
+    504: "The deadline has passed, or its batch does not return.",
 }
-_ASKED: dict[str, Any] = {
-    "u0": {
-        **_NUMBERS,
-        "description": "The state at the start, or one a trajectory; by default the registered.",
-    },
-    "p": {
-        **_NUMBERS,
-        "description": "The vector of parameters, or one a trajectory; by default the registered.",
-    },
-    "tspan": {
-        **_NUMBERS,
-        "description": "[t0, t1], or one a trajectory; by default the registered.",
-    },
-    "saveat": {
-        **_NUMBERS,
-        "description": "A spacing, times, or the times of each trajectory; by default the "
-        "registered.",
-    },
-    "deadline_ms": {
-        "type": ["number", "null"],
-        "exclusiveMinimum": 0,
-        "description": "Milliseconds after which no answer is wanted.",
-    },
-}
+
+
+def _fields(binary: bool) -> dict[str, Any]:
+    """What a request may have, by name: as strict as `wire.py`, but for what depends on the problem
+    (the shapes of its arrays) and on other fields."""
+    number = {"type": "number"}
+    pair = _list(number, minItems=2, maxItems=2)
+    times = _list(number, minItems=1)
+    tree = {"$ref": "#/components/schemas/Numbers"}
+    packed = [{"$ref": "#/components/schemas/Packed"}] if binary else []
+
+    def field(description: str, *kinds: Any) -> dict[str, Any]:
+        return {"anyOf": [*kinds, *packed, {"type": "null"}], "description": description}
+
+    milliseconds = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e12}
+    default = "by default the registered."
+    return {
+        "u0": field(f"The state at the start, or one a trajectory; {default}", tree),
+        "p": field(
+            f"The vector of parameters, or one a trajectory; {default}",
+            _list(number), _list(_list(number)),
+        ),
+        "tspan": field(f"[t0, t1], or one a trajectory; {default}", pair, _list(pair, minItems=1)),
+        "saveat": field(
+            f"A spacing, times, or the times of each trajectory; {default}",
+            number | {"exclusiveMinimum": 0}, times, _list(times, minItems=1),
+        ),
+        "deadline_ms": {
+            "anyOf": [milliseconds, {"type": "null"}],
+            "description": "Milliseconds after which no answer is wanted.",
+        },
+    }  # fmt: skip
+
+
+def _solves(binary: bool) -> dict[str, Any]:
+    return _object(_fields(binary))
+
+
+def _pulls(binary: bool) -> dict[str, Any]:
+    cotangent = _fields(binary)["u0"]["anyOf"][:-1]
+    more = {"cotangent": {"anyOf": cotangent, "description": "Of the shape of u."}}
+    return _object(_fields(binary) | more, "cotangent")
+
+
+def _keeps(binary: bool) -> dict[str, Any]:
+    sent = _fields(binary)
+    del sent["deadline_ms"]
+    drawn = sent | {
+        "trajectories": {"type": "integer", "minimum": 1, "description": "How many are drawn."},
+        "seed": {"type": "integer", "minimum": 0, "maximum": 2**31 - 1},
+    }
+    for name in ("u0", "p"):
+        end = {"anyOf": drawn[name]["anyOf"][:-1]}
+        bounds = _object({"low": end, "high": end}, "low", "high")
+        what = f"As it is for all, or between which it is drawn; {name} by default the registered."
+        drawn[name] = {"anyOf": [*drawn[name]["anyOf"], bounds], "description": what}
+    return {"anyOf": [_object(sent), _object(drawn, "trajectories")]}
+
+
+def complete(document: dict[str, Any]) -> None:
+    """Add what the endpoints refer to."""
+    packed = _object(
+        {
+            "dtype": {"enum": sorted(DTYPES)},
+            "shape": _list({"type": "integer", "minimum": 0}, maxItems=16),
+            "data": {"description": "As many bytes as shape and dtype say, in C order."},
+        },
+        "dtype", "shape", "data",
+    )  # fmt: skip
+    numbers = {"anyOf": [{"type": "number"}, _list({"$ref": "#/components/schemas/Numbers"})]}
+    parts = document.setdefault("components", {})
+    parts.setdefault("schemas", {}).update(Numbers=numbers, Packed=packed)
+    parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
+
+
 _CODE = {"description": "The return code, or one a trajectory: Success, MaxIters, ..."}
-_SECONDS = {
-    "type": "object",
-    "properties": {"wait": {"type": "number"}, "solve": {"type": "number"}},
+_SECONDS = _has(wait={"type": "number"}, solve={"type": "number"}) | {
     "description": "From the request to its first batch, and those of its batches.",
 }
-_PROBLEM = {
-    "type": "object",
-    "properties": {
-        "name": {"type": "string"},
-        "description": {"type": "string"},
-        "state": {
-            "type": "object",
-            "description": "Its shape, dtype, labels, default, low and high.",
-        },
-        "parameters": {
-            "type": "object",
-            "description": "Their size, dtype, labels, default, low and high.",
-        },
-        "tspan": {"type": "array", "items": {"type": "number"}},
-        "saveat": {"type": "array", "items": {"type": "number"}},
-        "limits": {"type": "object"},
-        "alg": {"type": "string"},
-    },
-}
-_JOB = {
-    "type": "object",
-    "properties": {
-        "id": {"type": "string"},
-        "problem": {"type": "string"},
-        "status": {"enum": ["queued", "running", "done", "failed", "cancelled", "deleted"]},
-        "done": {"type": "integer"},
-        "trajectories": {"type": "integer"},
-        "retcodes": {"type": "object"},
-        "created": {"type": "string"},
-        "seconds": {"type": "number", "description": "For which it has run."},
-        "error": {"type": ["string", "null"]},
-    },
-}
+_PROBLEM = _has(
+    name=_TEXT,
+    description=_TEXT,
+    state=_has() | {"description": "Its shape, dtype, labels, default, low and high."},
+    parameters=_has() | {"description": "Their size, dtype, labels, default, low and high."},
+    tspan=_list({"type": "number"}),
+    saveat=_list({"type": "number"}),
+    limits=_has(),
+    alg=_TEXT,
+    no_gradient={"type": ["string", "null"], "description": "Why it has none, if so."},
+)
+_JOB = _has(
+    id=_TEXT,
+    problem=_TEXT,
+    status={"enum": ["queued", "running", "done", "failed", "cancelled", "deleted"]},
+    done={"type": "integer"},
+    trajectories={"type": "integer"},
+    retcodes=_has(),
+    created=_TEXT,
+    seconds={"type": "number", "description": "For which it has run."},
+    error={"type": ["string", "null"]},
+)
 
 
-def _extra(body: dict | None, answer: dict, status: int, errors: tuple[int, ...]) -> dict[str, Any]:
+def _extra(
+    body: Callable[[bool], dict] | None, answer: dict, status: int, errors: tuple[int, ...]
+) -> dict[str, Any]:
     responses: dict[int | str, Any] = {
-        code: {"description": _WHY[code], "content": {"application/json": {"schema": _ERROR}}}
+        code: {"description": _WHY[code], "content": {JSON: {"schema": _ERROR}}}
         for code in sorted((*errors, 401, 421))
     }
-    content = {"application/json": {"schema": answer}}
+    content = {JSON: {"schema": answer}}
     if body is not None and status == 200:
-        content["application/x-msgpack"] = {"schema": {}}
+        content[BINARY] = {"schema": {}}
     responses[status] = {"description": "Done.", "content": content}
-    found: dict[str, Any] = {"responses": responses}
     extra: dict[str, Any] = {"security": [{}, {"token": []}]}
     if body is not None:
-        schema = {"type": "object", "properties": body, "additionalProperties": False}
+        schemas = {JSON: body(False), BINARY: body(True)}
         extra["requestBody"] = {
-            "required": True,
-            "content": {
-                "application/json": {"schema": schema},
-                "application/x-msgpack": {"schema": schema},
-            },
+            "required": "required" in schemas[JSON],
+            "content": {kind: {"schema": schema} for kind, schema in schemas.items()},
         }
-    return found | {"openapi_extra": extra}
+    return {"responses": responses, "openapi_extra": extra}
 
 
 _OF_SOLVES = (400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504)
 
 
 def solve() -> dict[str, Any]:
-    answer = {
-        "type": "object",
-        "properties": {
-            "u": {**_ARRAY, "description": "[time, *state], or [trajectory, time, *state]."},
-            "t": {**_ARRAY, "description": "[time], or [trajectory, time]."},
-            "retcode": _CODE,
-            "stats": {"type": "object"},
-            "lengths": {"description": "How many times were reached, or one a trajectory."},
-            "seconds": _SECONDS,
-        },
-    }
-    return _extra(_ASKED, answer, 200, _OF_SOLVES)
+    answer = _has(
+        u=_ARRAY | {"description": "[time, *state], or [trajectory, time, *state]."},
+        t=_ARRAY | {"description": "[time], or [trajectory, time]."},
+        retcode=_CODE,
+        stats=_has(),
+        lengths={"description": "How many times were reached, or one a trajectory."},
+        seconds=_SECONDS,
+    )
+    return _extra(_solves, answer, 200, _OF_SOLVES)
 
 
 def vjp() -> dict[str, Any]:
-    body = {**_ASKED, "cotangent": {**_NUMBERS, "description": "Of the shape of u."}}
-    answer = {
-        "type": "object",
-        "properties": {
-            "u0": {"description": "The gradient by u0, of its shape."},
-            "p": {"description": "The gradient by p, of its shape (summed up where it is shared)."},
-            "retcode": _CODE,
-            "seconds": _SECONDS,
-        },
-    }
-    return _extra(body, answer, 200, _OF_SOLVES)
+    answer = _has(
+        u0={"description": "The gradient by u0, of its shape."},
+        p={"description": "The gradient by p, of its shape (summed up where it is shared)."},
+        retcode=_CODE,
+        seconds=_SECONDS,
+    )
+    return _extra(_pulls, answer, 200, _OF_SOLVES)
 
 
 def ensembles() -> dict[str, Any]:
-    body: dict[str, Any] = {k: v for k, v in _ASKED.items() if k != "deadline_ms"}
-    body["trajectories"] = {
-        "type": "integer",
-        "minimum": 1,
-        "description": "How many are drawn, where u0 or p are {low, high}.",
-    }
-    body["seed"] = {"type": "integer", "minimum": 0, "description": "Of what is drawn."}
     errors = (400, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503)
-    return _extra(body, _JOB, 202, errors)
+    found = _extra(_keeps, _JOB, 202, errors)
+    what = "Sent again with the same, it is the same ensemble."
+    key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}}
+    found["openapi_extra"]["parameters"] = [key | {"description": what}]
+    return found
 
 
 def problems() -> dict[str, Any]:
-    answer = {"type": "object", "properties": {"problems": {"type": "array", "items": _PROBLEM}}}
-    return _extra(None, answer, 200, (405, 500))
+    return _extra(None, _has(problems=_list(_PROBLEM)), 200, (405, 500))
 
 
 def problem() -> dict[str, Any]:
@@ -186,16 +223,8 @@ def problem() -> dict[str, Any]:
 
 
 def jobs() -> dict[str, Any]:
-    answer = {
-        "type": "object",
-        "properties": {
-            "ensembles": {"type": "array", "items": _JOB},
-            "next": {
-                "type": ["string", "null"],
-                "description": "The after of the next page; null where there is none.",
-            },
-        },
-    }
+    what = "The after of the next page; null where there is none."
+    answer = _has(ensembles=_list(_JOB), next={"type": ["string", "null"], "description": what})
     return _extra(None, answer, 200, (404, 405, 422, 500, 503))
 
 
@@ -206,16 +235,16 @@ def job() -> dict[str, Any]:
 def download() -> dict[str, Any]:
     found = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500, 503))
     binary = {"schema": {"type": "string", "format": "binary"}}
-    kinds = ("application/x-msgpack", "application/x-npz")
+    kinds = (BINARY, "application/x-npz")
     found["responses"][200]["content"] = dict.fromkeys(kinds, binary)
     return found
 
 
 def health() -> dict[str, Any]:
-    answer = {"type": "object", "properties": {"status": {"type": "string"}}}
+    answer = _has(status=_TEXT)
     return {
         "responses": {
-            code: {"description": what, "content": {"application/json": {"schema": answer}}}
+            code: {"description": what, "content": {JSON: {"schema": answer}}}
             for code, what in ((200, "It is."), (503, "Not now."))
         }
     }

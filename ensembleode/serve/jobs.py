@@ -16,7 +16,6 @@ import json
 import logging
 import os
 import queue
-import re
 import secrets
 import shutil
 import threading
@@ -39,7 +38,7 @@ from ..core.retcode import ReturnCode
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
 from ..problem import EnsembleProblem, remake
-from ..solve import solve
+from ..solving import solve
 from ..store import open_ensemble, StoreError
 from . import wire
 from .registry import Entry, is_parameter
@@ -53,12 +52,11 @@ logger = logging.getLogger("ensembleode.serve")
 _DOWNLOAD = 2**28
 _GOING_ON = ("queued", "running")
 _STATUSES = (*_GOING_ON, "done", "failed", "cancelled")
-_ID = re.compile(r"[0-9a-f]{16}")
 # What is told of a job, and what `job.json` has besides.
 _TOLD = (
     "id", "problem", "status", "done", "trajectories", "retcodes", "created", "seconds", "error",
 )  # fmt: skip
-_KEPT = (*_TOLD, "digest", "seed", "drawn")
+_KEPT = (*_TOLD, "digest", "seed", "drawn", "owner")
 _TRASH = ".deleted"
 # Seconds that a request waits for the folder, or for a job to stop.
 _PATIENCE = 1.0
@@ -72,6 +70,9 @@ class Stopped(Exception):
 
 class Jobs:
     """The jobs of a service.
+
+    A job is its owner's: to another it is not there. One that has no owner ("", as those of a
+    service that lets everybody in) is everybody's, and to such a service all are.
 
     **Arguments:**
 
@@ -143,7 +144,9 @@ class Jobs:
     # What is asked of them
     #
 
-    def create(self, entry: Entry, body: dict[str, Any], key: str | None) -> dict[str, Any]:
+    def create(
+        self, entry: Entry, body: dict[str, Any], key: str | None, owner: str = ""
+    ) -> dict[str, Any]:
         """A new job; with a `key` that was given before, that one's (again, if it failed).
 
         **Raises:** `Refused`.
@@ -152,7 +155,8 @@ class Jobs:
         _check_store(entry, spec["trajectories"], arrays["times"])
         id = secrets.token_hex(8)
         if key is not None:
-            id = hashlib.sha256(f"{entry.name} {key}".encode()).hexdigest()[:16]
+            of_owner = f"{owner} {entry.name} {key}" if owner else f"{entry.name} {key}"
+            id = hashlib.sha256(of_owner.encode()).hexdigest()[:16]
         digest = _digest(spec, arrays)
         with self._access():
             if id in self._unreadable:
@@ -164,7 +168,7 @@ class Jobs:
                     raise Refused(409, "conflict", message)
                 if self._jobs[id]["status"] == "failed":
                     self._queue_again(self._jobs[id])
-                return self.status(id)
+                return _told(self._jobs[id])
             self._check_room()
             job = {
                 "id": id,
@@ -175,6 +179,7 @@ class Jobs:
                 "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
                 "seconds": 0.0,
                 "error": None,
+                "owner": owner,
                 "digest": digest,
                 **spec,
             }
@@ -187,56 +192,55 @@ class Jobs:
             self._save(job)
             self._jobs[id] = job
             self._queue.put(id)
-            return self.status(id)
+            return _told(job)
 
-    def every(self, after: str = "", most: int | None = None) -> dict[str, Any]:
+    def every(self, after: str = "", most: int | None = None, owner: str = "") -> dict[str, Any]:
         """A page of `ensembles`, the oldest first, and what `next` is to be asked for as `after`
         (None at the end)."""
         with self._access():
-            places = sorted((f"{job['created']} {id}", id) for id, job in self._jobs.items())
+            mine = (job for job in self._jobs.values() if _is_of(job, owner))
+            places = sorted((f"{job['created']} {job['id']}", job["id"]) for job in mine)
             places = [place for place in places if place[0] > after]
             page = places[:most]
             end = page[-1][0] if len(page) < len(places) else None
-            return {"ensembles": [self.status(id) for _, id in page], "next": end}
+            return {"ensembles": [_told(self._jobs[id]) for _, id in page], "next": end}
 
-    def status(self, id: str) -> dict[str, Any]:
+    def status(self, id: str, owner: str = "") -> dict[str, Any]:
         """
         **Raises:** `Refused`.
         """
         with self._access():
-            job = self._found(id)
-            return {name: job[name] for name in _TOLD}
+            return _told(self._found(id, owner))
 
-    def cancel(self, id: str) -> dict[str, Any]:
+    def cancel(self, id: str, owner: str = "") -> dict[str, Any]:
         """Stop it, unless it has ended; what is done stays.
 
         **Raises:** `Refused`.
         """
         with self._access():
-            job = self._found(id)
+            job = self._found(id, owner)
             if job["status"] in _GOING_ON:
                 self._change(job, status="cancelled")
                 if self._current is not None and self._current.id == id:
                     self._current.stop()
-            return self.status(id)
+            return _told(job)
 
-    def delete(self, id: str) -> dict[str, Any]:
+    def delete(self, id: str, owner: str = "") -> dict[str, Any]:
         """Delete one that has ended, with its store; one that has not is cancelled, and stays.
 
         **Raises:** `Refused`.
         """
         with self._access():
-            if self._found(id)["status"] in _GOING_ON:
-                return self.cancel(id)
+            if self._found(id, owner)["status"] in _GOING_ON:
+                return self.cancel(id, owner)
             current = self._current
         if current is not None and current.id == id:
             current.ended.wait(_PATIENCE)
         with self._access():
-            job = self._found(id)
+            job = self._found(id, owner)
             if self._current is not None and self._current.id == id:
                 message = "it was cancelled, but has not stopped yet: try again."
                 raise Refused(503, "stopping", message, headers={"Retry-After": "1"})
-            told = self.status(id)
             path = self._folder / id
             # Without this file it is no job any more, whatever else of it is still there.
             (path / "job.json").unlink()
@@ -244,20 +248,20 @@ class Jobs:
             trash = _set_aside(path)
         _remove(trash)
         logger.info("ensemble %s of %s is deleted", id, job["problem"])
-        return told | {"status": "deleted"}
+        return _told(job) | {"status": "deleted"}
 
-    def resume(self, id: str) -> dict[str, Any]:
+    def resume(self, id: str, owner: str = "") -> dict[str, Any]:
         """Go on, where it was cancelled or has failed.
 
         **Raises:** `Refused`.
         """
         with self._access():
-            job = self._found(id)
+            job = self._found(id, owner)
             if job["problem"] not in self._solvers:
                 raise Refused(409, "conflict", "its problem is no longer served.")
             if job["status"] in ("cancelled", "failed"):
                 self._queue_again(job)
-            return self.status(id)
+            return _told(job)
 
     def _queue_again(self, job: dict[str, Any]) -> None:
         self._check_room()
@@ -287,13 +291,13 @@ class Jobs:
                 )  # fmt: skip
             yield
 
-    def read(self, id: str, start: int, stop: int | None, npz: bool) -> bytes:
+    def read(self, id: str, start: int, stop: int | None, npz: bool, owner: str = "") -> bytes:
         """Trajectories `start` to `stop` as MessagePack, or `.npz`.
 
         **Raises:** `Refused`.
         """
         with self._access():
-            n = self._found(id)["trajectories"]
+            n = self._found(id, owner)["trajectories"]
         end = n if stop is None else stop
         for name, value in (("start", start), ("stop", end)):
             if not 0 <= value <= n:
@@ -331,10 +335,11 @@ class Jobs:
             return None
         return None if any(x is None for x in (sim.u, sim.t, sim.retcode, sim.lengths)) else sim
 
-    def _found(self, id: str) -> dict[str, Any]:
-        if not _ID.fullmatch(id) or id not in self._jobs:
+    def _found(self, id: str, owner: str) -> dict[str, Any]:
+        job = self._jobs.get(id)
+        if job is None or not _is_of(job, owner):
             raise Refused(404, "not_found", "there is no such ensemble.")
-        return self._jobs[id]
+        return job
 
     def _change(self, job: dict[str, Any], **changes: Any) -> None:
         """On disk first: where that can't be, it is as it was."""
@@ -655,7 +660,8 @@ def _check_store(entry: Entry, n: int, times: np.ndarray) -> None:
 
 def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """An ensemble whose `u0` and `p` are drawn between bounds."""
-    n, seed = body.get("trajectories"), body.get("seed", 0)
+    given = (body.get("trajectories"), body.get("seed", 0))
+    n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
     if type(n) is not int or n < 1:
         raise wire.invalid("trajectories", "trajectories must be a positive integer.")
     if n > entry.limits.ensemble:
@@ -765,12 +771,20 @@ def _loaded(path: Path) -> dict[str, Any]:
         raise ValueError(f"{path} is damaged: {e}") from e
     if not (isinstance(job, dict) and job.get("id") == path.parent.name):
         raise ValueError(f"{path} is not that of an ensemble")
-    job.setdefault("seconds", 0.0)  # which older versions have not
+    job = {"seconds": 0.0, "owner": ""} | job  # which older versions have not
     if missing := [name for name in _KEPT if name not in job]:
         raise ValueError(f"{path} is damaged: it lacks {missing[0]}")
     if job["status"] not in _STATUSES or not isinstance(job["created"], str):
         raise ValueError(f"{path} is damaged: its status is {job['status']!r}")
     return job
+
+
+def _told(job: dict[str, Any]) -> dict[str, Any]:
+    return {name: job[name] for name in _TOLD}
+
+
+def _is_of(job: dict[str, Any], owner: str) -> bool:
+    return not owner or job["owner"] in ("", owner)
 
 
 def _set_aside(path: Path) -> Path:

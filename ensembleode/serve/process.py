@@ -1,8 +1,10 @@
 """The service as a process, from its start to the signal that ends it."""
 
+import faulthandler
 import functools
 import gc
 import logging
+import os
 import signal
 import sys
 from typing import Any, TYPE_CHECKING
@@ -19,6 +21,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger("ensembleode.serve")
 
+# Seconds for the rest, when what was taken is done or given up.
+_LAST_SECONDS = 1.5
 _LOOPBACK = ("127.0.0.1", "localhost", "::1", "[::1]")
 
 
@@ -31,6 +35,8 @@ def run(
     **options: Any,
 ) -> None:
     """Serve until the process is told to end (SIGTERM, or Ctrl-C).
+
+    Where something hangs then, the process ends all the same, with the exit status 1.
 
     **Arguments:** `host`: the address that it listens at, by default this computer's alone (without
     tokens it then answers to the names of that only); `options`: those of
@@ -50,10 +56,21 @@ def run(
 
     class Server(uvicorn.Server):
         def handle_exit(self, sig: int, frame: Any) -> None:
-            # (uvicorn's own would end the process by the signal, when all is done.)
+            # (uvicorn's own would have nobody told that the service drains, as it closes the socket
+            # at once; and end the process by the signal, when all is done.)
+            self.force_exit = service.status == "draining" and sig == signal.SIGINT
+            self.should_exit |= self.force_exit
+            if service.status != "draining":
+                # Whatever hangs, a lock or a file of a network: this ends the process, and says
+                # where that was.
+                seconds = service.drain_seconds + _LAST_SECONDS
+                faulthandler.dump_traceback_later(seconds, exit=True)
             service.begin_draining()
-            self.force_exit = self.should_exit and sig == signal.SIGINT
-            self.should_exit = True
+
+    def end(left: float) -> None:
+        # (What is answered is written still.)
+        server.config.timeout_graceful_shutdown = max(0.5, left)  # pyright: ignore
+        server.should_exit = True
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     if open_to_all and host not in _LOOPBACK:
@@ -66,10 +83,16 @@ def run(
     sys.setswitchinterval(0.0001)
     server = Server(configured(app, host=host, port=port, log_level=log_level))
     service.on_failure = functools.partial(setattr, server, "should_exit", True)
-    service.on_ready = _leave_alone
+    service.on_ready, service.on_drained = _leave_alone, end
     server.run()
+    faulthandler.cancel_dump_traceback_later()
     if service.failure is not None:
         raise service.failure
+    if service.is_at_work:
+        # Python would wait for it, or have it crash.
+        logger.error("the process ends, though something hangs in it")
+        logging.shutdown()
+        os._exit(1)
 
 
 def configured(app: App, **options: Any) -> "uvicorn.Config":

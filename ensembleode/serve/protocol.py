@@ -16,14 +16,14 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from . import calls
-from .calls import Call, Reply, too_large, too_late
+from .calls import Bodies, Call, LARGE, Reply, too_large, too_late
 from .service import Service
 
 
-# Bytes of a body that is collected here.
-_LARGE = 2**16
 # Bytes of the headers of a request (more are no request: 431), and seconds for them to arrive.
 _HEAD, _HEAD_SECONDS = 2**16, 10.0
+# Seconds between pieces of a body that was refused.
+_PAUSE = 0.01
 
 
 class _Exchange(Call):
@@ -39,7 +39,7 @@ class _Exchange(Call):
         self.keep_alive = True
         self.disconnected = self.response_complete = False
 
-    async def body(self, limit: int) -> bytes:
+    async def body(self, limit: int, bodies: Bodies) -> bytes:
         body = b"".join(self._body)
         if len(body) > limit:
             raise too_large(limit)
@@ -170,8 +170,8 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 if b"%" not in self.url and self._is_plain(headers.get(b"content-length", b"")):
                     endpoint = of_bytes[parts[4]]
                     exchange = _Exchange(headers, parts[3].decode("latin-1"), endpoint)
-                    exchange.admitted = service.admits(exchange)
-                    if exchange.admitted:  # or it is refused at once, before its body is here
+                    exchange.owner = service.owner(exchange)
+                    if exchange.owner is not None:  # else it is refused before its body is here
                         self._exchange = exchange
                         self.cycle = exchange  # pyright: ignore
                         return
@@ -181,7 +181,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             parser: Any = self.parser
             return (
                 length.isdigit()
-                and int(length) <= _LARGE
+                and int(length) <= LARGE
                 and parser.get_method() == b"POST"
                 and parser.get_http_version() == "1.1"
                 and parser.should_keep_alive()
@@ -199,7 +199,15 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             if self._exchange is not None:
                 self._exchange._body.append(body)
             elif not isinstance(self.cycle, _Exchange):  # or it is too late
+                if self.cycle.response_complete:
+                    # (What is refused comes as fast as it can, and others would wait for that.)
+                    self.flow.pause_reading()
+                    self.loop.call_later(_PAUSE, self._go_on_reading)
                 super().on_body(body)
+
+        def _go_on_reading(self) -> None:
+            if not self.transport.is_closing():
+                self.flow.resume_reading()
 
         def on_message_complete(self) -> None:
             self._unread, self._is_whole = 0, True

@@ -284,7 +284,7 @@ def _replaced(x: Any) -> Any:
 def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Entry:
     if isinstance(alg, type):
         raise TypeError(f"alg must be a solver, got the class; give {alg.__name__}().")
-    unwanted = {"save_everystep", "save_start", "maxiters"} & set(options)
+    unwanted = {"save_everystep", "save_start", "save_end", "maxiters"} & set(options)
     if unwanted:
         raise TypeError(
             f"{min(unwanted)} can't be given to a registry: saveat says what is saved, and "
@@ -296,7 +296,7 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
     engine = options.pop("engine", "auto")
     check_option_names(options)
     options = merge(
-        {k: v for k, v in kept.items() if k not in ("saveat", "save_start", "save_everystep")},
+        {k: v for k, v in kept.items() if not k.startswith("save")},
         options,
     )
     prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)

@@ -17,7 +17,7 @@ import numpy as np
 from ..core import cpu_devices
 from . import tokens as tokens_of
 from .batcher import Batcher, Done, QueueFull, Slice
-from .calls import Call, refusal, reply_to, without_token
+from .calls import Bodies, Call, refusal, reply_to, without_token
 from .jobs import Jobs
 from .metrics import Metrics
 from .registry import Entry, Registry
@@ -27,8 +27,6 @@ from .wire import Refused
 
 logger = logging.getLogger("ensembleode.serve")
 
-# Seconds between looks whether those who wait are still there.
-_PATIENCE = 0.25
 # Bytes of all answers that are waited for, of which one may have more.
 _UNDER_WAY = 2**31
 
@@ -48,6 +46,7 @@ class Service:
         store: str | Path | None,
         drain_seconds: float,
         batching: bool,
+        batch_seconds: float,
     ):
         self.registry = registry
         self.solvers = {e.name: Solver(e, ensemblealg, max_batch) for e in registry}
@@ -59,6 +58,7 @@ class Service:
         self.failure: Exception | None = None
         self.on_ready: Callable[[], Any] = lambda: None
         self.on_failure: Callable[[], Any] = lambda: None
+        self.on_drained: Callable[[float], Any] = lambda left: None
         self._make_batcher = lambda: Batcher(
             self._run,
             most=lambda program: program.most,
@@ -66,21 +66,20 @@ class Service:
             queue=queue,
             share=max(128, max_batch // 8),
             coalesce=batching,
+            limit=batch_seconds,
             observe=self._observe,
         )
         self.batcher: Batcher | None = None
         self.metrics = Metrics(registry.names, lambda: self.batcher.waiting if self.batcher else 0)
         self.jobs = None if store is None else Jobs(Path(store), self.solvers, self._in_background)
         self.reading_large = asyncio.Semaphore(2)
+        self.bodies = Bodies()
         self._under_way = 0  # bytes of answers
         self._warm_now = threading.Event()
         self._until = float("inf")  # when what was taken is given up
-        # Those who may go without a word, and the tasks that look after them.
-        self._waiting: set[Call] = set()
-        self._looks: dict[Call, asyncio.Task] = {}
-        self._looking: asyncio.Task | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._warming: threading.Thread | None = None
+        self._ending: asyncio.Task | None = None
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(4)
 
@@ -91,10 +90,9 @@ class Service:
     async def start(self) -> None:
         """Begin to warm up; requests are refused until that is done."""
         self._loop = asyncio.get_running_loop()
-        self.status = "warming"
+        self.status, self._ending = "warming", None
         self.batcher = self._make_batcher()
         self.batcher.start()
-        self._looking = self._loop.create_task(self._look_after_all())
         if self.jobs is not None:
             self.jobs.start(may_run=self._warm_now)
         self._warming = threading.Thread(target=self._warm, name="ensembleode-warming", daemon=True)
@@ -133,29 +131,50 @@ class Service:
             self._warm_now.set()
 
     def dead(self) -> list[str]:
-        """What has ended of that without which it doesn't work, and doesn't come back."""
-        found = []
+        """What has ended of that without which it doesn't work, or hangs, and doesn't come back."""
+        found = [f"batches of {problem}" for problem in self.hung]
         if self.batcher is not None and self.batcher.is_dead:
             found.append("batcher")
         if self.jobs is not None and self.jobs.is_dead:
             found.append("ensembles")
-        if self._looking is not None and self._looking.done() and self.status != "draining":
-            found.append("connections")
         return found
 
+    @property
+    def hung(self) -> list[str]:
+        """The problems that have a batch which doesn't return."""
+        return self.batcher.hung if self.batcher is not None else []
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether a thread compiles or solves, waited for or not."""
+        warms = self._warming is not None and self._warming.is_alive()
+        return warms or (self.batcher is not None and self.batcher.is_at_work)
+
     def begin_draining(self) -> None:
-        """Refuse what comes from now on, and have the rest end within `drain_seconds`. (It takes no
-        lock: it is called by the handler of a signal.)"""
+        """Refuse what comes from now on, and have the rest end within `drain_seconds`; then
+        `on_drained` is told how many of these are left. (It takes no lock: it is called by the
+        handler of a signal.)"""
         if self.status != "draining":
             self.status = "draining"
             self._until = time.monotonic() + self.drain_seconds
             if self.jobs is not None:
                 self.jobs.end()
+            if self._loop is None:  # it has not begun
+                self.on_drained(0.0)
+            else:
+                self._loop.call_soon_threadsafe(self._begin_to_end)
+
+    def _begin_to_end(self) -> asyncio.Task:
+        if self._ending is None:
+            self._ending = asyncio.get_running_loop().create_task(self._end())
+        return self._ending
 
     async def stop(self) -> None:
         """Finish what was taken, within `drain_seconds` from the beginning of draining, and end."""
         self.begin_draining()
+        await self._begin_to_end()
 
+    async def _end(self) -> None:
         def left() -> float:
             return max(0.0, self._until - time.monotonic())
 
@@ -164,10 +183,9 @@ class Service:
         assert self.batcher is not None
         if not await self.batcher.drain(left()):
             logger.warning("some requests were not answered within %s s", self.drain_seconds)
-        if self._looking is not None:
-            self._looking.cancel()
         if self._warming is not None and self._warming.is_alive():
             await asyncio.to_thread(self._warming.join, left())
+        self.on_drained(left())
 
     #
     # Batches
@@ -211,8 +229,7 @@ class Service:
         future = self.batcher.submit(program.problem, program, numbers, n, deadline=at)
         call.future = future
         self._under_way += size
-        if call.receive is not None:
-            self._waiting.add(call)
+        look = None if call.receive is None else asyncio.create_task(_look_after(call))
         try:
             done = await future
         except asyncio.CancelledError:
@@ -221,22 +238,10 @@ class Service:
             raise
         finally:
             self._under_way -= size
-            if call.receive is not None:
-                self._waiting.discard(call)
-                if call in self._looks:
-                    self._looks.pop(call).cancel()
+            if look is not None:
+                look.cancel()
         self.metrics.waits[program.problem].observe(done.wait)
         return done
-
-    async def _look_after_all(self) -> None:
-        """Find those who have gone. Most are answered before it is looked."""
-        before: set[Call] = set()
-        while True:
-            await asyncio.sleep(_PATIENCE)
-            now = set(self._waiting)
-            for call in now & before - self._looks.keys():
-                self._looks[call] = asyncio.create_task(_look_after(call))
-            before = now
 
     #
     # Requests
@@ -264,9 +269,9 @@ class Service:
                 headers={"Retry-After": "1"},
             )  # fmt: skip
 
-    def admits(self, call: Call) -> bool:
-        """Whether it has a token, where one is needed."""
-        return self.tokens is None or self.tokens.admits(call.header(b"authorization"))
+    def owner(self, call: Call) -> str | None:
+        """Whose its token is, or "" where none is needed; None for one that isn't let in."""
+        return "" if self.tokens is None else self.tokens.owner(call.header(b"authorization"))
 
     async def answered(self, handle: Callable, call: Call, *, guarded: bool) -> tuple[Any, str]:
         """What an endpoint makes of a call (a `Reply`, or Starlette's), or the reply to what it
@@ -275,8 +280,10 @@ class Service:
         id = f"{self._id_prefix}-{next(self._ids)}"
         why = ""
         try:
-            if guarded and not (call.admitted or self.admits(call)):
-                raise without_token()
+            if guarded and call.owner is None:
+                call.owner = self.owner(call)
+                if call.owner is None:
+                    raise without_token()
             if guarded and self.hosts is not None:
                 call.check_host(self.hosts)
             reply = await handle(call)
@@ -285,6 +292,9 @@ class Service:
             reply = reply_to(refused)
             # (A path may have in it what was sent, and so, as it is quoted, no end of the line.)
             why = f" {refused.code}" + (f" {refused.path!r}" if refused.path else "")
+        finally:
+            if call.held:
+                self.bodies.drop(call)
         if guarded:
             status = reply.status_code
             seconds = time.perf_counter() - began
@@ -301,11 +311,10 @@ class Service:
 
 
 async def _look_after(call: Call) -> None:
-    while True:
-        message = await call.receive()
-        if message["type"] == "http.disconnect":
-            call.leave()
-            return
+    """Learn that who asked has gone."""
+    while (await call.receive())["type"] != "http.disconnect":
+        pass
+    call.leave()
 
 
 def _part(part: Slice) -> Numbers:

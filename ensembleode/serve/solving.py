@@ -9,6 +9,7 @@ of the lanes engine; a trajectory has the same bits in any of them, and at any p
 import dataclasses
 import functools
 import itertools
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -26,9 +27,12 @@ from ..ensemble import (
 )
 from ..problem import EnsembleProblem, remake
 from ..solution import EnsembleSolution
-from ..solve import solve
+from ..solving import solve
+from ..tracing.program import is_jaxpr, params_of
 from .registry import Entry, state_of
 
+
+logger = logging.getLogger("ensembleode.serve")
 
 # Bytes of an array of a batch: saved states, or gradients by parameters.
 _BATCH = 2**26
@@ -108,11 +112,16 @@ class Solver:
         self.rows = sorted({min(limit, -(-few // _ROWS) * _ROWS), limit})
         # On workers there is nothing to be compiled here.
         remote = isinstance(self.ensemblealg, EnsembleDistributed | EnsembleSplitThreads)
-        engine, _ = _described(entry)
+        engine, calls_host = _described(entry)
         self._jit = not remote and engine != "julia"
+        if self._jit and calls_host and isinstance(self.ensemblealg, EnsembleThreads):
+            # What never returns keeps the threads of XLA's that it has, which are few, and all
+            # problems': it shall not have all of them. (Python runs one at a time anyway.)
+            self.ensemblealg = EnsembleThreads(1)
         self._ours = engine in ("compiled", "lanes")
         self._leaves = jnp.asarray(entry.p)
         self._programs: dict[tuple, Program] = {}
+        self.no_gradient: str | None = None  # why there is none, where there is none
         if self._jit:
             options = compiler_options(jax.default_backend())
             self._compiled = {
@@ -174,7 +183,24 @@ class Solver:
         """What compiles everything, one after the other."""
         for program in self.programs():
             for size in self._sizes(program.rows, program.pulls):
-                yield functools.partial(self.run, program, [self._sample(program, size)])
+                yield functools.partial(self._warm, program, size)
+
+    def _warm(self, program: Program, size: int) -> None:
+        if program.pulls and self.no_gradient is not None:
+            return
+        try:
+            self.run(program, [self._sample(program, size)])
+        except Exception as e:
+            if not program.pulls:
+                raise
+            self.no_gradient = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
+            logger.warning(
+                "%s is served without gradients: %s", self.entry.name, self.no_gradient, exc_info=e
+            )
+
+    def describe(self) -> dict[str, Any]:
+        """As JSON, for clients."""
+        return self.entry.describe() | {"no_gradient": self.no_gradient}
 
     def _sample(self, program: Program, n: int) -> Numbers:
         entry = self.entry
@@ -323,8 +349,9 @@ def _counts(stats: Any) -> tuple:
     return stats.naccept, stats.nreject, stats.nf
 
 
-def _described(entry: Entry) -> tuple[str, str]:
-    """The engine that solves it, and why; a problem that can't be solved is found here.
+def _described(entry: Entry) -> tuple[str, bool]:
+    """The engine that solves it, and whether that calls Python; a problem that can't be solved is
+    found here.
 
     **Raises:** as `solve`.
     """
@@ -337,5 +364,13 @@ def _described(entry: Entry) -> tuple[str, str]:
         found["engine"] = sol.engine
         return sol.u
 
-    jax.eval_shape(one, state_of(entry))
-    return found["engine"].name, found["engine"].reason
+    jaxpr = jax.make_jaxpr(one)(state_of(entry)).jaxpr
+    return found["engine"].name, _calls_host(jaxpr)
+
+
+def _calls_host(jaxpr: Any) -> bool:
+    def calls(eqn):
+        inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
+        return "callback" in eqn.primitive.name or any(map(_calls_host, inner))
+
+    return any(map(calls, jaxpr.eqns))

@@ -24,14 +24,14 @@ class Tokens:
         if not self._digests:
             raise TokensError("tokens is empty: give one at least, or None to let everybody in.")
 
-    def admits(self, authorization: str | None) -> bool:
-        """Whether an `Authorization` header has one of them."""
+    def owner(self, authorization: str | None) -> str | None:
+        """Who an `Authorization` header with one of them is, by the token's digest; else None."""
         kind, _, token = (authorization or "").partition(" ")
         given = _digest(token.strip())
         found = False
         for digest in self._digests:
             found |= hmac.compare_digest(given, digest)
-        return found and kind.lower() == "bearer"
+        return given.hex()[:32] if found and kind.lower() == "bearer" else None
 
 
 def read(path: str | os.PathLike | None) -> Tokens | None:

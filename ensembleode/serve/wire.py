@@ -97,7 +97,7 @@ class Query:
     rest: dict[str, Any]
 
 
-def parsed(body: bytes, binary: bool) -> dict[str, Any]:
+def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
     """The object in a body.
 
     **Raises:** `Refused`.
@@ -111,7 +111,7 @@ def parsed(body: bytes, binary: bool) -> dict[str, Any]:
             found = _of_json(body) if body else {}
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
         kind = "MessagePack" if binary else "JSON"
-        raise Refused(422, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
+        raise Refused(400, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
     if not isinstance(found, dict):
         raise Refused(422, "invalid_body", "the body must be an object.")
     if binary or b"true" in body or b"false" in body:
@@ -126,7 +126,7 @@ def parsed(body: bytes, binary: bool) -> dict[str, Any]:
     return found
 
 
-def _of_msgpack(body: bytes) -> Any:
+def _of_msgpack(body: bytes | bytearray) -> Any:
     left = _LISTS
 
     def counted(x: Any) -> Any:
@@ -148,12 +148,15 @@ def _too_many_lists() -> Refused:
     )  # fmt: skip
 
 
-def _of_json(body: bytes) -> Any:
+def _of_json(body: bytes | bytearray) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:
         # It takes neither NaN nor large integers, which are refused later, by their path.
-        return json.loads(body)
+        found = json.loads(body)
+        if b"\\u" in body:  # which may be half a character: no UTF-8 has that
+            json.dumps(found, ensure_ascii=False).encode()
+        return found
 
 
 def query(

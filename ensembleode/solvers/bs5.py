@@ -28,6 +28,7 @@ _tableau = Tableau(
         -3817/1959552, 0, 140181/15491840, -4224731/272937600, 8557/403200, -57928/4363065,
         -23930231/4366535040, 3293/556956,
     ),
+    second_error=(-3/1280, 0, 6561/632320, -343/20800, 243/12800, -1/95, 0, 0),
     embedded_order=4,
     interpolant=Interpolant(
         extra_c=(1/2, 5/6, 1/9),
@@ -88,8 +89,7 @@ class BS5(ExplicitRungeKutta):
     """Bogacki-Shampine 5(4), whose error estimate is hard to deceive, for moderate tolerances.
 
     Its interpolant, order 5, takes three more stages, which only dense output pays for. The method
-    has two embedded ones of order 4; steps are controlled by that of all eight stages.
-    (OrdinaryDiffEq's take the larger of both estimates, so its steps may be shorter.)
+    has two embedded ones of order 4: the larger of both estimates controls the step.
 
     Source: Bogacki and Shampine, "An efficient Runge-Kutta (4,5) pair", Comput. Math. Appl. 32
     (1996); the interpolant is that of their code RKSUITE.

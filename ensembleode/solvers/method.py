@@ -59,8 +59,8 @@ class Method(abc.ABC):
         return attempt.ks[-1]
 
     @abc.abstractmethod
-    def error(self, xp: Arithmetic, attempt: Attempt, h: Any) -> Components:
-        """The estimate of the error of the step, component by component."""
+    def errors(self, xp: Arithmetic, attempt: Attempt, h: Any) -> tuple[Components, ...]:
+        """The estimates of the error of the step, component by component: the largest counts."""
 
     @abc.abstractmethod
     def dense(

@@ -61,13 +61,12 @@ def missed(tableau: Tableau) -> str | None:
     b, interpolant = np.array(tableau.b), tableau.interpolant
     if miss := _missed(b, a[:s, :s], tableau.order):
         return f"its order is said to be {tableau.order}, and {miss}"
-    if tableau.error is not None:
-        embedded = b - np.array(tableau.error)
+    for name, row in zip(("error", "second_error"), tableau.errors, strict=False):
         assert tableau.embedded_order is not None
-        if miss := _missed(embedded, a[:s, :s], tableau.embedded_order):
+        if miss := _missed(b - np.array(row), a[:s, :s], tableau.embedded_order):
             return (
                 f"its embedded_order is said to be {tableau.embedded_order}, and for the weights "
-                f"b - error {miss}"
+                f"b - {name} {miss}"
             )
     if miss := _missed_within(np.array(interpolant.weights), a, interpolant.order):
         return f"the order of its interpolant is said to be {interpolant.order}, and {miss}"

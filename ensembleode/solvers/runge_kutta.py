@@ -56,8 +56,14 @@ class RungeKutta(Method):
         k1 = field(y, t) if k is None or not self.keeps else k
         return Attempt(*step(xp, self.tableau, field, y, k1, t, h))
 
-    def error(self, xp: Arithmetic, attempt: Attempt, h: Any) -> Components:
-        return error_estimate(xp, self.tableau, attempt.ks, h)
+    def errors(self, xp: Arithmetic, attempt: Attempt, h: Any) -> tuple[Components, ...]:
+        def estimate(weights):
+            # From the last stage to the first: where the error is all rounding, it is then of the
+            # size of OrdinaryDiffEq's.
+            total = weighted(xp, weights[::-1], attempt.ks[::-1])
+            return tuple(xp.over(h, e) * e for e in total)
+
+        return tuple(map(estimate, self.tableau.errors))
 
     def dense(
         self, xp: Arithmetic, field: Callable, y: Components, attempt: Attempt, t: Any, h: Any
@@ -104,15 +110,6 @@ def step(
     if not tableau.fsal:
         new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
     return new, tuple(ks)
-
-
-def error_estimate(xp: Arithmetic, tableau: Tableau, ks: tuple, h: Any) -> Components:
-    """The difference of the two embedded solutions."""
-    assert tableau.error is not None
-    # From the last stage to the first: where the error is all rounding, it is then of the size of
-    # OrdinaryDiffEq's.
-    total = weighted(xp, tableau.error[::-1], ks[::-1])
-    return tuple(xp.over(h, e) * e for e in total)
 
 
 def dense_stages(

@@ -5,7 +5,11 @@ II.4)."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import numpy as np
+
 from .arithmetic import Arithmetic, Components
+from .method import Attempt, Method
+from .norms import AbstractNorm
 from .runge_kutta import add_scaled
 
 
@@ -27,6 +31,26 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
         return value / (xp.over(abstol, value) + xp.over(reltol, value) * largest)
 
     return tuple(scale(i, *x) for i, x in enumerate(zip(values, *states, strict=True)))
+
+
+def squared_error(
+    xp: Arithmetic,
+    method: Method,
+    norm: AbstractNorm,
+    tol: Tolerances,
+    attempt: Attempt,
+    h: Any,
+    y: Components,
+    controlled: int | None = None,
+) -> Any:
+    """The square of the norm of the error of a step from `y`, in units of the tolerances: the
+    largest of the method's estimates, of the first `controlled` components or of all."""
+    first = slice(controlled)
+    squares = [
+        norm.squared(xp, scaled(xp, tol, estimate[first], y[first], attempt.y2[first]))
+        for estimate in method.errors(xp, attempt, h)
+    ]
+    return squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
 
 
 def initial_step(
@@ -63,6 +87,31 @@ def initial_step(
     by_error = power_of_ten(most, order)
     dt = xp.where(most <= 1e-15, xp.maximum(1e-3 * probe, 1e-6), by_error)
     return xp.cast(xp.minimum(length, xp.minimum(100 * probe, dt)), d0.dtype)
+
+
+# So many attempts in a row that are short, and yet infinite or NaN: there is no way on.
+MOST_FAILURES = 100
+# What is short: so much of the span, or so many spacings of its numbers. Whoever needs
+# steps like that all the way would take more of them than anybody waits for.
+_SHORT, _SHORT_SPACINGS = 2.0**-27, 128
+# Of such a step, what is shorter by far: with steps that are halved 60 attempts later.
+_FAR = 2.0**-60
+
+
+def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: Any) -> Any:
+    """How many attempts in a row were short, and yet infinite or NaN, after one of this `size`.
+
+    Where `f` is NaN beyond some point, steps become shorter as they come near, until rounding keeps
+    the state from moving any further while time still does: then a step succeeds, and the next,
+    longer one fails, for ever. Steps that succeed don't break the row, but a longer one that fails
+    does: so a trajectory that comes near such a point and leaves it has each time as many. Attempts
+    that are shorter by far are not among them: near t = 0 a first step may have to be found there.
+
+    **Arguments:** `failed`: whether this attempt was infinite or NaN; `span`: `t1 - t0`.
+    """
+    short = max(_SHORT, _SHORT_SPACINGS * float(np.finfo(size.dtype).eps)) * xp.abs(span)
+    counted = xp.where(size <= short, xp.where(size >= _FAR * short, failures + 1, failures), 0)
+    return xp.where(failed, counted, failures)
 
 
 def is_moved(abstol: Any, before: Any, after: Any) -> Any:

@@ -59,6 +59,8 @@ class Tableau:
     - `error`: `b` less the weights of the embedded method, so that `h sum_i(error_i k_i)`
       estimates the error of the step; None if there is no embedded method. [s]
     - `embedded_order`: of the embedded method.
+    - `second_error`: likewise, of another method of that order; steps are controlled by the larger
+      of both estimates, in the norm of the solve. [s]
 
     **Raises:** `ValueError` for coefficients that don't fit together. (That they are of the order
     they claim, [`ExplicitRK`][ensembleode.ExplicitRK] checks.)
@@ -71,11 +73,10 @@ class Tableau:
     interpolant: Interpolant = _BY_DEFAULT
     error: Row | None = None
     embedded_order: int | None = None
+    second_error: Row | None = None
 
     def __post_init__(self):
         _set(self, c=tuple(map(float, self.c)), a=_floats(self.a), b=tuple(map(float, self.b)))
-        if self.error is not None:
-            _set(self, error=tuple(map(float, self.error)))
         if not len(self.c) == len(self.b) == len(self.a) + 1 or self.c[0] != 0:
             raise ValueError(
                 "c, a and b are not of the same number of stages, or c[0] is not 0: with s stages "
@@ -87,13 +88,19 @@ class Tableau:
         _check_rows(self.c[1:], self.a, first=1)
         if (self.error is None) != (self.embedded_order is None):
             raise ValueError("error and embedded_order come together.")
-        if self.error is not None and len(self.error) != len(self.b):
-            raise ValueError("error is not of as many stages as b.")
-        if self.error is not None and abs(math.fsum(self.error)) > 1e-12:
-            raise ValueError(
-                "error does not add up to 0: it is b less the weights of the embedded method, "
-                "which add up to 1, too."
-            )
+        if self.error is None and self.second_error is not None:
+            raise ValueError("second_error comes with error.")
+        for name in ("error", "second_error"):
+            if (row := getattr(self, name)) is None:
+                continue
+            _set(self, **{name: tuple(map(float, row))})
+            if len(row) != len(self.b):
+                raise ValueError(f"{name} is not of as many stages as b.")
+            if abs(math.fsum(row)) > 1e-12:
+                raise ValueError(
+                    f"{name} does not add up to 0: it is b less the weights of the embedded "
+                    "method, which add up to 1, too."
+                )
         if self.interpolant is None:
             _set(self, interpolant=cubic_hermite(self.b, order=self.order, fsal=self.fsal))
         if len(self.interpolant.weights) - len(self.interpolant.extra_c) != len(self.b):
@@ -102,6 +109,11 @@ class Tableau:
     @property
     def stages(self) -> int:
         return len(self.b)
+
+    @property
+    def errors(self) -> Rows:
+        """The weights of all error estimates."""
+        return tuple(row for row in (self.error, self.second_error) if row is not None)
 
     @property
     def fsal(self) -> bool:

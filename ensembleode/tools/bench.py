@@ -8,8 +8,8 @@ import jax.numpy as jnp
 
 from ..ensemble import EnsembleColumns, EnsembleGPUArray, EnsembleSerial, EnsembleThreads
 from ..problem import EnsembleProblem, ODEProblem, remake
-from ..solve import solve
 from ..solvers import Tsit5
+from ..solving import solve
 
 
 def rows(trajectories: int, repeats: int) -> list[dict[str, Any]]:

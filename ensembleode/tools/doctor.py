@@ -40,7 +40,7 @@ def report() -> dict[str, Any]:
         "devices": _devices(problem),
         "threads": _threads(problem),
         "x64": bool(jax.config.read("jax_enable_x64")),
-        "extras": _extras(problem),
+        "extras": _extras(),
         "julia": _julia(),
         "gpu": _gpu(problem),
     }
@@ -85,14 +85,12 @@ def _threads(problem: Any) -> dict[str, int]:
     return {"devices": there, "cores": cores}
 
 
-def _extras(problem: Any) -> dict[str, dict[str, Any]]:
-    found = {}
-    for name, (what, modules) in EXTRAS.items():
-        missing = [m for m in modules if not _importable(m)]
-        found[name] = {"for": what, "missing": missing}
-        if missing:
-            problem(f"{what} needs {', '.join(missing)}.", f"pip install 'ensembleode[{name}]'")
-    return found
+def _extras() -> dict[str, dict[str, Any]]:
+    """No problem where they aren't there: one installs those that one needs."""
+    return {
+        name: {"for": what, "missing": [m for m in modules if not _importable(m)]}
+        for name, (what, modules) in EXTRAS.items()
+    }
 
 
 def _importable(module: str) -> bool:

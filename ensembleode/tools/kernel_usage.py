@@ -12,8 +12,8 @@ from ..engines.compiled.entry import entry_name
 from ..engines.compiled.launch import BLOCK
 from ..engines.compiled.ptxas import Usage
 from ..problem import EnsembleProblem, ODEProblem
-from ..solve import job_for
 from ..solvers import Tsit5
+from ..solving import job_for
 
 
 # What a GPU since compute capability 7.0 has in each multiprocessor, and a thread may have at most.
@@ -65,6 +65,7 @@ def kernel_report(
     *,
     saveat: Any = None,
     save_start: bool | None = None,
+    save_end: bool | None = None,
     save_everystep: bool | None = None,
     adaptive: bool | None = None,
     dt: Any = None,
@@ -95,6 +96,7 @@ def kernel_report(
     options = {
         "saveat": saveat,
         "save_start": save_start,
+        "save_end": save_end,
         "save_everystep": save_everystep,
         "abstol": None,
         "reltol": None,

@@ -2,8 +2,6 @@
 it computes with.
 
 - `program.py`: a traced function as a hashable program, and the arrays that it closes over.
-- `trace_cache.py`: traces that are used again; `reach.py`: what a trace depends on.
 - `purity.py`: whether a function computes the same whenever it is called.
-- `by_value.py`: what a Python object is, by value, in every process.
 - `field_errors.py`: what is wrong with an `f` that can't be traced.
 """

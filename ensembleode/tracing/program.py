@@ -10,6 +10,7 @@ static argument of a jitted function: new numbers never compile, and are never s
 import functools
 import hashlib
 import inspect
+import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -20,6 +21,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+from jax.extend import source_info_util
 
 
 _CUSTOM_RULES = ("custom_jvp_call", "custom_vjp_call")
@@ -90,45 +92,36 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
 
     **Returns:** the program, and the list of its constants.
     """
-    program, consts, _ = trace_apart(fn, args, (), rules=rules)
-    return program, consts
+    failed = []
 
-
-def trace_apart(
-    fn: Callable, args: tuple, operands: Sequence, rules: bool = False
-) -> tuple[Program, list, list]:
-    """Trace `fn(*args, *operands)`, whose operands are arrays that become constants of the program,
-    as if `fn` had closed over them. But it can't have seen their values, and nor has the program.
-
-    **Returns:** the program; its constants, those that `fn` closes over; and which of the operands
-    are the other constants, after those.
-    """
-    args = (*args, *operands)
     # A fresh function each time: make_jaxpr caches by identity, and what a function closes
     # over may have been rebound since the last call.
-    closed, out_shape = jax.make_jaxpr(lambda *a: fn(*a), return_shape=True)(*args)
+    def called(*a):  # (the name is that of arguments in errors of JAX)
+        try:
+            return fn(*a)
+        except NOT_TRACEABLE as e:
+            # (JAX would take milliseconds to shorten its traceback, and another way may be left.)
+            failed.append(e)
+
+    closed, out_shape = jax.make_jaxpr(called, return_shape=True)(*args)
+    if failed:
+        raise failed.pop()  # (in no circle: what it holds goes with it)
     if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
         # The user's own inner jit closed over arrays: inlining it turns them into inputs.
         inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
-    jaxpr, used = _as_constants(closed.jaxpr, len(operands))
+    # (No constant has its value with it: a program would keep it alive.)
+    jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
+    return _program(jaxpr, jtu.tree_structure(out_shape), rules), list(closed.consts)
+
+
+def _program(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
     key = _jaxpr_key(jaxpr)
     if rules:
-        key = (key, tuple(map(_rule_key, _custom_calls(jaxpr))))
-    return Program(jaxpr, jtu.tree_structure(out_shape), key), list(closed.consts), used
-
-
-def _as_constants(jaxpr: jex.Jaxpr, count: int) -> tuple[jex.Jaxpr, list]:
-    """The last inputs as constants, those that are used: which these are.
-
-    No constant has its value with it: a program would keep it alive.
-    """
-    end = len(jaxpr.invars) - count
-    inputs, moved = jaxpr.invars[:end], jaxpr.invars[end:]
-    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
-    read.update(v for v in jaxpr.outvars if not isinstance(v, jex.Literal))
-    used = [i for i, v in enumerate(moved) if v in read]
-    return with_constants(jaxpr, [*jaxpr.constvars, *(moved[i] for i in used)], inputs), used
+        calls = list(_custom_calls(jaxpr))
+        keys = {i: _rule_key(eqn) for i, eqn in {id(eqn): eqn for eqn in calls}.items()}
+        key = (key, tuple(keys[id(eqn)] for eqn in calls))
+    return Program(jaxpr, out_tree, key)
 
 
 # Since JAX 0.11 constants are those that have a value with them.
@@ -142,16 +135,54 @@ def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jax
     return jaxpr.replace(constvars=constants, invars=inputs, **values)
 
 
-def is_self_contained(program: Program) -> bool:
-    """Whether running it does nothing but compute: no effects, and no calls of Python."""
-    return not program.jaxpr.effects and not any(map(_calls_python, program.jaxpr.eqns))
+@functools.lru_cache(maxsize=256)
+def with_numbers_apart(program: Program) -> tuple[Program, list]:
+    """The same program (with derivative rules), whatever the numbers of its output's dtype that
+    are written in it; and what has them, a constant that comes after its own. (None, where no
+    number is taken out.) As integers of the same bits, nobody differentiates by them.
+    """
+    dtype = np.dtype(program.out_avals[0].dtype)
+    written = _written(program.jaxpr, dtype)
+    if not 0 < len(written) <= _MOST_APART:
+        return program, []
+    bits = np.array(list(written), dtype).view(f"i{dtype.itemsize}")
+
+    def apart(bits, *flat):
+        each = {x: jax.lax.bitcast_convert_type(bits[i], dtype) for i, x in enumerate(written)}
+        n = len(program.jaxpr.constvars)
+        return _eval_inlined(program.jaxpr, flat[:n], *flat[n:], apart=each)
+
+    avals: list[Any] = [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars)]
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    inner: Any = jax.make_jaxpr(apart)(bits, *structs).jaxpr
+    n = 1 + len(program.jaxpr.constvars)
+    jaxpr = with_constants(inner, [*inner.invars[1:n], inner.invars[0]], inner.invars[n:])
+    return _program(jaxpr, program.out_tree, rules=True), [bits]
 
 
-def _calls_python(eqn: Any) -> bool:
-    inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
-    return "callback" in eqn.primitive.name or any(
-        any(map(_calls_python, each.eqns)) for each in inner
-    )
+# More than fit into registers, and fewer than crowd out the parameters.
+_MOST_APART = 32
+_ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
+
+
+def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
+    """The operands of an equation, by place, that are numbers which code is no better for knowing:
+    none that changes nothing, or makes a sum of a product, or a product of a quotient."""
+    if eqn.primitive.name not in _ARITHMETIC or dtype.kind != "f":
+        return {}
+    found = {i: np.asarray(x.val) for i, x in enumerate(eqn.invars) if isinstance(x, jex.Literal)}
+    found = {i: float(x) for i, x in found.items() if x.shape == () and x.dtype == dtype}
+    return {i: x for i, x in found.items() if 0.5 < abs(math.frexp(x)[0]) < 1}
+
+
+def _written(jaxpr: jex.Jaxpr, dtype: np.dtype) -> dict[float, None]:
+    """Such numbers, each once."""
+    found: dict[float, None] = {}
+    for eqn in jaxpr.eqns:
+        if eqn.primitive.name == "jit":
+            found |= _written(eqn.params["jaxpr"].jaxpr, dtype)
+        found |= dict.fromkeys(_numbers_of(eqn, dtype).values())
+    return found
 
 
 class Static:
@@ -267,18 +298,25 @@ def _nested_consts(eqn) -> bool:
     return bool(inner.consts) or any(_nested_consts(e) for e in inner.jaxpr.eqns)
 
 
-def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any) -> list:
+def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any, apart: Any = None) -> list:
+    """**Arguments:** `apart`: what stands for the numbers that are written in it, by number."""
+    dtype = next(iter(apart.values())).dtype if apart else np.dtype(float)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom):
         return atom.val if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        if _nested_consts(eqn):
-            inner = eqn.params["jaxpr"]
+        inner: Any = eqn.params.get("jaxpr")
+        is_jit = eqn.primitive.name == "jit"
+        if is_jit and (_nested_consts(eqn) or (apart and _written(inner.jaxpr, dtype))):
             inner_consts = [jnp.asarray(c) for c in inner.consts]
-            outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars))
+            outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars), apart=apart)
             env.update(zip(eqn.outvars, outs, strict=True))
+        elif apart and (written := _numbers_of(eqn, dtype)):
+            ins = [apart[written[i]] if i in written else read(x) for i, x in enumerate(eqn.invars)]
+            with source_info_util.user_context(eqn.source_info.traceback):
+                env[eqn.outvars[0]] = eqn.primitive.bind(*ins, **eqn.params)
         else:
             ins = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
             outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
@@ -408,14 +446,8 @@ def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
     return jax.make_jaxpr(pushed)(args, tangents)
 
 
-def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
-    """What the derivative rule of a call computes: its reverse pass, and the rules in that.
-
-    A reverse pass usually calls the function itself again; `above` is where that ends.
-    """
-    primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
-    if primal in above:
-        return primal
+def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
+    """What the derivative rule of a call computes in reverse mode, as `tangents_of`."""
 
     def structs(atoms):
         return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
@@ -433,9 +465,22 @@ def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
         return jax.vjp(call, diff)[1](cotangents)
 
     cotangents = [s for s in structs(eqn.outvars) if jnp.issubdtype(s.dtype, jnp.inexact)]
+    return jax.make_jaxpr(pullback)(structs(eqn.invars), cotangents)
+
+
+def _rule_key(eqn: Any, above: tuple = ()) -> tuple:
+    """What the derivative rule of a call computes, and the rules in that.
+
+    A rule usually calls the function itself again; `above` is where that ends.
+    """
+    primal = _value_key(eqn.params["call_jaxpr"]), tuple(v.aval for v in eqn.invars)
+    if primal in above:
+        return primal
+    # (The reverse of a forward rule follows from it, and takes twice as long.)
+    forward = eqn.primitive.name == "custom_jvp_call"
     try:
-        reverse = jax.make_jaxpr(pullback)(structs(eqn.invars), cotangents)
+        rule = tangents_of(eqn) if forward else _cotangents_of(eqn)
     except Exception as e:
         return primal, type(e), str(e)  # a rule that refuses
-    rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(reverse.jaxpr))
-    return _value_key(reverse), rules
+    rules = tuple(_rule_key(e, (*above, primal)) for e in _custom_calls(rule.jaxpr))
+    return _value_key(rule), rules

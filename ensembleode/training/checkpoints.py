@@ -22,7 +22,6 @@ from ..core.keys import as_before, raw
 from ..core.logs import logger
 from ..options import check_count
 from .ending import held
-from .identity import is_same_loss
 from .parallel import Placement
 from .processes import from_first, is_first
 
@@ -40,6 +39,10 @@ class Checkpoints(eqx.Module):
     - `keep`: how many of the last are kept, besides the one with the lowest loss.
     - `allow_changes`: go on from a checkpoint of another loss or other data. What is best is then
         looked for anew.
+    - `run_key`: a string that stands for the loss and the data, and is another whenever they
+        change. By default the loss is told apart by what JAX traces, and data by their numbers (of
+        files and iterables, the first): give it where an iterable begins otherwise each time, or
+        the loss calls Python functions that can't be compared.
 
     Each is written whole or not at all (by Orbax), and holds no more than arrays: it can be read
     on any number of devices.
@@ -50,6 +53,7 @@ class Checkpoints(eqx.Module):
     steps: int | None = eqx.field(default=None, static=True)
     keep: int = eqx.field(default=3, static=True)
     allow_changes: bool = eqx.field(default=False, static=True)
+    run_key: str | None = eqx.field(default=None, static=True)
 
     def __check_init__(self):
         check_count("keep", self.keep)
@@ -372,9 +376,12 @@ def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[
     **Raises:** `CheckpointError` where that isn't `allowed`.
     """
     changed = {}
-    if not is_same_loss(there.get("loss", {}), here["loss"]):
-        known = any(there.get("loss", {}).values()) and any(here["loss"].values())
-        changed["loss"] = "has another loss" if known else "has a loss that can't be compared"
+    before, loss = there.get("loss", {}), here["loss"]
+    way = next(iter(loss))
+    if loss[way] is None or loss[way] != before.get(way):
+        known = loss[way] is not None and before.get("versions") == loss.get("versions")
+        what = "another loss" if way == "traced" else f"another {way}"
+        changed["loss"] = f"has {what}" if known else "has a loss that can't be compared"
     kept, data = there.get("data") or {}, here["data"] or {}
     if differ := [name for name in {**kept, **data} if kept.get(name) != data.get(name)]:
         changed["data"] = f"has other data ({', '.join(differ[:3])})"
@@ -382,7 +389,8 @@ def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[
         raise CheckpointError(
             f"{path} is of another fit: this one {' and '.join(changed.values())}. Give another "
             "folder, or resume=False to begin anew; or go on from its parameters with "
-            "checkpoint=Checkpoints(folder, allow_changes=True)."
+            "checkpoint=Checkpoints(folder, allow_changes=True). (Where both are the same, and "
+            "can't be told to be, name them: Checkpoints(folder, run_key='...').)"
         )
     return set(changed)
 

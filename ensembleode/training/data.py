@@ -40,9 +40,9 @@ class Arrays:
     def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
         self._leaves, self._structure = _arrays(tree, _gives_batches)
         self.items = _length_of(self._leaves)
-        for name, x in self._leaves:
-            if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
-                check_finite(name, x, None)
+        self._in_memory = all(type(x) is np.ndarray for _, x in self._leaves)
+        if self._in_memory:
+            check_finite(self._leaves, None)
         self.size = self.items if size is None else min(size, self.items)
         self.steps = -(-self.items // self.size)
         self.repeats = self.steps == 1
@@ -86,12 +86,10 @@ class Arrays:
     def _piece(self, rows: np.ndarray, last: bool) -> Piece:
         size = self._placed.rows(self.size)
         mine = _here(len(rows), size, self._placed)
-        values = []
-        for name, x in self._leaves:
-            value = _taken(x, rows[mine])
-            if not isinstance(x, np.ndarray) or isinstance(x, np.memmap):
-                check_finite(name, value, rows[mine])
-            values.append(value)
+        values = [_taken(x, rows[mine]) for _, x in self._leaves]
+        if not self._in_memory:
+            names = [name for name, _ in self._leaves]
+            check_finite(list(zip(names, values, strict=True)), rows[mine])
         tree = jtu.tree_unflatten(self._structure, values)
         piece = _piece(tree, len(rows), size, last, self._placed)
         return dataclasses.replace(piece, items=rows)
@@ -107,6 +105,8 @@ class Batches:
         self._source, self._placed = source, placed
         self.once = iter(source) is source
         self._room = 0
+        # What was taken to know the data again, and is still to be given.
+        self._begun: tuple[list, Iterator] | None = None
 
     def batches(self, begin: Position, key: Any) -> Iterator[Piece]:
         """Pass after pass, from there on; one pass where there is but one."""
@@ -114,46 +114,54 @@ class Batches:
         start = begin.pieces
         while True:
             some = False
-            for rows, last in _with_last(self._source):
+            source = self._source if self._begun is None else itertools.chain(*self._begun)
+            self._begun = None
+            for rows, last in _with_last(source):
                 some = True
                 if start > 0:
                     start -= 1
                 else:
                     yield self._piece(rows, last)
             if not some:
-                raise ValueError("data is empty: it gave no batch.")
+                raise ValueError(_NO_BATCH)
             if self.once:
                 return
 
     def identity(self) -> dict[str, str]:
-        """All batches, where they are in a list; of others nothing is known but where they are
-        made."""
-        if not isinstance(self._source, list):
-            return {"batches": type(self._source).__qualname__}
+        """All batches, where they are in a list; of others the first two."""
         return {
             f"batch {i}{name}": of_array(x)
-            for i, tree in enumerate(self._source)
+            for i, tree in enumerate(self._known())
             for name, x in _arrays(tree)[0]
         }
 
     def example(self) -> Any:
-        """The shapes and dtypes of a batch; None where one would have to be taken for that."""
-        if not isinstance(self._source, list):
-            return None
-        leaves, structure = _arrays(self._source[0])
+        """The shapes and dtypes of a batch."""
+        if not (known := self._known()):
+            raise ValueError(_NO_BATCH)
+        leaves, structure = _arrays(known[0])
         return jtu.tree_unflatten(structure, [_struct(_length_of(leaves), x) for _, x in leaves])
+
+    def _known(self) -> list:
+        if isinstance(self._source, list):
+            return self._source
+        if self._begun is None:
+            source = iter(self._source)
+            self._begun = list(itertools.islice(source, 2)), source
+        return self._begun[0]
 
     def _piece(self, tree: Any, last: bool) -> Piece:
         leaves, structure = _arrays(tree)
         count = _length_of(leaves)
         self._room = max(self._room, self._placed.rows(count))
         mine = _here(count, self._room, self._placed)
-        values = []
-        for name, x in leaves:
-            check_finite(name, x, None)
-            values.append(_taken(x, mine))
+        check_finite(leaves, None)
+        values = [_taken(x, mine) for _, x in leaves]
         rows = jtu.tree_unflatten(structure, values)
         return _piece(rows, count, self._room, last, self._placed)
+
+
+_NO_BATCH = "data is empty: it gave no batch."
 
 
 def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> Arrays | Batches:
@@ -221,17 +229,37 @@ def _raise(e: BaseException) -> Any:
     raise e
 
 
-def check_finite(name: str, x: np.ndarray, rows: np.ndarray | None) -> None:
+def check_finite(leaves: list, rows: np.ndarray | None) -> None:
+    """Times `[item, time]` may end in inf, and what belongs to these, `[item, time, ...]`, be NaN.
+
+    **Raises:** `ValueError` where there is something else than numbers elsewhere.
     """
-    **Raises:** `ValueError` where there is something else than numbers.
-    """
-    if not np.issubdtype(x.dtype, np.inexact) or np.isfinite(x).all():
-        return
-    first = int(np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))[0])
-    where = f"item {first if rows is None else rows[first]}"
-    raise ValueError(
-        f"data holds NaN or infinity: {name}, first in {where}. Leave such items out, or replace "
-        "the values and give the loss a mask of them."
+    some = [(name, x) for name, x in leaves if np.issubdtype(x.dtype, np.inexact)]
+    some = [(name, x, wrong) for name, x in some if (wrong := ~np.isfinite(x)).any()]
+    late = [wrong for _, x, wrong in some if x.ndim == 2 and _ends_in_infinity(x, wrong)]
+    for name, _, wrong in some:
+        for rest in late:
+            if wrong.shape[:2] == rest.shape:
+                wrong = wrong & ~rest.reshape(*rest.shape, *(1,) * (wrong.ndim - 2))
+        if not wrong.any():
+            continue
+        first = int(np.flatnonzero(wrong.reshape(len(wrong), -1).any(1))[0])
+        where = f"item {first if rows is None else rows[first]}"
+        raise ValueError(
+            f"data holds NaN or infinity: {name}, first in {where}. Leave such items out, or "
+            "replace the values and give the loss a mask of them. (Times [item, time] may end in "
+            "inf, and what belongs to these be NaN.)"
+        )
+
+
+def _ends_in_infinity(times: np.ndarray, wrong: np.ndarray) -> bool:
+    """Whether rows of numbers are in order, and nothing but infinite from where they first are."""
+    meant = ~wrong[:, 1:]
+    order = np.sign(np.where(meant, np.diff(np.where(wrong, 0, times)), 0))
+    return bool(
+        not np.isnan(times).any()
+        and (wrong[:, 1:] >= wrong[:, :-1]).all()
+        and ((order >= 0).all() or (order <= 0).all())
     )
 
 

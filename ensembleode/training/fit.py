@@ -231,9 +231,11 @@ def fit(
         if folder is not None:
 
             def identity():
+                if checkpoint is not None and checkpoint.run_key is not None:
+                    return {"loss": {"run_key": checkpoint.run_key}, "data": None}
                 rows = None if source is None else source.example()
                 return {
-                    "loss": of_loss(loss, step, trained, rows, key),
+                    "loss": of_loss(step, trained, rows, key),
                     "data": None if source is None else source.identity(),
                 }
 

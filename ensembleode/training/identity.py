@@ -1,69 +1,66 @@
 """What a fit is of: its loss and its data, so that no other goes on from its checkpoints."""
 
 import hashlib
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..core.fingerprint import text_of_jaxpr
-from ..tracing.by_value import digest_by_value, NotByValue
+from ..core.fingerprint import NotKnown, text_of_jaxpr
+from ..core.version import __version__
+from ..executors.on_devices import for_one_device
 from .step import Step
 
 
-def of_loss(loss: Callable, step: Step, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
-    """The loss in two ways: what JAX traces, and the function with all that it refers to.
+# Of arrays on disk only what comes first is read.
+_BYTES = 2**20
 
-    Two are the same if one of the ways says so: other code may compute the same, and the same code
-    may be traced otherwise, with another number of devices or by another JAX. A way is None where
-    it can't be told.
+
+def of_loss(step: Step, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
+    """The loss as JAX traces it for one device, and the versions that trace it so; None where part
+    of it can't be told.
 
     **Arguments:**
 
-    - `rows`: a batch, of which shapes and dtypes matter; None where it isn't known yet.
+    - `rows`: a batch, of which shapes and dtypes matter.
     """
-    return {"traced": _traced(step, params, rows, key), "function": _function(loss, step.static)}
+    versions = f"ensembleode {__version__}, jax {jax.__version__}"
+    try:
+        text = text_of_jaxpr(_traced(step, params, rows, key))
+    except NotKnown:
+        return {"traced": None, "versions": versions}
+    return {"traced": hashlib.sha256(text).hexdigest(), "versions": versions}
 
 
-def _traced(step: Step, params: Any, rows: Any, key: Any) -> str | None:
-    if step.has_data and rows is None:
-        return None
-    params = jax.tree.map(_abstract, params)
-    if step.has_data:
-        count = jtu.tree_leaves(rows)[0].shape[0]
+def _traced(step: Step, params: Any, rows: Any, key: Any) -> Any:
+    params = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), params)
+
+    def of(count):
+        some = jax.tree.map(lambda x: jax.ShapeDtypeStruct((count, *x.shape[1:]), x.dtype), rows)
         place = jax.ShapeDtypeStruct((count,), np.int32)
-        closed = jax.make_jaxpr(step.losses)(params, rows, place, key)
-    else:
-        closed = jax.make_jaxpr(step.alone)(params)
-    try:
-        return hashlib.sha256(text_of_jaxpr(closed)).hexdigest()
-    except NotByValue:
-        return None
+        return jax.make_jaxpr(step.losses)(params, some, place, key)
 
-
-def _function(loss: Callable, static: Any) -> str | None:
-    try:
-        return digest_by_value((loss, static), versions=False).hex()
-    except NotByValue:
-        return None
-
-
-def _abstract(x: Any) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(x.shape, x.dtype)
+    with for_one_device():
+        if not step.has_data:
+            return jax.make_jaxpr(step.alone)(params)
+        size = jtu.tree_leaves(rows)[0].shape[0]
+        try:  # of few rows, so that the size of the batches doesn't matter
+            return of(min(2, size))
+        except Exception:  # of a loss that is of as many as there are
+            return of(size)
 
 
 def of_array(x: Any) -> str:
-    """An array by its numbers, where it is in memory; else by where it is on disk."""
+    """An array by its numbers, where it is in memory; else by where it is on disk, and by the
+    first of them."""
     about = f"{np.dtype(x.dtype)} {list(x.shape)}"
-    if isinstance(x, np.memmap):
-        return f"{about} of {x.filename}"
-    if isinstance(x, np.ndarray):
-        return f"{about} {hashlib.sha256(np.ascontiguousarray(x).data).hexdigest()}"
-    return f"{about} of {getattr(x, 'store_path', type(x).__qualname__)}"
+    if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
+        return f"{about} {_digest(x)}"
+    where = x.filename if isinstance(x, np.memmap) else getattr(x, "store_path", type(x).__name__)
+    rows = max(1, _BYTES // max(1, np.asarray(x[:1]).nbytes))
+    return f"{about} of {where} {_digest(np.asarray(x[:rows]))}"
 
 
-def is_same_loss(there: dict[str, str | None], here: dict[str, str | None]) -> bool:
-    """As far as is known."""
-    return any(here[way] is not None and here[way] == there.get(way) for way in here)
+def _digest(x: np.ndarray) -> str:
+    return hashlib.sha256(np.ascontiguousarray(x).data).hexdigest()

@@ -13,7 +13,7 @@ from ..core.state_tree import refuse_tree
 from ..ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..options import time_dtype_of
 from ..problem import EnsembleProblem, ODEProblem, remake
-from ..solve import solve
+from ..solving import solve
 from ..tracing.program import is_tracer
 from .measured import as_numbers, check_finite
 
@@ -249,7 +249,7 @@ def _check_weight(continuity_weight: Any) -> None:
         )
 
 
-_FIXED = ("trajectories", "saveat", "save_start", "save_everystep", "store")
+_FIXED = ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store")
 
 
 def _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options) -> _Shot:

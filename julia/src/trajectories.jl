@@ -87,7 +87,7 @@ tolerance(x::AbstractVector, kind, i) = length(x) == 1 ? x[1] : held(x, kind.u)
 tolerance(x::AbstractMatrix, kind, i) = size(x, 1) == 1 ? x[1, i] : held(view(x, :, i), kind.u)
 
 """The times at which trajectory `i` is saved, each once and in the order they come."""
-wanted(ens::Trajectories, i) = unique(column(ens.times, i))
+wanted(ens::Trajectories, i) = filter!(isfinite, unique(column(ens.times, i)))
 
 """Whether a number differs by trajectory, and so is an option of each problem."""
 differs(x::AbstractMatrix) = true

@@ -91,6 +91,11 @@ def test_one_solution_and_a_summary():
         np.testing.assert_array_equal(data[name], getattr(summary, field))
     assert data["qhigh"].attrs["quantile"] == 0.9
     np.testing.assert_array_equal(data["num_monte"], [3, 3, 3])
+    bands = eo.EnsembleSummary(sim, quantiles=[(0.1, 0.9), (0.25, 0.75)])
+    data = bands.to_xarray()
+    assert data["qlow"].dims == ("band", "time", "state")
+    assert data["qlow"].attrs["quantile"] == (0.1, 0.25)
+    np.testing.assert_array_equal(data["qhigh"], bands.qhigh)
 
 
 def test_outputs():

@@ -670,6 +670,21 @@ def test_a_summary_by_standard_errors(state):
     assert entries(ax)[0] == "mean ± 1.96 SEM"
 
 
+def test_a_summary_with_several_bands():
+    pairs = [(0.05, 0.95), (0.25, 0.75)]
+    summary = eo.EnsembleSummary(scattered((2,)), quantiles=pairs)
+    ax = summary.plot()
+    expected = [
+        np.stack([summary.t, x[:, c], y[:, c]])
+        for c in range(2)
+        for x, y in zip(summary.qlow, summary.qhigh, strict=True)
+    ]
+    for ribbon, wanted in zip(ribbons_of(ax), expected, strict=True):
+        np.testing.assert_allclose(ribbon, wanted)
+    assert entries(ax)[0] == "median, 5% to 95% and 25% to 75%"
+    draw(ax)
+
+
 @pytest.mark.parametrize("ci_type", ["quantile", "SEM"])
 def test_a_summary_with_bars(ci_type):
     summary = eo.EnsembleSummary(scattered((2,)))
@@ -755,7 +770,7 @@ def test_a_summary_over_its_ensemble():
         ({"idxs": (0, 5)}, ValueError, "idxs has the component 5"),
         ({"idxs": 0.5}, TypeError, "idxs must be an integer"),
         ({"idxs": [True, False]}, TypeError, "idxs must be an integer"),
-        ({"idxs": "u0"}, TypeError, "idxs must be an integer"),
+        ({"idxs": "x"}, ValueError, "no component has the name 'x'; there are u0, u1"),
         ({"idxs": []}, ValueError, "idxs has no components"),
         ({"idxs": (0,)}, ValueError, r"has 1 components in a tuple.*give a list: idxs=\[0\]"),
         ({"idxs": (0, 1, 0, 1)}, ValueError, "a phase portrait has 2 or 3"),

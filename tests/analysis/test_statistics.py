@@ -455,3 +455,29 @@ def test_outputs_have_no_steps():
     with pytest.raises(TypeError, match="outputs in place of its states"):
         analysis.timestep_mean(sim, 0)
     np.testing.assert_allclose(analysis.componentwise_mean(sim.u), sim.u[0])
+
+
+def test_statistics_of_a_store_have_its_precision(tmp_path):
+    """Also where JAX's double precision is off, as in another process than wrote it."""
+    pytest.importorskip("zarr")
+    sim = eo.solve(growth(RATES), trajectories=5, saveat=0.25, store=tmp_path / "a.zarr")
+    analysis = eo.analysis
+
+    def computed():
+        return [
+            analysis.timeseries_steps_mean(sim),
+            analysis.timestep_meanvar(sim, 1)[1],
+            analysis.timepoint_median(sim, 0.3),
+            analysis.timeseries_point_quantile(sim, [0.1, 0.9], [0.1, 0.2]),
+            analysis.timeseries_steps_meancov(sim)[2],
+            analysis.timepoint_weighted_meancov(sim, np.ones(5), 0.1, 0.2)[2],
+            eo.EnsembleSummary(sim).qlow,
+            eo.EnsembleSummary(sim, [0.1, 0.2]).v,
+        ]
+
+    expected = computed()
+    with jax.enable_x64(False):
+        found = computed()
+    for ours, theirs in zip(found, expected, strict=True):
+        assert ours.dtype == np.float64
+        np.testing.assert_allclose(ours, theirs, rtol=1e-14)

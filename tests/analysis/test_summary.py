@@ -94,11 +94,31 @@ def test_on_the_host_as_on_a_device(ragged):
     """NumPy for what is on the host, JAX elsewhere."""
     u = np.asarray(ragged.u)
     for low, high in ((0.05, 0.95), (0.0, 1.0), (0.5, 0.5)):
-        ours = summary_module._statistics_on_host(u, (low, high))
-        theirs = summary_module._statistics(jnp.asarray(u), jnp.array([low, high]))
+        levels = (low, 0.5, high)
+        ours = summary_module._statistics_on_host(u, levels)
+        theirs = summary_module._statistics_on_device(jnp.asarray(u), jnp.array(levels))
         for a, b in zip(ours, theirs, strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-12, atol=1e-14)
             assert a.dtype == b.dtype
+
+
+def test_several_bands():
+    """Of a solution and of a stream: each is what it is alone."""
+    pairs = [(0.05, 0.95), (0.25, 0.75)]
+    ens, options = growth(RATES), {"trajectories": 5, "saveat": 0.25}
+    sim = eo.solve(ens, **options)
+    for make in (
+        lambda q: eo.EnsembleSummary(sim, quantiles=q),
+        lambda q: summarize(ens, **options, quantiles=q),
+    ):
+        both = make(pairs)
+        assert both.quantiles == tuple(pairs)
+        assert "5% to 95%" not in repr(both)
+        for i, pair in enumerate(pairs):
+            one = make(pair)
+            np.testing.assert_array_equal(both.qlow[i], one.qlow)
+            np.testing.assert_array_equal(both.qhigh[i], one.qhigh)
+            np.testing.assert_array_equal(both.med, one.med)
 
 
 def test_under_jit():
@@ -149,7 +169,7 @@ def test_in_one_pass_over_many():
     ("options", "error", "message"),
     [
         ({"save_everystep": True}, ValueError, "use saveat"),
-        ({"quantiles": (0.9, 0.1)}, ValueError, "two numbers from 0 to 1 in order"),
+        ({"quantiles": (0.9, 0.1)}, ValueError, "pairs from 0 to 1 in order"),
         ({"quantiles": 0.5}, ValueError, "a pair of numbers"),
     ],
 )

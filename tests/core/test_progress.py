@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 
 import ensembleode as eo
+from ensembleode.core import progress
 from ensembleode.core.progress import Progress
 
 from ..marks import slow_unless
@@ -42,16 +43,21 @@ def test_batches_are_small_enough_to_show(monkeypatch):
     assert told == [50] * 20
 
 
-def test_quiet_in_logs(monkeypatch):
-    """Not a terminal: first and last, whatever happens in between in a minute."""
+@pytest.mark.parametrize(("each", "fewest", "most"), [(1e9, 1, 3), (0.0, 50, 110)])
+def test_lines_of_a_log(monkeypatch, each, fewest, most):
+    """Not a terminal: a line now and then, the first and the last always."""
     log = io.StringIO()
     monkeypatch.setattr("sys.stderr", log)
+    monkeypatch.setattr(progress, "_EACH", each)
     bar = Progress(100)
     for _ in range(100):
         bar.report([1])
     bar.close()
-    assert log.getvalue().count("\r") <= 3
-    assert "100/100" in log.getvalue()
+    lines = log.getvalue().splitlines()
+    assert fewest <= len(lines) <= most
+    assert "\r" not in log.getvalue()
+    assert "0/100" in lines[0]
+    assert "100/100" in lines[-1]
 
 
 def test_what_is_there_counts(tmp_path, capfd):

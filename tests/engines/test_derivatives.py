@@ -4,9 +4,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 
 import ensembleode as eo
+from ensembleode.core.lane import Lane
+from ensembleode.engines import compiled
+from ensembleode.fields.equations import ELEMENTWISE
+from ensembleode.tracing.program import trace
 
+from ..fields.test_primitives import CASES as PRIMITIVES
 from ..marks import slow_unless
 
 
@@ -119,3 +125,105 @@ def test_only_the_branch_that_is_taken_is_differentiated(name, way):
         p = 1.5
         exact = -total * np.exp(-np.sqrt(p)) / (2 * np.sqrt(p))
         np.testing.assert_allclose(gradient(p, trajectories), exact, rtol=1e-6)
+
+
+#
+# Of what compiled code has
+#
+
+
+# Their derivatives have no translation: by default, other engines solve such fields.
+ELSEWHERE = {"reduce_window_max", "reduce_window_min"}
+REAL_CASES = [
+    (name, fn, args)
+    for name, cases in sorted(PRIMITIVES.items())
+    for fn, *args in cases
+    if args[0].dtype == np.float64 and args[0].size
+]
+
+
+def summed(fn):
+    """As a field: all real results in each component."""
+
+    def field(u, p, t):
+        results = [x for x in jax.tree.leaves(fn(u, *p)) if jnp.issubdtype(x.dtype, jnp.floating)]
+        return jnp.zeros_like(u) + sum(0.1 * jnp.sum(x).astype(u.dtype) for x in results)
+
+    return field
+
+
+def traced(field, u, p):
+    """The program, and what differs by trajectory: nothing."""
+    program, consts = trace(field, u, tuple(p), 0.0)
+    nothing = Lane(False, (False,) * len(p), (False,) * len(consts), *[False] * 7)
+    return program, program.out_avals[0], nothing
+
+
+def test_what_is_translated_has_a_derivative():
+    """Or `auto` has another engine solve it."""
+    found = set()
+    for name, fn, (u, *p) in REAL_CASES:
+        asked = traced(summed(fn), u, p)
+        if compiled.ENGINE.field_refusal(*asked) is None:
+            reason = compiled.ENGINE.slower(*asked)
+            found |= {name} if reason and "the derivative of f" in reason else set()
+    assert found == ELSEWHERE
+
+
+def assert_gradients(field, u0, p, atol=1e-7):
+    """Those of solves by default, of a field each component of whose result depends on the same
+    component of the state, are what differences say; which engine it was."""
+
+    def solve(u0):
+        return eo.solve(eo.ODEProblem(field, u0, (0.0, 0.2), p), eo.Euler(), dt=0.1)
+
+    u0, off = jnp.asarray(u0), 1e-5
+    found = jax.grad(lambda u0: jnp.sum(solve(u0).u[-1]))(u0)
+    by_differences = (solve(u0 + off).u[-1] - solve(u0 - off).u[-1]) / (2 * off)
+    np.testing.assert_allclose(found, by_differences, 1e-6, atol)
+    return solve(u0).engine.name
+
+
+def test_gradients_of_elementwise_operations():
+    """Of all that are translated, several in one field."""
+    chosen = []
+    for name, fn, args in REAL_CASES:
+        # (`nextafter` has no derivative.)
+        if name not in set(ELEMENTWISE.split()) - {"nextafter"}:
+            continue
+        u, *p = args = [np.ravel(x)[-1:] for x in args]
+        like = jax.tree.leaves(jax.eval_shape(fn, *args))[0]
+        asked = traced(lambda u, p, t, fn=fn: jax.tree.leaves(fn(u, *p))[0], u, p)
+        is_alike = (like.shape, like.dtype) == (u.shape, u.dtype)
+        if is_alike and compiled.ENGINE.field_refusal(*asked) is None:
+            chosen.append((fn, u, p))
+    assert len(chosen) > 40
+
+    def field(u, p, t):
+        results = [fn(u[i : i + 1], *p[i]) for i, (fn, *_) in enumerate(chosen)]
+        return 0.1 * jnp.concatenate([jax.tree.leaves(x)[0] for x in results])
+
+    u0 = np.concatenate([u for _, u, _ in chosen])
+    assert assert_gradients(field, u0, [p for *_, p in chosen]) == "compiled"
+
+
+def test_gradients_that_other_engines_have():
+    assert_one = {
+        "reduce_window_max": lambda u, p, t: (
+            -lax.reduce_window(u, -jnp.inf, lax.max, (1,), (1,), "SAME")
+        ),
+        "custom_jvp": lambda u, p, t: -with_rule(u),
+    }
+    for field in assert_one.values():
+        assert assert_gradients(field, np.array([0.3, 0.7]), None) == "lanes"
+
+
+@jax.custom_jvp
+def with_rule(x):
+    return x**2
+
+
+@with_rule.defjvp
+def _(primals, tangents):
+    (x,), (dx,) = primals, tangents
+    return with_rule(x), lax.bessel_i0e(0.0 * x) * 2 * x * dx

@@ -186,6 +186,59 @@ def test_an_ensemble_takes_the_same_steps(name, engine):
     check_counts(sim[3], {**case, "dtype": "Float64"})
 
 
+def kepler(u, p, t):
+    cubed = (u[0] ** 2 + u[1] ** 2) ** 1.5
+    return jnp.array([u[2], u[3], -p * u[0] / cubed, -p * u[1] / cubed])
+
+
+def ends_of_steps(f, tableau, u, t1, dt, tol):
+    """By OrdinaryDiffEq's formulas for a method with two error estimates, in plain NumPy: when the
+    accepted steps end, how many are rejected, and which estimate was the larger in each attempt."""
+    times, rejected, larger, t, old = [0.0], 0, [], 0.0, 1e-4
+    while t < t1:
+        dt = min(dt, t1 - t)
+        ks = [f(u, None, t)]
+        for c, row in zip(tableau.c[1:], tableau.a, strict=True):
+            ks.append(f(u + dt * np.dot(row, ks), None, t + c * dt))
+        new = u + dt * np.dot(tableau.b, ks)
+        scale = tol + tol * np.maximum(np.abs(u), np.abs(new))
+        both = [
+            np.sqrt(np.mean((dt * np.dot(weights, ks) / scale) ** 2))
+            for weights in (tableau.error, tableau.second_error)
+        ]
+        larger.append(int(np.argmax(both)))
+        error = max(both)
+        q11 = error ** (7 / 50)
+        if error <= 1:
+            t, u = t + dt, new
+            times.append(t)
+            q = min(5.0, max(0.1, q11 / old ** (2 / 25) / 0.9))
+            old = max(error, 1e-4)
+        else:
+            rejected += 1
+            q = min(5.0, q11 / 0.9)
+        dt /= q
+    return np.array(times), rejected, larger
+
+
+@pytest.mark.parametrize("engine", ENGINES)
+def test_the_larger_of_two_error_estimates(engine):
+    """On an eccentric orbit, where each of them is the larger one at times."""
+    prob = eo.ODEProblem(kepler, jnp.array([0.1, 0.0, 0.0, 19**0.5]), (0.0, 7.0), 1.0)
+    sol = eo.solve(
+        prob, eo.BS5(), engine=engine, abstol=1e-4, reltol=1e-4, dt=1e-3, save_everystep=True
+    )
+
+    def f(u, p, t):
+        return np.array([u[2], u[3], *(-u[:2] / np.hypot(*u[:2]) ** 3)])
+
+    t, rejected, larger = ends_of_steps(f, eo.BS5.tableau, np.array(prob.u0), 7.0, 1e-3, 1e-4)
+    assert 0.1 < np.mean(larger) < 0.9
+    assert int(sol.stats.nreject) == rejected > 0
+    np.testing.assert_allclose(sol.t[: len(t)], t, rtol=1e-4)
+    assert np.isnan(sol.t[len(t) :]).all()
+
+
 def test_tutorial():
     """SciML's training, at its default tolerances: the published parameters, loss by loss."""
     published = recorded("tutorial")

@@ -254,6 +254,26 @@ def assert_close(got, expected):
     np.testing.assert_allclose(got, expected, rtol=1e-7)
 
 
+def test_parameters_of_each_trajectory(lanes_first):
+    """Operands of other libraries' primitives may be shared by all lanes, or be each lane's own."""
+    field = RUN["lineax LU"]
+
+    def ours(ps):
+        prob = eo.ODEProblem(field, START, (0.0, 1.0), ps[0])
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=ps[ctx.index]))
+        sim = eo.solve(ens, eo.Euler(), dt=0.5, trajectories=N)
+        assert sim.engine.name == "lanes"
+        return jnp.sum(sim.u[:, -1] ** 2)
+
+    def theirs(ps):
+        ends = jax.vmap(by_diffrax(field, START[None]))(ps)
+        return jnp.sum(ends)
+
+    ps = P + jnp.arange(float(N))
+    assert_close(ours(ps), theirs(ps))
+    assert_close(jax.grad(ours)(ps), jax.grad(theirs)(ps))
+
+
 @pytest.mark.parametrize("name", [slow_unless(n in QUICK, n) for n in RUN])
 def test_an_ensemble_is_that_of_vmapped_diffrax(name, lanes_first):
     field = RUN[name]

@@ -4,6 +4,8 @@ import asyncio
 import json
 import logging
 import re
+import time
+import types
 
 import httpx
 import jax
@@ -14,7 +16,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode import cli
-from ensembleode.serve import commands, create_app, process, service, solving
+from ensembleode.serve import calls, commands, create_app, process, service, solving, wire
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
 from .running import registry, Running
@@ -439,14 +441,14 @@ def test_where_tokens_come_from(tmp_path, monkeypatch):
     assert read(None) is None
     monkeypatch.setenv("ENSEMBLEODE_TOKENS", "a, b")
     tokens = read(None)
-    assert tokens.admits("Bearer a")
-    assert tokens.admits("bearer b")
-    assert not tokens.admits("Basic a")
-    assert not tokens.admits("a")
-    assert not tokens.admits(None)
+    assert tokens.owner("Bearer a")
+    assert tokens.owner("bearer b")
+    assert not tokens.owner("Basic a")
+    assert not tokens.owner("a")
+    assert not tokens.owner(None)
     path = tmp_path / "tokens"
     path.write_text("# of the group\nsecret # mine\n\n")
-    assert read(path).admits("Bearer secret")
+    assert read(path).owner("Bearer secret")
     path.write_text("# none\n")
     with pytest.raises(TokensError, match="has no tokens"):
         read(path)
@@ -524,22 +526,64 @@ def test_how_far_warming_is(running, caplog):
     assert "3 of 24" in refused(asyncio.run(ask()), 503, "warming")["message"]
 
 
+def host(u):
+    return -np.asarray(u)
+
+
+def called(u, p, t):
+    return jax.pure_callback(
+        host, jax.ShapeDtypeStruct(u.shape, u.dtype), u, vmap_method="expand_dims"
+    )
+
+
+def looped(u, p, t):
+    return -jax.lax.while_loop(lambda c: c[1] < p, lambda c: (c[0] * 0.5, c[1] + 1.0), (u, 0.0))[0]
+
+
+@pytest.mark.parametrize(("f", "why"), [(called, "JVP"), (looped, "while_loop")])
+def test_a_problem_without_a_gradient(running, f, why):
+    """Is solved all the same, and those beside it have theirs."""
+    limits = eo.serve.Limits(saveat=2)
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0), 3.0)
+    two = eo.serve.Registry().add("good", prob, limits=limits)
+    two.add("bad", eo.remake(prob, f=f), limits=limits)
+    with Running(two, max_batch=8) as served:
+        body = {"cotangent": [[1.0], [1.0]]}
+        error = refused(served.solve("bad", "vjp", **body), 404, "no_gradient")
+        assert why in error["message"]
+        assert why in served.client.get("/v1/problems/bad").json()["no_gradient"]
+        assert served.client.get("/v1/problems/good").json()["no_gradient"] is None
+        assert served.solve("bad").json()["retcode"] == "Success"
+        assert served.solve("good", "vjp", **body).status_code == 200
+
+
+def test_what_no_text_can_be_is_answered(running):
+    """Half a character in a name, and in what is said of an error."""
+    headers = {"Content-Type": "application/json"}
+    for body in (b'{"\\ud800": 1}', b'{"u0": "\\ud800"}', b"{"):
+        response = running.client.post("/v1/problems/lotka/solve", content=body, headers=headers)
+        refused(response, 400, "invalid_body")
+    odd = wire.Refused(422, "invalid", "\ud800", "\udfff")
+    assert json.loads(calls.reply_to(odd).body)["error"]["path"] == "\udfff"
+
+
 def test_draining_has_one_end(running, monkeypatch):
     """What waits for one thing has not as long again for the next."""
-    with Running(registry(), like=running, drain_seconds=20.0) as ending:
-        service, given = ending.service, []
-        drain = service.batcher.drain
+    given = []
+    with Running(registry(), like=running, drain_seconds=1.0) as ending:
+        drain = ending.service.batcher.drain
 
         def drained(seconds):
             given.append(seconds)
             return drain(seconds)
 
-        monkeypatch.setattr(service.batcher, "drain", drained)
-        service.begin_draining()
-        service._until -= 15.0
-        service.begin_draining()
+        monkeypatch.setattr(ending.service.batcher, "drain", drained)
+        jobs = types.SimpleNamespace(end=lambda: None, stop=lambda seconds: time.sleep(0.6))
+        monkeypatch.setattr(ending.service, "jobs", jobs)
+        ending.service.begin_draining()
+        ending.service.begin_draining()
     assert len(given) == 1
-    assert given[0] <= 5.0
+    assert given[0] <= 0.4
 
 
 def test_logs_say_why(running, caplog):
@@ -566,6 +610,7 @@ def test_logs_have_no_payloads(running, caplog):
         ({"max_batch": 0}, "max_batch must be a positive integer"),
         ({"queue": True}, "queue must be a positive integer"),
         ({"max_wait_ms": -1}, "max_wait_ms must be zero or positive"),
+        ({"batch_seconds": 0}, "batch_seconds must be positive"),
         ({"tokens": []}, "tokens is empty"),
     ],
 )
@@ -604,6 +649,7 @@ def test_names_on_the_command_line(tmp_path, monkeypatch, capsys):
         "    return eo.serve.Registry().add('x', prob)\n"
     )
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("NPROC", "8")  # which it sets otherwise
     assert commands._registry("app.py:registry").names == ["x"]
     assert commands._registry("app.py:made").names == ["x"]
     assert commands._ensemblealg("EnsembleThreads") == eo.EnsembleThreads()

@@ -15,6 +15,7 @@ from ensembleode.serve.batcher import (
     DeadlineExceeded,
     Done,
     Draining,
+    Hung,
     QueueFull,
 )
 
@@ -120,23 +121,91 @@ def test_large_items_take_turns():
 
 
 def test_problems_take_turns():
-    """Of one there is much to do; the other is answered after one batch of it, whatever lines the
-    first has."""
-    hold = threading.Event()
-    runs = Runs(hold=hold)
+    """Of one there is much to do; the other is answered while that is at its first batch, whatever
+    lines the first has."""
+    hold, began = threading.Event(), threading.Event()
+
+    def runs(line, slices):
+        if line != "b":
+            began.set()
+            assert hold.wait(60)
+        return [x.payload for x in slices]
 
     async def test():
         batcher = started(runs, max_wait=0.0)
         many = [batcher.submit("a", f"a{i % 3}", i, 16) for i in range(12)]
-        while not runs.batches:
+        while not began.is_set():
             await asyncio.sleep(0.001)
-        other = batcher.submit("b", "b", "other", 1)
+        assert (await batcher.submit("b", "b", "other", 1)).results == ["other"]
+        assert not any(x.done() for x in many)
         hold.set()
-        await other
         await asyncio.gather(*many)
 
     run(test)
-    assert [line for line, _ in runs.batches].index("b") <= 2
+
+
+def test_a_batch_that_does_not_return():
+    """Its items are given up, and those of its problem refused until it returns; other problems
+    have their batches meanwhile."""
+    hold, began = threading.Event(), threading.Event()
+
+    def runs(line, slices):
+        if line == "a" and not began.is_set():
+            began.set()
+            assert hold.wait(60)
+        return [x.payload for x in slices]
+
+    async def test():
+        batcher = started(runs, max_wait=0.0, limit=0.3)
+        mine = batcher.submit("a", "a", "mine", 1)
+        while not began.is_set():
+            await asyncio.sleep(0.001)
+        waits = batcher.submit("a", "other line", "waits", 1)
+        for i in range(5):
+            assert (await batcher.submit("b", "b", i, 1)).results == [i]
+        assert not mine.done()
+        for item, is_mine in ((mine, True), (waits, False)):
+            with pytest.raises(Hung) as raised:
+                await item
+            assert (raised.value.problem, raised.value.mine) == ("a", is_mine)
+        with pytest.raises(Hung):
+            batcher.submit("a", "a", "more", 1)
+        assert batcher.hung == ["a"]
+        assert batcher.is_at_work
+        assert (await batcher.submit("b", "b", 9, 1)).results == [9]
+        hold.set()
+        while batcher.hung:
+            await asyncio.sleep(0.001)
+        assert (await batcher.submit("a", "a", "again", 1)).results == ["again"]
+        assert not batcher.is_dead
+        assert batcher.waiting == 0
+        assert await batcher.drain(10)
+        assert not batcher.is_at_work
+
+    run(test)
+
+
+def test_many_runs_of_parts_may_take_longer_than_one():
+    async def test():
+        batcher = started(Runs(seconds=0.05), max_batch=64, limit=0.2)
+        items = [batcher.submit("a", "a", "bad", 1) for _ in range(16)]
+        found = await asyncio.gather(*items, return_exceptions=True)
+        assert {type(x) for x in found} == {BatchFailed}
+
+    run(test)
+
+
+def test_draining_does_not_wait_for_what_hangs():
+    hold = threading.Event()
+
+    async def test():
+        batcher = started(Runs(hold=hold), max_wait=0.0, limit=0.05)
+        with pytest.raises(Hung):
+            await batcher.submit("a", "a", 1, 1)
+        assert await batcher.drain(60)
+        hold.set()
+
+    run(test)
 
 
 def test_background_items_leave_room():
@@ -245,7 +314,7 @@ def test_only_what_crashes_is_not_answered():
     assert len(runs.batches) <= 33
 
 
-@pytest.mark.parametrize("name", ["_ran", "_observe"])
+@pytest.mark.parametrize("name", ["_apart", "_observe"])
 def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, caplog):
     async def test():
         batcher = started(Runs(), observe=lambda *_: None)
@@ -257,7 +326,7 @@ def test_it_survives_what_goes_wrong_around_a_batch(name, monkeypatch, caplog):
             context.setattr(batcher, name, broken)
             first = asyncio.gather(batcher.submit("a", "a", 1, 1), return_exceptions=True)
             (found,) = await first
-        assert isinstance(found, BatchFailed if name == "_ran" else Done)
+        assert isinstance(found, BatchFailed if name == "_apart" else Done)
         assert "can't start new thread" in caplog.text
         assert (await batcher.submit("a", "a", 2, 1)).results
         assert not batcher.is_dead

@@ -150,6 +150,19 @@ def test_whichever_access_fails(tmp_path, caplog, reads, stride, at_ends):
 
 
 @pytest.mark.parametrize("damage", ["", "{", "[]", '{"zarr_format": 3}'])
+def test_metadata_that_are_lost(tmp_path, damage):
+    """Are written again, and the job goes on."""
+    with started(tmp_path) as jobs:
+        jobs.pause = lambda: time.sleep(0.02)
+        id = jobs.made("mine", trajectories=2000)
+        until(lambda: jobs.status(id)["done"] > 0)
+    (tmp_path / id / "ensemble.zarr" / "zarr.json").write_text(damage)
+    with started(tmp_path) as jobs:
+        assert jobs.ended(id)["status"] == "done"
+        assert jobs.status(id)["retcodes"] == {"Success": 2000}
+
+
+@pytest.mark.parametrize("damage", ['{"node_type": "array"}', '{"node_type": "group"}'])
 def test_a_damaged_store(tmp_path, damage):
     """Its job fails; the next one is done; deleted, it can be had again."""
     with started(tmp_path) as jobs:
@@ -376,6 +389,7 @@ def test_health(running, tmp_path, monkeypatch):
     """Whatever has ended that shouldn't have."""
     with Running(registry(), like=running, store=tmp_path) as mine:
         assert mine.client.get("/healthz").json() == {"status": "ok"}
+        assert mine.solve().status_code == 200
 
         def dead():
             response = mine.client.get("/healthz")
@@ -385,17 +399,14 @@ def test_health(running, tmp_path, monkeypatch):
         mine.service.jobs._queue.put(None)
         thread.join(30)
         assert dead() == (503, ["ensembles"])
+        (runner,) = mine.service.batcher._runners.values()
+        with monkeypatch.context() as context:
+            context.setattr(runner, "thread", threading.Thread(target=lambda: None))
+            assert dead() == (503, ["batcher", "ensembles"])
+        assert dead() == (503, ["ensembles"])
         loop = mine.service._loop
-        asyncio.run_coroutine_threadsafe(_cancelled(mine.service._looking), loop).result(30)
-        assert dead() == (503, ["ensembles", "connections"])
-        ended = threading.Thread(target=lambda: None)
-        monkeypatch.setattr(mine.service.batcher, "_runner", ended)
-        assert dead() == (503, ["batcher", "ensembles", "connections"])
-        monkeypatch.setattr(mine.service.batcher, "_runner", thread := threading.current_thread())
-        assert thread.is_alive()
-        assert dead() == (503, ["ensembles", "connections"])
         asyncio.run_coroutine_threadsafe(_cancelled(mine.service.batcher._task), loop).result(30)
-        assert dead() == (503, ["batcher", "ensembles", "connections"])
+        assert dead() == (503, ["batcher", "ensembles"])
 
 
 async def _cancelled(task):

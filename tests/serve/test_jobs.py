@@ -222,6 +222,49 @@ def test_a_job_goes_on_after_a_restart(running, tmp_path, monkeypatch):
         assert ended(second.client, waits)["done"] == 10
 
 
+def test_jobs_are_their_owners(running, tmp_path):
+    """To another token they are not there, after a restart as well; one key is another's, too."""
+    tokens = {"tokens": ["one", "two"]}
+    one, two = ({"Authorization": f"Bearer {x}"} for x in ("one", "two"))
+    drawn = DRAWN | {"trajectories": 10}
+
+    def hidden(client, id):
+        url = f"/v1/ensembles/{id}"
+        for method, path in (
+            ("GET", url), ("DELETE", url), ("POST", f"{url}/cancel"), ("POST", f"{url}/resume"),
+            ("GET", f"{url}/download"),
+        ):  # fmt: skip
+            refused(client.request(method, path, headers=two), 404, "not_found")
+        assert id not in str(client.get("/v1/ensembles", headers=two).json())
+        assert client.get(url, headers=one).json()["id"] == id
+
+    with Running(registry(), like=running, store=tmp_path, **tokens) as first:
+        keyed = {"Idempotency-Key": "mine"}
+        id = created(first.client, headers=one | keyed, **drawn)["id"]
+        assert created(first.client, headers=one | keyed, **drawn)["id"] == id
+        assert created(first.client, headers=two | keyed, **drawn | {"seed": 1})["id"] != id
+        hidden(first.client, id)
+        until(lambda: first.client.get(f"/v1/ensembles/{id}", headers=one).json()["done"] == 10)
+    kept = (tmp_path / id / "job.json").read_text()
+    assert "Bearer" not in kept
+    assert '"one"' not in kept
+    # One of an older version has no owner, and is everybody's.
+    old = json.loads(kept) | {"id": "0" * 16}
+    del old["owner"]
+    (tmp_path / old["id"]).mkdir()
+    (tmp_path / old["id"] / "job.json").write_text(json.dumps(old))
+    with Running(registry(), like=running, store=tmp_path, **tokens) as second:
+        hidden(second.client, id)
+        for mine in (one, two):
+            found = second.client.get("/v1/ensembles", headers=mine).json()["ensembles"]
+            assert old["id"] in [x["id"] for x in found]
+            assert len(found) == 2
+        deleted = second.client.delete(f"/v1/ensembles/{id}", headers=one)
+        assert deleted.json()["status"] == "deleted"
+    with Running(registry(), like=running, store=tmp_path) as open_to_all:
+        assert len(open_to_all.client.get("/v1/ensembles").json()["ensembles"]) == 2
+
+
 def test_a_job_that_fails(running, tmp_path, monkeypatch):
     with Running(registry(), like=running, store=tmp_path) as other:
 
@@ -275,8 +318,8 @@ def registry():
 class Process:
     """`ensembleode serve`, once it is ready."""
 
-    def __init__(self, folder, *options, dt=1e-4):
-        (folder / "app.py").write_text(textwrap.dedent(APP).replace("DT", repr(dt)))
+    def __init__(self, folder, *options, dt=1e-4, app=APP):
+        (folder / "app.py").write_text(textwrap.dedent(app).replace("DT", repr(dt)))
         command = "from ensembleode.cli import main; main()"
         self.log = open(folder / "log", "a")  # noqa: SIM115
         self.process = subprocess.Popen(

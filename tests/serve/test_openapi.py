@@ -1,11 +1,14 @@
 """What the service says of itself, and that nothing that fits it, or doesn't, is its failure."""
 
+import re
+
 import hypothesis
 import msgpack
 import pytest
 import schemathesis
 from schemathesis.checks import (
     content_type_conformance,
+    negative_data_rejection,
     not_a_server_error,
     response_schema_conformance,
     status_code_conformance,
@@ -30,7 +33,15 @@ CHECKS = [
     status_code_conformance,
     content_type_conformance,
     response_schema_conformance,
+    negative_data_rejection,
 ]
+# What is said of things that are not of the kind that is wanted: what fits the schema is only
+# refused for what depends on the problem, on other fields or on values.
+OF_KIND = re.compile(
+    "must be numbers|must be a number|no such field|is missing|must be an object|is not (JSON|Mess)"
+    "|must be a spacing|a positive spacing|a positive number|a positive integer|must be an integer"
+    "|low and high|has no deadline|list of counts|dtype must|not a valid|should be|nested too deep"
+)
 COMMON = {
     "deadline": None,
     "suppress_health_check": list(hypothesis.HealthCheck),
@@ -72,7 +83,25 @@ def check(case, running):
     if response.status_code == 504:
         assert case.body["deadline_ms"] < 1000
     else:
-        case.validate_response(response, checks=CHECKS)
+        # (To schemathesis 413 is no refusal.)
+        checks = CHECKS[:-1] if response.status_code == 413 else CHECKS
+        case.validate_response(response, checks=checks)
+        # (The bytes of an array in MessagePack can't be said in a schema.)
+        is_said = case.meta.generation.mode.is_positive and "msgpack" not in (case.media_type or "")
+        if is_said and response.status_code in (400, 422):
+            error = response.json()["error"]
+            assert not OF_KIND.search(error["message"]), (error, case.body)
+
+
+def test_what_is_allowed(running):
+    """A method that a path has not is told which it has."""
+    for path, allowed in (
+        ("/v1/ensembles/x", "DELETE, GET"),
+        ("/v1/ensembles/x/cancel", "POST"),
+        ("/v1/problems/lotka", "GET"),
+    ):
+        response = running.client.put(path)
+        assert (response.status_code, response.headers["allow"]) == (405, allowed)
 
 
 @SCHEMA.parametrize()

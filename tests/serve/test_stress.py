@@ -2,6 +2,7 @@
 
 import asyncio
 import collections
+import contextlib
 import gc
 import json
 import os
@@ -14,6 +15,8 @@ import httpx
 import numpy as np
 import psutil
 import pytest
+
+from ensembleode.serve import calls
 
 from .running import registry, Running, until
 from .test_app import refused, without_seconds
@@ -126,6 +129,86 @@ def test_those_who_leave(held, chunked):
     held.let_go.set()
     until(lambda: first)
     assert first[0].status_code == 200
+
+
+def test_a_batch_that_hangs(running, monkeypatch):
+    """Who waits for it is told, and who asks for its problem; others are answered; and `/healthz`
+    says so until it returns."""
+    with Running(registry(), like=running, max_wait_ms=0.0, batch_seconds=0.5) as held:
+        let_go, run = threading.Event(), held.service._run
+
+        def wait(program, slices):
+            assert program.problem != "lotka" or let_go.wait(60)
+            return run(program, slices)
+
+        held.service.batcher._run, held.posts = wait, []
+        mine = post(held)
+        until(lambda: held.service.batcher._running)
+        assert held.solve("node").status_code == 200
+        until(lambda: mine)
+        refused(mine[0], 504, "hung")
+        error = refused(held.solve(), 503, "hung")
+        assert "lotka" in error["message"]
+        assert held.solve("node").status_code == 200
+        health = held.client.get("/healthz")
+        assert (health.status_code, health.json()["dead"]) == (503, ["batches of lotka"])
+        ready = held.client.get("/readyz")
+        assert (ready.status_code, ready.json()) == (200, {"status": "ready", "hung": ["lotka"]})
+        let_go.set()
+        until(lambda: held.client.get("/healthz").status_code == 200)
+        assert held.solve().status_code == 200
+
+
+def test_large_bodies_have_their_room(running, monkeypatch):
+    """By what they say, and by what comes, of a token and of all; small ones are not among them."""
+    monkeypatch.setattr(calls, "_BODIES", 300_000)
+    monkeypatch.setattr(calls, "_BODIES_OF_ONE", 200_000)
+    with Running(registry(), like=running, tokens=["one", "two", "three"]) as guarded:
+
+        def begun(stack, token, size, chunked=False):
+            """A request whose body doesn't end yet."""
+            url = guarded.url.removeprefix("http://").split(":")
+            connection = stack.enter_context(socket.create_connection((url[0], int(url[1])), 30))
+            framing = "Transfer-Encoding: chunked" if chunked else f"Content-Length: {size}"
+            head = (
+                "POST /v1/problems/lotka/solve HTTP/1.1\r\nHost: x\r\n"
+                f"Authorization: Bearer {token}\r\nContent-Type: application/json\r\n{framing}"
+            )
+            piece = b"%x\r\n" % size + b" " * size if chunked else b" "
+            connection.sendall(head.encode() + b"\r\n\r\n" + piece)
+            return connection
+
+        def answer(connection):
+            """The whole of it, however many pieces it comes in."""
+            found = b""
+            while b"}" not in found and (piece := connection.recv(4096)):
+                found += piece
+            return found
+
+        def small():
+            headers = {"Authorization": "Bearer one"}
+            return guarded.client.post("/v1/problems/lotka/solve", json={}, headers=headers)
+
+        def held():
+            return guarded.service.bodies._of.total()
+
+        with contextlib.ExitStack() as stack:
+            begun(stack, "one", 120_000)
+            until(lambda: held() == 120_000)
+            # Of the same token there is no more room, whichever way it is sent.
+            for chunked in (False, True):
+                response = answer(begun(stack, "one", 100_000, chunked))
+                assert response.startswith(b"HTTP/1.1 429")
+                assert b"bodies_full" in response
+                assert b"retry-after: 1" in response
+            begun(stack, "two", 120_000)
+            until(lambda: held() == 240_000)
+            assert begun(stack, "three", 100_000).recv(4096).startswith(b"HTTP/1.1 429")
+            assert small().status_code == 200
+        until(lambda: held() == 0)
+        with contextlib.ExitStack() as stack:
+            begun(stack, "three", 100_000, chunked=True)
+            until(lambda: held() >= 100_000)
 
 
 def test_draining(running):

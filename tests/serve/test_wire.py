@@ -110,6 +110,10 @@ WRONG = [
     ("{", None, "invalid_body"),
     ("\xff", None, "invalid_body"),
     ("[" * 100_000, None, "invalid_body"),
+    # Half a character, which is in no text that can be sent: in a name, and in a value.
+    ('{"\\ud800": 1}', None, "invalid_body"),
+    ('{"u0": ["\\uDfff"]}', None, "invalid_body"),
+    ('{"u0": ["\\ud83d\\ude00", NaN]}', "u0[0]", "invalid"),
     ('{"u0": ' + "[" * 900 + "]" * 900 + "}", "u0", "invalid"),
     ('{"u0": ' + "[" * 900 + "true" + "]" * 900 + "}", None, "invalid"),
 ]
@@ -119,7 +123,8 @@ WRONG = [
 def test_the_path_of_what_is_wrong(body, path, code):
     with pytest.raises(wire.Refused) as raised:
         wire.query(ENTRY, wire.parsed(body.encode("latin-1"), False))
-    assert raised.value.status == 422
+    unreadable = code == "invalid_body" and body != "[1]"
+    assert raised.value.status == (400 if unreadable else 422)
     assert raised.value.code == code
     if "true" not in body or path is not None:
         assert raised.value.path == path

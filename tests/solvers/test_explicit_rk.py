@@ -129,7 +129,12 @@ def test_a_wrong_coefficient_is_found(cls, data):
     hp.assume(cls.tableau.c[i] != cls.tableau.c[j] and cls.tableau.order > 1)
     b[i], b[j] = b[i] + off, b[j] - off
     wrong = dataclasses.replace(
-        cls.tableau, b=tuple(b), interpolant=None, error=None, embedded_order=None
+        cls.tableau,
+        b=tuple(b),
+        interpolant=None,
+        error=None,
+        embedded_order=None,
+        second_error=None,
     )
     with pytest.raises(ValueError, match=r"of order \d is missed by .*claim a lower order"):
         eo.ExplicitRK(wrong)
@@ -149,6 +154,7 @@ def test_a_wrong_coefficient_is_found(cls, data):
         ("order is said to be 4, and a condition of order 4 is missed by", {"order": 4}),
         ("embedded_order is said to be 3, and for the weights b - error", {"embedded_order": 3}),
         ("b - error a condition of order 2 is missed", {"error": (0.1, -0.1, 0.0)}),
+        ("b - second_error a condition of order 2", {"second_error": (0.1, -0.1, 0.0)}),
     ],
 )
 def test_wrong_tableaus(message, changes):

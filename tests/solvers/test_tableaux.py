@@ -75,7 +75,7 @@ class Arrays(NamedTuple):
     a: np.ndarray
     b: np.ndarray
     c: np.ndarray
-    embedded: np.ndarray | None
+    embedded: list[np.ndarray]
     weights: np.ndarray
 
 
@@ -87,9 +87,7 @@ def arrays(tableau):
     for i, row in enumerate((*tableau.a, *within.extra_a), start=1):
         a[i, : len(row)] = row
     b = np.pad(tableau.b, (0, n - tableau.stages))
-    embedded = None
-    if tableau.error is not None:
-        embedded = b - np.pad(tableau.error, (0, n - tableau.stages))
+    embedded = [b - np.pad(row, (0, n - tableau.stages)) for row in tableau.errors]
     return Arrays(a, b, np.array((*tableau.c, *within.extra_c)), embedded, weights)
 
 
@@ -144,9 +142,11 @@ def test_order(cls):
 def test_order_of_the_embedded_method(cls):
     x, order = arrays(cls.tableau), cls.tableau.embedded_order
     steps = x.a[: cls.stages]
-    for nodes in range(1, order + 1):
-        assert residual(x.a, x.embedded, nodes) < rounding(steps, x.embedded)
-    assert residual(x.a, x.embedded, order + 1) > 1e-6
+    assert x.embedded
+    for weights in x.embedded:
+        for nodes in range(1, order + 1):
+            assert residual(x.a, weights, nodes) < rounding(steps, weights)
+        assert residual(x.a, weights, order + 1) > 1e-6
 
 
 @methods(METHODS)
@@ -381,6 +381,8 @@ MIDPOINT = {"c": (0, 1 / 2), "a": ((1 / 2,),), "b": (0, 1), "order": 2, "interpo
         ({"c": (1 / 2, 1 / 2)}, r"c\[0\] is not 0"),
         ({"error": (-1, 1)}, "come together"),
         ({"embedded_order": 1}, "come together"),
+        ({"second_error": (-1, 1)}, "comes with error"),
+        ({"error": (-1, 1), "embedded_order": 1, "second_error": (1, 1)}, "second_error does not"),
         ({"error": (1,), "embedded_order": 1}, "as many stages"),
         ({"interpolant": Interpolant(((1,),), order=1)}, "as many stages"),
     ],

@@ -12,7 +12,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ensembleode.tracing.program import being_staged, is_tracer, Program, Static, trace
+from ensembleode.tracing.program import (
+    being_staged,
+    is_tracer,
+    Program,
+    Static,
+    trace,
+    with_numbers_apart,
+)
 
 from ..problems import network
 
@@ -36,6 +43,50 @@ def same(first, second):
         return True
     assert second != first
     return False
+
+
+#
+# Numbers as constants
+#
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda k: lambda x: k * x + 0.3,
+        lambda k: lambda x: jnp.where(x > k, x / k, -x),
+        lambda k: lambda x: jnp.maximum(x, k) - jax.jit(lambda y: y * k)(x),
+        lambda k: lambda x: jax.nn.softplus(k * x),
+    ],
+)
+def test_numbers_are_constants(make):
+    """Of the same program, whatever they are; and it computes what it did."""
+    apart = {k: with_numbers_apart(program(make(k), rules=True)) for k in (3.0, -0.7, 1e300)}
+    first, *others = (one for one, _ in apart.values())
+    assert all(same(first, other) for other in others)
+    for k, (one, numbers) in apart.items():
+        assert [str(v.aval.dtype) for v in one.jaxpr.constvars] == ["int64"]
+        found = jax.jit(one.__call__)(numbers, X)
+        np.testing.assert_array_equal(found, jax.jit(make(k))(X))
+
+
+@pytest.mark.parametrize("k", [0.0, 1.0, -1.0, 2.0, 0.25, np.inf, np.nan])
+def test_numbers_that_change_the_code_stay(k):
+    one, numbers = with_numbers_apart(program(lambda x: k * x / k))
+    assert (one, numbers) == (program(lambda x: k * x / k), [])
+
+
+@pytest.mark.parametrize(
+    "fn",
+    [
+        lambda x: x**3.3,
+        lambda x: (jnp.float32(3.3) * x.astype(jnp.float32)).astype(x.dtype),
+        lambda x: sum(x * (1.1 + i) for i in range(100)),
+    ],
+)
+def test_numbers_that_stay_for_other_reasons(fn):
+    """Exponents, those of other dtypes, and very many."""
+    assert with_numbers_apart(program(fn))[1] == []
 
 
 #

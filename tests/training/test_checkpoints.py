@@ -381,9 +381,74 @@ def test_the_same_loss_again(tmp_path):
         data = {name: jnp.asarray(x) for name, x in line().items()}
         result = fit_line(loss, checkpoint=tmp_path, data=data, maxiters=3 + i, devices=1 + i % 2)
         assert result.steps == 3 + i
-    fit_line(with_a_lock, checkpoint=tmp_path / "a", data=iter([line()] * 9), maxiters=1)
+    found = fit_line(checkpoint=tmp_path, maxiters=8, batch_size=3)
+    assert found.steps == 8
+
+
+def test_a_loss_that_can_not_be_compared(tmp_path):
+    """Is refused, or has a name."""
+
+    def called(params, batch, lock=threading.Lock()):  # noqa: B008
+        shape = jax.ShapeDtypeStruct(batch["x"].shape, batch["x"].dtype)
+        x = jax.pure_callback(lambda x: lock.locked() + x, shape, batch["x"])
+        return squares(params, {**batch, "x": x})
+
+    fit_line(called, checkpoint=tmp_path / "a", maxiters=1)
     with pytest.raises(eo.CheckpointError, match="has a loss that can't be compared"):
-        fit_line(with_a_lock, checkpoint=tmp_path / "a", data=iter([line()] * 9))
+        fit_line(called, checkpoint=tmp_path / "a")
+    named = eo.Checkpoints(tmp_path / "b", run_key="one")
+    fit_line(called, checkpoint=named, maxiters=1)
+    assert fit_line(called, checkpoint=named, maxiters=2).steps == 2
+    other = eo.Checkpoints(tmp_path / "b", run_key="two")
+    with pytest.raises(eo.CheckpointError, match="this one has another run_key"):
+        fit_line(called, checkpoint=other)
+
+
+def test_a_loss_that_reads_a_file(tmp_path):
+    """What it reads when it is traced is part of it."""
+
+    def reading(params, batch):
+        return squares(params, batch) + np.load(tmp_path / "a.npy")
+
+    np.save(tmp_path / "a.npy", 1.0)
+    fit_line(reading, checkpoint=tmp_path / "run", maxiters=1)
+    assert fit_line(reading, checkpoint=tmp_path / "run", maxiters=2).steps == 2
+    np.save(tmp_path / "a.npy", 2.0)
+    with pytest.raises(eo.CheckpointError, match="has another loss"):
+        fit_line(reading, checkpoint=tmp_path / "run")
+
+
+def test_a_loss_of_all_items(tmp_path):
+    weights = jnp.arange(10.0)
+    for steps in (1, 2):
+        found = fit_line(lambda p, b: weights * squares(p, b), checkpoint=tmp_path, maxiters=steps)
+        assert found.steps == steps
+
+
+class Loader:
+    """Batches that are made anew in each pass."""
+
+    def __init__(self, *slopes):
+        self.slopes = slopes
+
+    def __iter__(self):
+        for slope in self.slopes:
+            x = line()["x"]
+            yield {"x": x, "y": slope * x}
+
+
+@pytest.mark.parametrize(
+    "of", [Loader, lambda *slopes: iter(Loader(*slopes))], ids=["class", "once"]
+)
+def test_an_iterable_is_known_by_its_first_batches(tmp_path, of):
+    """Which are given all the same."""
+    options = {"maxiters": 3, "checkpoint": tmp_path}
+    first = fit_line(data=of(3.0, 4.0, 5.0), **options)
+    expected = fit_line(data=of(3.0, 4.0, 5.0), maxiters=3)
+    np.testing.assert_array_equal(first.losses, expected.losses)
+    assert fit_line(data=of(3.0, 4.0, 5.0), **options).steps == 3
+    with pytest.raises(eo.CheckpointError, match=r"has other data \(batch 1\['y'\]\)"):
+        fit_line(data=of(3.0, -4.0, 5.0), **options)
 
 
 def test_other_batches(tmp_path):
@@ -401,6 +466,10 @@ def test_other_batches(tmp_path):
     fit_line(data={"x": mapped["x"], "y": mapped["y"]}, **options)
     with pytest.raises(eo.CheckpointError, match=r"other data \(\['y'\]\)"):
         fit_line(data={"x": mapped["x"], "y": mapped["z"]}, **options)
+    np.save(tmp_path / "y.npy", -line()["x"])
+    mapped["y"] = np.load(tmp_path / "y.npy", mmap_mode="r")
+    with pytest.raises(eo.CheckpointError, match=r"other data \(\['y'\]\)"):
+        fit_line(data={"x": mapped["x"], "y": mapped["y"]}, **options)
     options["checkpoint"] = tmp_path / "stored"
     stored = {}
     for name in "xyz":

@@ -643,3 +643,52 @@ def test_a_step_is_compiled_once(name, tmp_path, monkeypatch):
         traced.clear()
         assert eo.fit(loss, jnp.array(0.5), data, maxiters=maxiters, **options).steps == maxiters
         assert len(traced) == 1  # (what is traced is compiled)
+
+
+#
+# Series of several lengths
+#
+
+
+def series(rate=2.0):
+    times = np.array([[0.5, 1.0], [0.25, np.inf], [0.1, 0.2]])
+    u = np.where(np.isfinite(times), np.exp(-rate * times), np.nan)
+    return {"t": times, "u": u, "each": np.repeat(u[..., None], 2, axis=-1)}
+
+
+def misses(rate, batch):
+    ens = eo.EnsembleProblem(
+        eo.ODEProblem(lambda u, p, t: -p * u, jnp.array([1.0]), (0.0, 1.0), rate)
+    )
+    sim = eo.solve(ens, trajectories=len(batch["t"]), saveat=batch["t"], reltol=1e-6)
+    there = jnp.isfinite(batch["t"])
+    return jnp.sum(
+        (jnp.where(there, sim.u[..., 0], 0.0) - jnp.where(there, batch["u"], 0.0)) ** 2, axis=1
+    )
+
+
+def test_series_of_several_lengths():
+    options = {"optimizer": optax.adam(0.1), "maxiters": 150, "progress": False}
+    result = eo.fit(misses, jnp.array(1.0), series(), **options)
+    np.testing.assert_allclose(result.params, 2.0, rtol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "at", "value"),
+    [
+        ("u", (2, 1), np.nan),
+        ("each", (0, 1, 1), np.nan),
+        ("t", (0, 0), np.inf),
+        ("t", (0, 1), np.nan),
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("size", [None, 1])
+def test_what_is_missing_elsewhere_is_refused(name, at, value, size, tmp_path):
+    data = series()
+    data[name][at] = value
+    if size is not None:  # read as it is needed
+        np.save(tmp_path / "t.npy", data["t"])
+        data["t"] = np.load(tmp_path / "t.npy", mmap_mode="r")
+    with pytest.raises(ValueError, match=r"data holds NaN or infinity: .*item"):
+        eo.fit(misses, jnp.array(1.0), data, optimizer=optax.adam(0.1), maxiters=9, batch_size=size)

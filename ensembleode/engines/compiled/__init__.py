@@ -40,15 +40,16 @@ from ..rates import with_rates
 from ..results import with_times
 from .compiler import available
 from .field import length
+from .kernel import transposed
 from .operations import check
 
 
 _SENSEALGS = (sensitivity.ReplayAdjoint, sensitivity.ForwardDiffSensitivity)
 
 
-# Where the lanes engine is faster (see benchmarks/limits.py): a state that is far from fitting into
-# registers, an `f` so long that its code leaves the cache, many sums of gradients.
-_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 64, 1500, 100
+# Where the lanes engine is faster (see benchmarks/engine_limits.py), or compiles in less time: a
+# large state, an `f` so long that its code leaves the cache, many sums of gradients.
+_MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 200, 1500, 100
 
 
 class _Reading(NamedTuple):
@@ -58,15 +59,31 @@ class _Reading(NamedTuple):
     statements: int = 0
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _read(field: Program) -> _Reading:
+    return _read_program(field, "f")
+
+
+@functools.lru_cache(maxsize=1024)
+def _read_derivative(field: Program) -> _Reading:
     avals = parameters_of(field)
+    real = [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
+    try:
+        jaxpr = transposed(field, real)
+    except Exception:
+        # There is none, for any engine: whoever takes it is told, and a solve doesn't need it.
+        return _Reading(None)
+    return _read_program(Program(jaxpr, None, ()), "the derivative of f")
+
+
+def _read_program(program: Program, what: str) -> _Reading:
+    avals = parameters_of(program)
     inputs = Inputs.as_they_are(avals, ["own"] * len(avals))
     try:
-        fn = lower(field.jaxpr, inputs)
+        fn = lower(program.jaxpr, inputs)
         check(fn)
     except UntranslatableError as e:
-        return _Reading(f"f can't be translated: it uses {e.what}, at {e.where}.")
+        return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
     return _Reading(None, length(fn))
 
 
@@ -78,6 +95,7 @@ class Compiled(Engine):
     chunked = True
     solves_columns = False
     shares_work = True
+    numbers_apart = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
@@ -103,7 +121,7 @@ class Compiled(Engine):
         return _read(field).refusal
 
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why another engine is faster with this field; None when this one is."""
+        """Why another engine is faster with this field, or alone has its derivative; else None."""
         if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
@@ -116,11 +134,15 @@ class Compiled(Engine):
         )
         if shared > _MOST_SHARED:
             return f"with {shared} numbers that all share, an f is better solved as arrays."
-        return None
+        return _read_derivative(field).refusal
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `explicit.method`."""
         return method(alg, options, has_dt=has_dt)
+
+    def is_stoppable(self) -> bool:
+        """It is: by the flag itself."""
+        return True
 
     def width(self, state: Any, n: int) -> int:
         """How many trajectories stay together on one of several devices, though each is on its

@@ -4,9 +4,11 @@ Under `jit`, control flow and `shard_map(check_vma=False)` it is an operation li
 reads its operands and writes its results where they are. It has no derivative and no batching rule;
 those are for the caller to give.
 
-A program names the kernels that it calls by the hash of their text, and a process can run it once
+A program names the kernels that it calls by the hash of their text, and a process can load it once
 it has registered them. Where the program is traced, that is done when it is lowered; one that was
 traced elsewhere (`jax.export`) comes with its kernels (`kernels_in`), for `register`.
+
+Kernels are freed some time after the last program that calls them; see `handler.trampolines`.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import dataclasses
 import functools
 import hashlib
 import threading
+import weakref
 from collections.abc import Iterable, Sequence
 from typing import Any, NamedTuple
 
@@ -28,10 +31,12 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad, batching, mlir
 
+from ...core.recent import jit_recent
 from ...tracing.program import is_jaxpr, params_of
-from .compiler import available, compiled, CompileError
-from .handler import handler, handler_name
+from .compiler import available, Code, compiled, CompileError, define
+from .handler import handler, handler_name, trampoline_name, trampolines
 from .machine import chosen, host, Machine
+from .sharing import STAYS
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -114,26 +119,97 @@ def _of_same_dtype(x: Any) -> Array:
     return array
 
 
-_registered: set[str] = set()
-_lock = threading.Lock()
+class Held:
+    """A kernel that is in memory for as long as somebody has this object, or a program has been
+    loaded that calls it; for ever, where the program is serialised."""
+
+    __slots__ = ("__weakref__", "kernel")
+
+    def __init__(self, kernel: Kernel):
+        self.kernel = kernel
+
+    def __reduce__(self):  # in `jax.experimental.serialize_executable`
+        _serialised.add(self)
+        return _held, (self.kernel,)
 
 
-def register(kernels: Iterable[Kernel]) -> None:
-    """Compile kernels that programs call which are about to be loaded, if that wasn't done.
+class _Trampoline(NamedTuple):
+    """What XLA knows a kernel by, for ever: the handler's address, 0 where the kernel isn't there,
+    and how many programs are loaded that call it."""
+
+    handler: ctypes.c_uint64
+    users: ctypes.c_int64
+    address: int
+
+
+# How many kernels stay in memory that nobody needs: those used last.
+SPARE = 64
+# Trampolines are made so many at a time.
+_BLOCK = 32
+
+_lock = threading.RLock()
+_blocks: list[Code] = []
+_trampolines: dict[str, _Trampoline] = {}
+# What programs call that may be loaded at any time.
+_serialised: set[Held] = set()
+# In the order of use.
+_loaded: dict[str, tuple[Code, weakref.ref[Held]]] = {}
+
+
+def register(kernels: Iterable[Kernel]) -> list[Held]:
+    """Compile kernels that programs call which are about to be loaded, if they are not in memory;
+    to be held until the programs are loaded.
 
     **Raises:** `CompileError`.
     """
-    for kernel in kernels:
-        with _lock:
-            if kernel.target in _registered:
-                continue
+    with _lock:
+        held = [_held(kernel) for kernel in kernels]
+        _free_unused()
+    return held
+
+
+def _held(kernel: Kernel) -> Held:
+    with _lock:
+        code, holder = _loaded.pop(kernel.target, (None, None))
+        held = (holder and holder()) or Held(kernel)
+        if code is None:
+            trampoline = _trampolines.get(kernel.target) or _new_trampoline()
             called = handler(kernel.name, kernel.operands, kernel.results, shared=kernel.shared)
             code = compiled(f"{kernel.text}\n{called}", kernel.machine or _host())
-            function = ctypes.c_void_p(code.address(handler_name(kernel.name)))
-            # (JAX takes the address that such an object holds.)
-            pointer = ctypes.cast(function, ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_void_p))
-            jax.ffi.register_ffi_target(kernel.target, jax.ffi.pycapsule(pointer), platform="cpu")
-            _registered.add(kernel.target)
+            trampoline.handler.value = code.address(handler_name(kernel.name))
+            if kernel.target not in _trampolines:
+                each = jax.ffi.pycapsule(ctypes.c_void_p(trampoline.address))
+                stages = {"instantiate": each, "execute": each}
+                jax.ffi.register_ffi_target(kernel.target, stages, platform="cpu")
+                _trampolines[kernel.target] = trampoline
+        _loaded[kernel.target] = code, weakref.ref(held)
+    return held
+
+
+def _new_trampoline() -> _Trampoline:
+    block, i = divmod(len(_trampolines), _BLOCK)
+    if block == len(_blocks):
+        code = compiled(f"{trampolines(_BLOCK)}\n; {block}", _host())
+        kind, info = (jax.ffi.pycapsule(ctypes.c_void_p(code.address(x))) for x in ("id", "info"))
+        of_state: Any = {"type_id": kind, "type_info": info}
+        jax.ffi.register_ffi_type(f"ensembleode_{block}", of_state, platform="cpu")
+        for name in STAYS:
+            define(name, code.address(name))
+        _blocks.append(code)
+    code = _blocks[block]
+    return _Trampoline(
+        ctypes.c_uint64.from_address(code.address("handlers") + 8 * i),
+        ctypes.c_int64.from_address(code.address("users") + 8 * i),
+        code.address(trampoline_name(i)),
+    )
+
+
+def _free_unused() -> None:
+    """All but the spare ones. (Programs are only loaded while their kernels are held.)"""
+    unused = [x for x, (_, held) in _loaded.items() if not (held() or _trampolines[x].users.value)]
+    for target in unused[: max(0, len(unused) - SPARE)]:
+        _trampolines[target].handler.value = 0
+        del _loaded[target]
 
 
 def _host() -> Machine | None:
@@ -173,19 +249,29 @@ _call_p = jex.Primitive("ensembleode_kernel")
 _call_p.multiple_results = True
 
 
-@functools.lru_cache(maxsize=1024)
-def _jitted(kernel: Kernel, avals: tuple) -> Any:
-    return jax.jit(functools.partial(_call_p.bind, kernel=kernel, avals=avals))
+@functools.partial(jit_recent, static=2)
+def _called(kernel, avals, *operands):
+    return _call_p.bind(*operands, kernel=kernel, avals=avals)
+
+
+@jax.disable_jit(False)
+def _run(*operands, kernel, avals):
+    return _called(kernel, avals, *operands)
 
 
 def _lower(ctx, *operands, kernel, avals):
     try:
-        register([kernel])
+        held = register([kernel])
     except CompileError as e:
         raise CompileError(
             f"{e}\nThe compiled engine can't make code of this: please report it with f, and solve "
             'it with engine="lanes" meanwhile.'
         ) from e
+    module = ctx.module_context
+    if module.lowering_parameters.for_export:  # (which holds nothing)
+        _serialised.update(held)
+    else:
+        module.add_keepalive(held)
     return jax.ffi.ffi_lowering(kernel.target)(ctx, *operands)
 
 
@@ -203,7 +289,7 @@ def _batched(operands, dims, *, kernel, **_):
     )
 
 
-_call_p.def_impl(lambda *operands, kernel, avals: _jitted(kernel, avals)(*operands))
+_call_p.def_impl(_run)
 _call_p.def_abstract_eval(lambda *_, avals, **__: avals)
 ad.primitive_jvps[_call_p] = _jvp
 batching.primitive_batchers[_call_p] = _batched

@@ -1,16 +1,17 @@
 """LLVM IR to code: to be called here, or to look at for other machines.
 
-All work of LLVM is behind one lock. Code is kept for as long as the process lives: XLA has its
-address, and can't be told to forget it.
+All work of LLVM is behind one lock.
 """
 
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import functools
 import hashlib
 import struct
 import threading
+import weakref
 from collections.abc import Iterator
 from typing import Any, Literal, NamedTuple
 
@@ -29,7 +30,7 @@ _LEVEL = 2
 _PASSES = ("sroa", "instruction_combine", "simplify_cfg", "new_gvn", "aggressive_dce")
 
 _lock = threading.RLock()
-_codes: dict[str, Code] = {}
+_codes: weakref.WeakValueDictionary[str, Code] = weakref.WeakValueDictionary()
 
 
 class CompileError(RuntimeError):
@@ -37,7 +38,8 @@ class CompileError(RuntimeError):
 
 
 class Code:
-    """Functions in memory, by name.
+    """Functions in memory, by name, for as long as somebody has this object, and while Python ends,
+    as XLA may still be running them.
 
     - `key`: the hash of what they were compiled from, and for.
     - `origin`: whether they were compiled in this process, or read from disk.
@@ -46,16 +48,24 @@ class Code:
     def __init__(self, engine: Any, key: str, origin: Literal["compiled", "disk"]):
         self.key, self.origin = key, origin
         self._engine = engine
+        ctypes.pythonapi.Py_IncRef(ctypes.py_object(engine))
+        weakref.finalize(self, _free, engine).atexit = False
 
     def address(self, name: str) -> int:
         """
-        **Raises:** `KeyError` for a function that is not there, or internal.
+        **Raises:** `KeyError` for a function or variable that is not there, or internal.
         """
         with _lock:
             found = self._engine.get_function_address(name)
         if not found:
             raise KeyError(name)
         return found
+
+
+def _free(engine: Any) -> None:
+    with _lock:
+        engine.close()
+        ctypes.pythonapi.Py_DecRef(ctypes.py_object(engine))
 
 
 @functools.cache
@@ -80,7 +90,7 @@ def available() -> str | None:
 
 
 def compiled(text: str, machine: Machine | None = None) -> Code:
-    """Compile a module, and keep it; or have it from memory or from disk.
+    """Compile a module; or have it from memory or from disk.
 
     **Arguments:**
 
@@ -103,8 +113,13 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
         if saved is None:
             object_cache.save(key, object_code)
         code = _codes[key] = Code(engine, key, "compiled" if saved is None else "disk")
-        _keep_for_ever(engine)
     return code
+
+
+def define(name: str, address: int) -> None:
+    """Have all code that is compiled from now on find a function by this name."""
+    with _lock:
+        _llvm().add_symbol(name, address)
 
 
 def assembly(text: str, target: Machine) -> str:
@@ -321,10 +336,3 @@ class _Section(NamedTuple):
     def of(cls, content: bytes, at: int) -> _Section:
         _, kind, _, _, offset, size, link = struct.unpack_from("<IIQQQQI", content, at)
         return cls(kind, offset, size, link)
-
-
-def _keep_for_ever(thing: Any) -> None:
-    """Also while Python ends, when XLA may still be running it."""
-    import ctypes
-
-    ctypes.pythonapi.Py_IncRef(ctypes.py_object(thing))

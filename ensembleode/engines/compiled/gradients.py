@@ -146,7 +146,8 @@ def _pulled_back_times(plan, lanes, n, u, length, cotangent, to_start, where_ok)
         last = jnp.maximum(length - 1, 0).reshape(n, *(1,) * (u.ndim - 1))
         at_end, u1 = (jnp.take_along_axis(x, last, 1) for x in (cotangent, u))
         u1 = jnp.where(jnp.isnan(u1), u0[:, None], u1)
-        found["t1"] = _gathered(along(at_end, u1, t1[:, None])[:, 0], batched.t1)
+        at_t1 = jnp.where(length > int(plan.saving.start), along(at_end, u1, t1[:, None])[:, 0], 0)
+        found["t1"] = _gathered(at_t1, batched.t1)
         return found
     times = _each(lanes.saveat, batched.saveat, n)
     # Of rows that are not reached there is no state, and their times may be infinite.
@@ -219,7 +220,9 @@ def _times_moved(plan: Plan, lanes: Lane, n: int, moved: Lane, result: Result) -
         if moved.t1 is None:
             return jnp.zeros_like(u)
         rows = jnp.arange(u.shape[1], dtype=result.length.dtype)[None]
-        last = rows == result.length[:, None] - 1
+        last = (rows == result.length[:, None] - 1) & (
+            result.length[:, None] > int(plan.saving.start)
+        )
         dt = jnp.where(last, _each(moved.t1, batched.t1, n)[:, None], 0)
         t = jnp.broadcast_to(_each(lanes.t1, batched.t1, n)[:, None], dt.shape)
     u0 = _each(lanes.u0, batched.u0, n)

@@ -1,21 +1,22 @@
 """A function of LLVM IR as XLA calls it: the handler of a custom call, of XLA's typed FFI.
 
 XLA hands a handler one structure, the call frame, with arrays of pointers to buffers; the handler
-here passes on where their data is, and nothing else. The structures are those of XLA's header
-`xla/ffi/api/c_api.h`, version 0.1 and later. Each says how large it is, and grows where it gains
-members, so whatever is read here is known to be there, and at its place; if not, the call fails
-with an error of XLA's.
+here passes on where their data is, and nothing else. XLA has no way to forget a handler, so what it
+knows are trampolines, which stay in memory when the handlers that they jump to are freed. The
+structures are those of XLA's header `xla/ffi/api/c_api.h`, version 0.3 and later. Each says how
+large it is, and grows where it gains members, so whatever is read here is known to be there, and at
+its place; if not, the call fails with an error of XLA's.
 """
 
 from __future__ import annotations
 
-from .sharing import share, shared_work
+from .sharing import share, shared_work, thread_work
 from .writer import as_pointers, Writer
 
 
 # Offsets in bytes. `args` and `rets` are structures within the frame.
 _FRAME = {"size": 0, "extension": 8, "api": 16, "stage": 32, "args": 40, "rets": 80}
-_FRAME_BYTES = 120
+_CONTEXT, _FRAME_BYTES = 24, 120
 _LIST = {"size": 0, "count": 16, "types": 24, "pointers": 32}
 _LIST_BYTES = 40
 _BUFFER = {"size": 0, "data": 24}
@@ -23,11 +24,11 @@ _BUFFER_BYTES = 32
 _EXTENSION = {"type": 8, "metadata": 24}
 _METADATA = {"size": 0, "major": 24, "minor": 28, "traits": 32}
 _METADATA_BYTES = 36
-_API = {"size": 0, "version": 16, "major": 32, "minor": 36, "error": 48}
-_API_BYTES, _VERSION_BYTES = 56, 24
-_ERROR_BYTES = 28
+_API = {"size": 0, "version": 16, "major": 32, "minor": 36, "error": 48, "set_state": 104}
+_API_BYTES, _VERSION_BYTES = 112, 24
+_ERROR_BYTES, _STATE_BYTES, _TYPE_BYTES = 28, 48, 24
 
-_IS_METADATA, _IS_EXECUTE, _IS_BUFFER = 1, 3, 1
+_IS_METADATA, _IS_INSTANTIATE, _IS_EXECUTE, _IS_BUFFER = 1, 0, 3, 1
 _FAILED_PRECONDITION = 9
 
 
@@ -37,7 +38,8 @@ def handler_name(name: str) -> str:
 
 
 def handler(name: str, operands: int, results: int, *, shared: bool = False) -> str:
-    """The handler that calls `void @name(ptr a0, ..., ptr r0, ...)`, to be appended to its module.
+    """The handler that calls `void @name(ptr a0, ..., ptr r0, ...)`, to be appended to its module:
+    what a trampoline jumps to when a program runs.
 
     The pointers are those to the data of the operands, then of the results, each row-major. A
     buffer of no elements may have none.
@@ -47,19 +49,6 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
     `sharing`. Then the first of its buffers says how, and isn't passed on.
     """
     w = Writer()
-    # How a handler is asked what it is: no call, and the extension to be filled in.
-    extension = w.load("ptr", "%frame", _FRAME["extension"])
-    w.branch(w.icmp("eq", "ptr", extension, "null"), "call", "extended")
-    w.label("extended")
-    kind = w.load("i32", extension, _EXTENSION["type"])
-    w.branch(w.icmp("eq", "i32", kind, _IS_METADATA), "metadata", "call")
-    w.label("metadata")
-    _fill_in_metadata(w, extension)
-
-    w.label("call")
-    stage = w.load("i32", "%frame", _FRAME["stage"])
-    w.branch(w.icmp("eq", "i32", stage, _IS_EXECUTE), "execute", "done")
-    w.label("execute")
     lists = {"args": operands, "rets": results}
     known = [w.icmp("uge", "i64", w.load("i64", "%frame", _FRAME["size"]), _FRAME_BYTES)]
     for which, count in lists.items():
@@ -92,13 +81,10 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
     w.label("done")
     w.line("ret ptr null")
     w.label("unknown")
-    _return_error(w, f"{name}.refusal")
-    message = f"{name}: the call frame of this XLA is not what ensembleode knows\\00"
-    length = len(message) - len("\\00") + 1
-    constant = f'@"{name}.refusal" = private constant [{length} x i8] c"{message}"'
+    _return_error(w, f'@"{name}.refusal"')
     return "\n".join(
         [
-            constant,
+            _message(f"{name}.refusal", f"{name}: {_UNKNOWN}"),
             f'define ptr @"{handler_name(name)}"(ptr %frame) nounwind {{',
             *w.lines,
             "}",
@@ -106,6 +92,94 @@ def handler(name: str, operands: int, results: int, *, shared: bool = False) -> 
             shared_work(name, operands + results - 1) if shared else "",
         ]
     )
+
+
+_UNKNOWN = "the call frame of this XLA is not what ensembleode knows"
+
+
+def trampolines(count: int) -> str:
+    """A module of functions `ptr @trampoline0(ptr frame)` and so on, for XLA to know, which stays.
+
+    The i-th jumps to the handler of which `@handlers` has the address at `i`, and each program of
+    XLA's that calls it is counted in `@users`, from when it is loaded until XLA destroys it. XLA
+    has to know the type of that state, `@id` and `@info`. A program of a handler that is not
+    there isn't loaded.
+    """
+    w = Writer()
+    # How a handler is asked what it is: no call, and the extension to be filled in.
+    extension = w.load("ptr", "%frame", _FRAME["extension"])
+    w.branch(w.icmp("eq", "ptr", extension, "null"), "call", "extended")
+    w.label("extended")
+    kind = w.load("i32", extension, _EXTENSION["type"])
+    w.branch(w.icmp("eq", "i32", kind, _IS_METADATA), "metadata", "call")
+    w.label("metadata")
+    _fill_in_metadata(w, extension)
+    w.label("call")
+    stage = w.load("i32", "%frame", _FRAME["stage"])
+    w.branch(w.icmp("eq", "i32", stage, _IS_EXECUTE), "execute", "other")
+    w.label("execute")
+    target = w.load("ptr", "%handler", 0)
+    w.line(f"ret ptr {w.value(f'tail call ptr {target}(ptr %frame)')}")
+    w.label("other")
+    w.branch(w.icmp("eq", "i32", stage, _IS_INSTANTIATE), "instantiate", "done")
+    w.label("instantiate")
+    w.branch(w.icmp("eq", "ptr", w.load("ptr", "%handler", 0), "null"), "absent", "there")
+    w.label("there")
+    api = w.load("ptr", "%frame", _FRAME["api"])
+    size = w.load("i64", api, _API["size"])
+    w.branch(w.icmp("uge", "i64", size, _API_BYTES), "state", "unknown")
+    w.label("state")
+    context = w.load("ptr", "%frame", _CONTEXT)
+    members = (("ptr", context), ("i64", _IS_INSTANTIATE), ("ptr", "@id"), ("ptr", "%users"))
+    state = w.structure(("i64", _STATE_BYTES), ("ptr", "null"), *members)
+    w.line("atomicrmw add ptr %users, i64 1 acq_rel")
+    refused = w.value(f"call ptr {w.load('ptr', api, _API['set_state'])}(ptr {state})")
+    w.branch(w.icmp("eq", "ptr", refused, "null"), "done", "refused")
+    w.label("refused")
+    w.line("call void @forget(ptr %users)")
+    w.line(f"ret ptr {refused}")
+    w.label("done")
+    w.line("ret ptr null")
+    w.label("absent")
+    w.jump("failed")
+    w.label("unknown")
+    w.jump("failed")
+    w.label("failed")
+    w.line("%message = phi ptr [ @absence, %absent ], [ @refusal, %unknown ]")
+    _return_error(w, "%message")
+    lines = [
+        _message("refusal", _UNKNOWN),
+        _message("absence", "a kernel of this program was freed: compile the program again"),
+        f"@handlers = global [{count} x ptr] zeroinitializer",
+        f"@users = global [{count} x i64] zeroinitializer",
+        "@id = global i64 0",
+        f"@info = global {{ i64, ptr, ptr }} {{ i64 {_TYPE_BYTES}, ptr null, ptr @forget }}",
+        "define void @forget(ptr %users) nounwind {",
+        "  atomicrmw sub ptr %users, i64 1 acq_rel",
+        "  ret void",
+        "}",
+        "define internal ptr @enter(ptr %frame, ptr %handler, ptr %users) nounwind noinline {",
+        *w.lines,
+        "}",
+        thread_work(),
+    ]
+    for i in range(count):
+        at = [f"ptr getelementptr (i64, ptr @{x}, i64 {i})" for x in ("handlers", "users")]
+        lines += [
+            f"define ptr @{trampoline_name(i)}(ptr %frame) nounwind {{",
+            f"  %error = tail call ptr @enter(ptr %frame, {', '.join(at)})",
+            "  ret ptr %error",
+            "}",
+        ]
+    return "\n".join(lines)
+
+
+def trampoline_name(i: int) -> str:
+    return f"trampoline{i}"
+
+
+def _message(name: str, text: str) -> str:
+    return f'@"{name}" = private constant [{len(text) + 1} x i8] c"{text}\\00"'
 
 
 def _fill_in_metadata(w: Writer, extension: str) -> None:
@@ -135,7 +209,7 @@ def _return_error(w: Writer, message: str) -> None:
     ]
     w.branch(w.all(known), "error", "lost")
     w.label("error")
-    members = (("ptr", "null"), ("ptr", f'@"{message}"'), ("i32", _FAILED_PRECONDITION))
+    members = (("ptr", "null"), ("ptr", message), ("i32", _FAILED_PRECONDITION))
     arguments = w.structure(("i64", _ERROR_BYTES), *members)
     create = w.load("ptr", api, _API["error"])
     w.line(f"ret ptr {w.value(f'call ptr {create}(ptr {arguments})')}")

@@ -146,7 +146,8 @@ _MEMORY = ("turns", "events", "kept")
 def _inputs(d: Description) -> list[str]:
     """The operands that both kernels have."""
     numbers = [f"number{i}" for i in range(len(d.layout.numbers))]
-    return ["sizes", "wanted", *numbers, *(["times"] if d.saving.mode == "times" else [])]
+    stop = [] if d.on_gpu else ["stop"]
+    return ["sizes", "wanted", *stop, *numbers, *(["times"] if d.saving.mode == "times" else [])]
 
 
 def _outputs(d: Description) -> list[str]:
@@ -174,6 +175,14 @@ class Frame:
     def __init__(self, b: Builder, d: Description, more: Sequence[tuple[str, np.dtype]] = ()):
         self.sizes = Buffer(b, "%sizes", I32)
         self.wanted = Buffer(b, "%wanted", BOOL)
+        # The address of a flag, in two halves; zero where there is none. (That zero is a flag.)
+        self.stop = None
+        if not d.on_gpu:
+            address = b.value("load i64, ptr %stop, align 4", np.dtype(I64), 0)
+            there = b.value(f"inttoptr {address} to ptr", np.dtype(I64), 0)
+            none = address.eq(0)
+            flag = b.value(f"select {none}, ptr %stop, ptr {there.name}", np.dtype(I64), 0)
+            self.stop = Buffer(b, flag.name, np.dtype(np.int8))
         self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
         self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
         self.others = {name: Buffer(b, f"%{name}", dtype) for name, dtype in more}
@@ -207,8 +216,9 @@ def _place_of(d: Description) -> dict[str, str]:
 def solving(d: Description) -> str:
     """The kernel `solve`, which solves all trajectories.
 
-    Its operands: `sizes` (see above), which trajectories are wanted, the numbers, the times to save
-    (where times are); its results: `Outputs`.
+    Its operands: `sizes` (see above), which trajectories are wanted, the address of a byte that
+    stops it (not on a GPU), the numbers, the times to save (where times are); its results:
+    `Outputs`.
     """
     module = _module(d)
     names = _outputs(d)
@@ -242,9 +252,10 @@ def _loop(
 ) -> Loop:
     """The time loop over the trajectories of a queue."""
     times, rows, maxiters = frame.times, frame.rows, frame.maxiters
+    stop = None if outputs is None else frame.stop
     return Loop(
         b, problem, held, queue, times, outputs, rows, maxiters,
-        is_uniform=d.is_uniform, on_begin=on_begin,
+        is_uniform=d.is_uniform, stop=stop, on_begin=on_begin,
     )  # fmt: skip
 
 
@@ -334,28 +345,33 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
     return Work(start + member, start + group, one, each, *memory, room, thread, used)
 
 
-def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
-    """What pulls a cotangent back through the field, as `adjoint.Pullback` has it."""
-    own, shared = with_gradients(d)
-    which = [*own, *shared]
-    n = len(d.field.jaxpr.constvars)
+def transposed(field: Program, which: Sequence[int]) -> jex.Jaxpr:
+    """The program of a cotangent in the place of the state, and the state at the end of `p`, that
+    pulls the cotangent back: to the state, and to these constants and parameters of the field."""
+    n = len(field.jaxpr.constvars)
+    state: Any = field.jaxpr.invars[0].aval
 
-    def transposed(consts, cotangent, p, t):
+    def pulled(consts, cotangent, p, t):
         *p, u = p
         numbers = [*consts, *p]
 
-        def field(u, chosen):
+        def at(u, chosen):
             every = list(numbers)
             for i, x in zip(which, chosen, strict=True):
                 every[i] = x
-            return d.field(every[:n], u, tuple(every[n:]), t)
+            return field(every[:n], u, tuple(every[n:]), t)
 
-        to_u, to_chosen = jax.vjp(field, u, [numbers[i] for i in which])[1](cotangent)
-        return jnp.concatenate([x.reshape(-1).astype(d.dtype) for x in (to_u, *to_chosen)])
+        to_u, to_chosen = jax.vjp(at, u, [numbers[i] for i in which])[1](cotangent)
+        return jnp.concatenate([x.reshape(-1).astype(state.dtype) for x in (to_u, *to_chosen)])
 
-    state: Any = d.field.jaxpr.invars[0].aval
     struct = jax.ShapeDtypeStruct(state.shape, state.dtype)
-    jaxpr = staged(d.field, transposed, state=struct, extra=[struct])
+    return staged(field, pulled, state=struct, extra=[struct])
+
+
+def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
+    """What pulls a cotangent back through the field, as `adjoint.Pullback` has it."""
+    own, shared = with_gradients(d)
+    jaxpr = transposed(d.field, [*own, *shared])
     places = (*d.layout.inputs.places, ("forward", 0))
     try:
         fn = lowered(jaxpr, d.layout.inputs._replace(places=places), _LARGEST_RETURNED)

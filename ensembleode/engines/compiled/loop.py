@@ -19,11 +19,22 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.step_size import initial_step, is_moved, scaled, Tolerances
+from ...solvers.step_size import (
+    count_failures,
+    initial_step,
+    is_moved,
+    MOST_FAILURES,
+    squared_error,
+    Tolerances,
+)
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
 from .numbers import Held
+
+
+# Where lanes end together: turns between two looks at whether they are to stop, a power of two.
+_TURNS = 4096
 
 
 class Problem(NamedTuple):
@@ -77,7 +88,8 @@ class Outputs(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step from `t` to `t2`, of the signed size `h`, in the lanes that `accepted` it."""
+    """A step from `t` to `t2`, of the signed size `h`, in the lanes that `accepted` it; `failed` in
+    those where it was infinite or NaN (None with a fixed step)."""
 
     t: Value
     t2: Value
@@ -85,6 +97,7 @@ class Step(NamedTuple):
     y: tuple[Value, ...]
     attempt: Attempt
     accepted: Value
+    failed: Any = None
 
 
 class Loop:
@@ -94,6 +107,8 @@ class Loop:
 
     - `is_uniform`: whether all trajectories share a fixed step.
     - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
+    - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
+        `Default`; None where nobody may stop it.
     - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
     """
 
@@ -109,13 +124,14 @@ class Loop:
         maxiters: Value,
         *,
         is_uniform: bool,
+        stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.times, self.rows, self.maxiters = times, rows, maxiters
         # (None what there is nothing for; each is used only where there is.)
         self.outputs: Any = outputs
-        self.is_uniform, self._on_begin = is_uniform, on_begin
+        self.is_uniform, self._stop, self._on_begin = is_uniform, stop, on_begin
         self.order = held.order
         self.field = problem.field(held)
         dtype, n = problem.dtype, problem.size
@@ -130,6 +146,7 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.probing: Any = b.variable(BOOL, False) if problem.adaptive else None
+        self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
         if is_uniform:
             # Whether no step has failed; of those where one has, how many (one).
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
@@ -165,12 +182,21 @@ class Loop:
         def going() -> Value:
             return self.alive.get() & (self.ntried.get() < self.maxiters)
 
+        def look() -> None:
+            self.alive.set(self.alive.get() & ~self._stopped())
+
+        def turn() -> None:
+            self.turn()
+            if self._stop is not None:
+                b.if_((self.ntried.get() & (_TURNS - 1)).eq(0), look, likely=False)
+
         def one() -> Value:
             self.refill()
             self.sound.set(self.active.get())
             self.failures.set(0)
-            b.while_(going, self.turn)
-            self.end(self.occupied.get(), None)
+            b.while_(going, turn)
+            # (Stopped at the end of the last turn, they have ended.)
+            self._unless_stopped(lambda: self.end(self.occupied.get(), None))
             return self.goes_on.get()
 
         b.do_while(one)
@@ -179,10 +205,33 @@ class Loop:
         b = self.b
 
         def one() -> Value:
-            self.go_on()
+            self._unless_stopped(self.go_on)
             return self.goes_on.get()
 
         b.do_while(one)
+
+    def _stopped(self) -> Value:
+        assert self._stop is not None
+        return self.b.value(f"load volatile i8, ptr {self._stop.base}", np.dtype(np.int8), 0).ne(0)
+
+    def _unless_stopped(self, then: Callable[[], Any]) -> None:
+        if self._stop is None:
+            then()
+        else:
+            self.b.if_(self._stopped(), self._abandon, then, likely=False)
+
+    def _abandon(self) -> None:
+        """Leave the trajectories that are in the lanes, and those that come next."""
+        b, counts = self.b, self.outputs.counts
+        default = b.constant(ReturnCode.Default.value, I32)
+        counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(default))
+
+        def one() -> None:
+            counts.store(self.next.get(), default)
+            self.next.set(self.next.get() + self.queue.stride)
+
+        b.while_(lambda: self.next.get() < self.queue.n, one)
+        self.goes_on.set(False)
 
     def go_on(self) -> Step:
         """A turn, with what comes before and after it."""
@@ -203,6 +252,7 @@ class Loop:
         """All that goes on from turn to turn, but for the numbers that are held and `arrays`."""
         several = [*self.y, *self.k, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, self.probing, self.row, self.time]
+        several += [self.short_failures]
         several += [
             self.alive,
             self.next,
@@ -417,6 +467,7 @@ class Loop:
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
                 variable.set_where(fresh, np.float32(x))
             self.probing.set_where(fresh, False)
+            self.short_failures.set_where(fresh, 0)
         if self.is_uniform:
             self.active.set(active & fresh)
             self.alive.set(b.any(active & fresh))
@@ -473,11 +524,8 @@ class Loop:
             accepted = active & self.is_finite(attempt.y2)
             return Step(t, t2, size, y, attempt, accepted), next_h, None, None
         assert p.controller is not None
-        components = slice(0, p.controlled)
-        estimate = p.method.error(b, attempt, size)[components]
         tol = self.tolerances(self.held, p.controlled)
-        error = scaled(b, tol, estimate, y[components], attempt.y2[components])
-        squared = p.norm.squared(b, error)
+        squared = squared_error(b, p.method, p.norm, tol, attempt, size, y, p.controlled)
         before = tuple(x.get() for x in self.memory)
         accepted = p.controller.accepts(b, squared, before) & active & ~self.probing.get()
         first = self.naccept.get().eq(0)
@@ -487,7 +535,8 @@ class Loop:
         at = b.where(accepted, t2, t)
         lost = underflows(b, bounds, next_h, at, self.t1, span, accepted)
         next_h = bounds.bounded(b, next_h)
-        return Step(t, t2, size, y, attempt, accepted), next_h, memory, lost
+        failed = active & ~(squared < np.inf)
+        return Step(t, t2, size, y, attempt, accepted, failed), next_h, memory, lost
 
     def commit(self, step: Step, next_h: Value, memory: Any, lost: Any) -> None:
         """Save what lies in the step, and go on to its end where it is accepted."""
@@ -528,6 +577,14 @@ class Loop:
                 variable.set(x)
             self.h.set_where(active, next_h)
             self.active.set(active & ~((accepted & ends) | lost))
+
+            def count() -> None:
+                span, before = self.t1 - self.t0, self.short_failures.get()
+                failures = count_failures(b, before, step.failed, abs(step.h), span)
+                self.short_failures.set(failures)
+                self.active.set(self.active.get() & (failures < MOST_FAILURES))
+
+            b.if_(b.any(step.failed), count, likely=False)
         else:
             self.h.set(next_h)
             self.active.set(accepted & ~ends)
@@ -638,9 +695,9 @@ class Loop:
     def end(self, ended: Value, step: Step | None) -> None:
         """Write the results of the lanes that have ended; they are free then.
 
-        A lane that is lost in an adaptive solve has another turn first: does a step too short for
-        time to feel move its state? If so the solution diverges; if not, the tolerances can't be
-        met.
+        A lane that is lost in an adaptive solve, and not for what is infinite or NaN, has another
+        turn first: does a step too short for time to feel move its state? If so the solution
+        diverges; if not, the tolerances can't be met.
         """
         b, p = self.b, self.problem
         if self.outputs is None:
@@ -656,14 +713,14 @@ class Loop:
         else:
             assert step is not None
             lost = ended & ~arrived & ~active
-            starts = lost & ~self.probing.get()
+            starts = lost & ~self.probing.get() & ~step.failed
             dtmin = self.bounds(self.held).dtmin
             below = None if dtmin is None else self.h.get() <= dtmin
             if below is not None:
                 starts = starts & ~below
             # A step that failed for being infinite or NaN was that much longer.
             h = self.h.get() * 5.0
-            calm = (self.h.get() * 0.0).eq(0.0)
+            calm = (self.h.get() * 0.0).eq(0.0) & ~step.failed
             for c in range(p.controlled):
                 abstol = self.held.number("abstol", c)
                 calm = calm & ~is_moved(abstol, step.y[c], step.attempt.y2[c])

@@ -25,7 +25,7 @@ VARIABLE = "ENSEMBLEODE_CACHE_DIR"
 MOST = 500 * 2**20
 # Bytes written by this process before the folder is looked through (again).
 _EACH = 10 * 2**20
-_MAGIC = b"ensembleode kernel 1\n"
+_MAGIC = b"ensembleode kernel 2\n"
 
 _unseen = _EACH
 
@@ -63,12 +63,17 @@ def load(key: str) -> bytes | None:
     except OSError:
         return None
     digest, code = content[len(_MAGIC) :][:32], content[len(_MAGIC) + 32 :]
-    if not content.startswith(_MAGIC) or hashlib.sha256(code).digest() != digest:
-        logger.info("%s is damaged, and is written anew.", path)
+    if not content.startswith(_MAGIC) or _digest(key, code) != digest:
+        logger.info("%s is damaged, or another kernel's, and is written anew.", path)
         return None
     with contextlib.suppress(OSError):  # read-only: then it isn't cleared either
         os.utime(path)
     return code
+
+
+def _digest(key: str, code: bytes) -> bytes:
+    """Of what the code was made of, and for, too: a file may have been renamed."""
+    return hashlib.sha256(key.encode() + code).digest()
 
 
 def save(key: str, code: bytes) -> None:
@@ -80,7 +85,7 @@ def save(key: str, code: bytes) -> None:
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         with written_whole(folder / f"{key}.o") as file:
-            file.write(_MAGIC + hashlib.sha256(code).digest() + code)
+            file.write(_MAGIC + _digest(key, code) + code)
         _unseen += len(code)
         if _unseen >= _EACH:
             _unseen = 0

@@ -12,9 +12,9 @@ import numpy as np
 
 from ...fields import UntranslatableError
 from ...fields.folding import FOLDED_INTEGERS
-from ...fields.ir import Function, Load, Op
+from ...fields.ir import Const, Function, Load, Op
 from .builder import BOOL, Builder, integer_like, Value
-from .functions import FUNCTIONS, integer_pow
+from .functions import FUNCTIONS, HIGHEST_ORDER, integer_pow
 from .walking import every_part
 
 
@@ -80,6 +80,11 @@ def check(fn: Function) -> None:
                     and not (name in FUNCTIONS and real)
                 ):
                     raise UntranslatableError(f"the primitive {name}", "f")
+                if name == "polygamma" and not (
+                    isinstance(args[0], Const) and args[0].value in range(1, HIGHEST_ORDER + 1)
+                ):
+                    what = f"polygamma of an order that is no number from 1 to {HIGHEST_ORDER}"
+                    raise UntranslatableError(what, "f")
             case Load(buffer, _):
                 checked(buffer.dtype)
 

@@ -25,8 +25,11 @@ _DESTROY_BYTES, _SCHEDULE_BYTES = 24, 40
 # least number of items to a part.
 N, THREADS, LEAST = range(3)
 
-_WORK = {"next": 0, "n": 8, "threads": 16, "least": 24, "thread": 32, "running": 40, "users": 48}
-_WORK_BYTES = 56
+_WORK = {
+    **{"next": 0, "n": 8, "threads": 16, "least": 24, "thread": 32, "running": 40, "users": 48},
+    "parts": 56,
+}
+_WORK_BYTES = 64
 # Added to those that run, when nobody may begin any more.
 _CLOSED = 2**40
 
@@ -54,10 +57,11 @@ def share(w: Writer, name: str, how: str, *data: str) -> None:
     first = {"next": 0, "n": n, "threads": threads, "least": least, "thread": 1, "running": 0}
     for which, value in (first | {"users": threads}).items():
         w.store("i64", value, work, _WORK[which])
+    w.store("ptr", f"@{name}.parts", work, _WORK["parts"])
     for i, pointer in enumerate(data):
         w.store("ptr", pointer, work, _WORK_BYTES + 8 * i)
     context = w.load("ptr", "%frame", _FRAME["context"])
-    members = (("ptr", context), ("ptr", f"@{name}.task"), ("ptr", work))
+    members = (("ptr", context), ("ptr", f"@{TASK}"), ("ptr", work))
     task = w.structure(("i64", _SCHEDULE_BYTES), ("ptr", "null"), *members)
     destroyed = w.structure(("i64", _DESTROY_BYTES), ("ptr", "null"), ("ptr", "null"))
     schedule = w.load("ptr", api, _API["schedule"])
@@ -71,7 +75,7 @@ def share(w: Writer, name: str, how: str, *data: str) -> None:
     w.label("refused")
     w.store("ptr", refused, destroyed, 16)
     w.line(f"call void {w.load('ptr', api, _API['destroy'])}(ptr {destroyed})")
-    w.line(f"call void @{name}.leave(ptr {work})")
+    w.line(f"call void @{LEAVE}(ptr {work})")
     w.jump("asked.next")
     w.label("asked.next")
     w.branch(w.icmp("slt", "i64", "%more", helpers), "ask", "work")
@@ -85,15 +89,17 @@ def share(w: Writer, name: str, how: str, *data: str) -> None:
     w.line(f"%still = load atomic i64, ptr {running} acquire, align 8")
     w.branch(w.icmp("eq", "i64", "%still", _CLOSED), "finished", "wait")
     w.label("finished")
-    w.line(f"call void @{name}.leave(ptr {work})")
+    w.line(f"call void @{LEAVE}(ptr {work})")
 
 
+# What stays, for kernels to be linked with.
+STAYS = TASK, LEAVE = "ensembleode_task", "ensembleode_leave"
 # Lets other threads run; of the C library, or of Windows.
 _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def shared_work(name: str, count: int) -> str:
-    """What the threads of shared work do, with as many pointers."""
+    """What the threads of shared work run of a kernel, with as many pointers."""
     parts = Writer()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")
@@ -124,17 +130,32 @@ def shared_work(name: str, count: int) -> str:
     parts.label("none")
     parts.line("ret void")
 
+    lines = _function(f"internal void @{name}.parts(ptr %work, i64 %thread)", parts)
+    return "\n".join(
+        [
+            "declare ptr @malloc(i64)",
+            f"declare i32 @{_YIELD}()",
+            f"declare void @{TASK}(ptr)",
+            f"declare void @{LEAVE}(ptr)",
+            "",
+            *lines,
+        ]
+    )
+
+
+def thread_work() -> str:
+    """What the threads of shared work do, whatever it is: code that stays."""
     task = Writer()
     running = task.at("%work", _WORK["running"])
     task.line(f"%before = atomicrmw add ptr {running}, i64 1 acq_rel")
     task.branch(task.icmp("ult", "i64", "%before", _CLOSED), "run", "late")
     task.label("run")
     task.line(f"%thread = atomicrmw add ptr {task.at('%work', _WORK['thread'])}, i64 1 monotonic")
-    task.line(f"call void @{name}.parts(ptr %work, i64 %thread)")
+    task.line(f"call void {task.load('ptr', '%work', _WORK['parts'])}(ptr %work, i64 %thread)")
     task.jump("late")
     task.label("late")
     task.line(f"atomicrmw sub ptr {running}, i64 1 acq_rel")
-    task.line(f"call void @{name}.leave(ptr %work)")
+    task.line(f"call void @{LEAVE}(ptr %work)")
     task.line("ret void")
 
     leave = Writer()
@@ -147,17 +168,12 @@ def shared_work(name: str, count: int) -> str:
     leave.label("done")
     leave.line("ret void")
 
-    def function(head: str, body: Writer) -> list[str]:
-        return [f"define internal void @{name}.{head} nounwind {{", *body.lines, "}", ""]
+    lines = [
+        *_function(f"void @{TASK}(ptr %work)", task),
+        *_function(f"void @{LEAVE}(ptr %work)", leave),
+    ]
+    return "\n".join(["declare void @free(ptr)", "", *lines])
 
-    return "\n".join(
-        [
-            "declare ptr @malloc(i64)",
-            "declare void @free(ptr)",
-            f"declare i32 @{_YIELD}()",
-            "",
-            *function("parts(ptr %work, i64 %thread)", parts),
-            *function("task(ptr %work)", task),
-            *function("leave(ptr %work)", leave),
-        ]
-    )
+
+def _function(head: str, body: Writer) -> list[str]:
+    return [f"define {head} nounwind {{", *body.lines, "}", ""]

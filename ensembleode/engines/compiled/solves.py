@@ -12,6 +12,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jaxtyping import Array, Float
 
+from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import parameters_of
@@ -124,6 +125,7 @@ def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
         out = solve(wide, lanes, mask)
         return _folded(out, size), jax.tree.map(lambda _: True, out)
 
+    _.stands_for = setup.plan.stands_for
     return run(lanes, mask)
 
 
@@ -171,7 +173,8 @@ def _operands(
     d: Description, setup: Setup, lanes: Lane, mask: Any, rows: int, *more: int
 ) -> list[Any]:
     sizes = np.array([setup.n, rows, setup.plan.maxiters, *more], np.int32)
-    operands = [sizes, mask, *operands_of(setup.plan, lanes, on_gpu=d.on_gpu)]
+    stop = [] if d.on_gpu else [NEVER if lanes.stop is None else lanes.stop]
+    operands = [sizes, mask, *stop, *operands_of(setup.plan, lanes, on_gpu=d.on_gpu)]
     if d.saving.mode == "times":
         times = jnp.asarray(lanes.saveat, d.dtype)
         operands.append(trajectories_last(times) if d.on_gpu and d.own_times else times)

@@ -11,6 +11,7 @@ from typing import Any
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...tracing.program import Static
+from ..compiled.compiler import available
 from ..engine import Engine
 
 
@@ -42,6 +43,10 @@ class Diffrax(Engine):
         """Solve trajectories, all at once."""
         del mask
         return _solving().solve_trajectories(plan, lanes, n)
+
+    def is_stoppable(self) -> bool:
+        """Where there is LLVM, for the kernel that reads the flag."""
+        return available() is None
 
     def factorises(self, plan: Plan) -> bool:
         """Whether its solver is implicit."""

@@ -25,15 +25,18 @@ from ...core.retcode import ReturnCode
 from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
-from ...solvers.step_size import is_moved, Tolerances
+from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
 from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
 from ..checks import check_backsolve, check_controller, check_steps
+from ..compiled.stopping import stopped
 from . import implicit
 from .control import ARRAYS, norm_of_tree, OwnController
 
 
 _NONFINITE: Any = diffrax.RESULTS.nonfinite_input
+# (Of those that diffrax has, one that it has no use for.)
+_STOPPED: Any = diffrax.RESULTS.event_occurred
 _IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
 
 
@@ -217,7 +220,8 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
     if saving.mode == "times":
         # diffrax integrates backwards in time by flipping its sign
         sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
-        saveat, adjoint = diffrax.SaveAt(t1=True), _SaveTimes(adjoint, lane.saveat * sign)
+        ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
+        saveat, adjoint = diffrax.SaveAt(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
         saveat = diffrax.SaveAt(t0=saving.start, steps=True)
     sol = diffrax.diffeqsolve(
@@ -304,6 +308,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
     norm: Any
     dt: Any
     adaptive: bool
+    stop: Any
 
     def wrap(self, direction):
         return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
@@ -314,12 +319,14 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of no length stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
-        return jnp.where(usable, first, t0), state
+        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0))
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
         y1, error = y1_candidate, y_error
+        controller_state, failures, span = controller_state
+        usable: Any = None
         if self.adaptive:
             # An infinite error of an infinite state would be NaN, and so would be the next step.
             usable = _finite(y1_candidate) & _finite(y_error)
@@ -336,13 +343,15 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
             spacing = min_step(ARRAYS, next_t0, 0.0)
             no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
             stuck = (next_t1 - next_t0 <= spacing) | no_shorter
+            failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
             # Looked into only when it happens, as it costs a tenth of a small step.
             calm = jax.lax.cond(
                 eqxi.unvmap_any(stuck),
                 lambda: _calm(y0, y1_candidate, self.atol),
                 lambda: jnp.ones_like(stuck),
             )
-            lost = lost | (stuck & ~calm)
+            calm = calm & usable
+            lost = lost | (stuck & ~calm) | (failures >= MOST_FAILURES)
             result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
         else:
             lost = lost | ~_finite(y1_candidate)
@@ -354,7 +363,9 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         keep = keep & ~lost
         next_t0 = jnp.where(keep, next_t0, t0)
         result = diffrax.RESULTS.where(lost, _NONFINITE, result)
-        return keep, next_t0, next_t1, jump, state, result
+        if self.stop is not None:
+            result = diffrax.RESULTS.where(stopped(self.stop, t1), _STOPPED, result)
+        return keep, next_t0, next_t1, jump, (state, failures, span), result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
@@ -376,7 +387,7 @@ def _controller(method: _Method, lane: Lane) -> _Controller:
         rtol, atol, norm = inner.rtol, inner.atol, inner.norm
     else:
         rtol, atol = 1e-3, 1e-6
-    return _Controller(inner, rtol, atol, norm, dt, method.adaptive)
+    return _Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
 
 
 def _finite(y: Any) -> Any:
@@ -439,6 +450,7 @@ _CODES = (
     (diffrax.RESULTS.max_steps_reached, ReturnCode.MaxIters),
     (diffrax.RESULTS.dt_min_reached, ReturnCode.DtLessThanMin),
     (_NONFINITE, ReturnCode.Unstable),
+    (_STOPPED, ReturnCode.Default),
 )
 
 
@@ -454,7 +466,10 @@ def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Resul
         t = jnp.stack([lane.t0, lane.t1][-saving.rows :])
     else:
         reached = jnp.isfinite(sol.ts)
-        t = lane.saveat if saving.mode == "times" else sol.ts
+        t = sol.ts
+    if saving.mode == "times":
+        t = lane.saveat
+        reached = reached & jnp.isfinite(t)
     if lane.count is not None:
         reached = reached & (jnp.arange(saving.rows, dtype=lane.count.dtype) < lane.count)
     ys = sol.ys

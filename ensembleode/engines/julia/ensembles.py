@@ -1,7 +1,6 @@
 """The executor of the Julia engine: SciML's own ensemble algorithms run the trajectories."""
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -10,6 +9,7 @@ import numpy as np
 from ...core.executor import Executor
 from ...core.job import finish_lanes, Job, solve_lanes
 from ...core.plan import Plan, Result
+from ...core.recent import jit_recent
 from ...ensemble import EnsembleColumns
 from ...tracing.program import Static
 from ..rates import with_rates
@@ -78,10 +78,10 @@ def executor_for(ensemblealg: Any) -> InJulia | None:
     return InJulia(methods.place(ensemblealg, lambda: session.start().threads))
 
 
-_solve = functools.partial(jax.jit, static_argnums=0)(solve_lanes)
+_solve = jit_recent(solve_lanes)
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jit_recent
 def _finish(plan, written, lanes, indices, repeat, key, output_consts):
     result = with_rates(plan, lanes, result_of(plan, lanes, written, indices.shape[0]))
     return finish_lanes(plan, result, indices, repeat, key, output_consts)

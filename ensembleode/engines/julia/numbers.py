@@ -36,8 +36,10 @@ def read_arrays(plan: Plan, field: Field, lanes: Lane, n: int) -> dict[str, np.n
     if lanes.saveat is not None:
         rows = plan.saving.rows
         arrays["times"] = _array(lanes.saveat, dtype, (n, rows) if batched.saveat else (rows,))
-    if lanes.count is not None:
-        arrays["counts"] = _array(lanes.count, np.int32, (-1,))
+        meant = np.isfinite(arrays["times"])
+        count = meant.sum(-1) if lanes.count is None and not meant.all() else lanes.count
+        if count is not None:
+            arrays["counts"] = _array(count, np.int32, (-1,))
     for name in ("dt", "dtmin", "dtmax"):
         if (size_of_step := getattr(lanes, name)) is not None:
             arrays[name] = _array(size_of_step, dtype, (-1,))

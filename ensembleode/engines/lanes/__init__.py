@@ -22,6 +22,7 @@ from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
 from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
+from ..compiled.compiler import available
 from ..engine import Engine
 from ..explicit import method, REVERSE
 from ..rates import with_rates
@@ -33,7 +34,7 @@ from .gradients import solve_trajectories
 _SENSEALGS = (*REVERSE, sensitivity.ForwardDiffSensitivity)
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None:
     if field.jaxpr.effects:
         # Lanes that fill up a chunk would have them, too.
@@ -70,6 +71,10 @@ class Lanes(Engine):
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `explicit.method`."""
         return method(alg, options, has_dt=has_dt)
+
+    def is_stoppable(self) -> bool:
+        """Where there is LLVM, for the kernel that reads the flag."""
+        return available() is None
 
     def width(self, state: Any, n: int) -> int:
         """How many lanes a chunk has."""

@@ -143,9 +143,8 @@ def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
             times = jnp.where(wanted, jnp.broadcast_to(times, wanted.shape), beyond)
         else:
             times = jnp.where(rows < lane.count, times, beyond)
-    return Chunk(
-        field.split(u0), field.prepare(consts, p), t0, t1, tol, dt, StepBounds(*bounds), times, mask
-    )
+    sizes, args = StepBounds(*bounds), field.prepare(consts, p)
+    return Chunk(field.split(u0), args, t0, t1, tol, dt, sizes, times, mask, lane.stop)
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:

@@ -14,9 +14,21 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import RungeKutta
-from ...solvers.step_size import initial_step, is_moved, scaled, Tolerances
+from ...solvers.step_size import (
+    count_failures,
+    initial_step,
+    is_moved,
+    MOST_FAILURES,
+    squared_error,
+    Tolerances,
+)
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from ..compiled.stopping import stopped
 from .leaves import computed_once, is_finite, LANES, Leaves, OfLanes, over, select, sum_of
+
+
+# Turns between two looks at whether the loop is to stop.
+_TURNS = 256
 
 
 class Stepping(NamedTuple):
@@ -43,6 +55,7 @@ class Chunk(NamedTuple):
     - `times`: the times to save; None where there are none. Those past the count of a lane are
         infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk.
+    - `stop`: as in a `Lane`.
     """
 
     u0: Leaves
@@ -54,6 +67,7 @@ class Chunk(NamedTuple):
     bounds: StepBounds
     times: Float[Array, "time"] | Float[Array, "lane time"] | Any
     mask: Bool[Array, "lane"]
+    stop: Any = None
 
 
 class State(NamedTuple):
@@ -65,6 +79,8 @@ class State(NamedTuple):
     - `h`: the size of the next step, positive; a fixed step that time can't resolve becomes zero.
     - `memory`: what the controller remembers, a tuple; None with a fixed step.
     - `active`: whether the lane goes on.
+    - `failures`: see `count_failures`, and all there may be where time can't resolve a step after
+        one that was infinite or NaN; None with a fixed step.
     - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk.
     """
 
@@ -75,6 +91,7 @@ class State(NamedTuple):
     k: Leaves | None
     memory: tuple | Any
     active: Bool[Array, "lane"]
+    failures: Int[Array, "lane"] | Any
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
 
@@ -147,6 +164,7 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
         k=k if stepping.method.keeps else None,
         memory=memory,
         active=active & (t0 != t1),
+        failures=None if memory is None else none,
         naccept=none,
         ntried=none,
     )
@@ -174,12 +192,14 @@ class _Tried(NamedTuple):
 
 
 class _Controlled(NamedTuple):
-    """Of a step that is judged: the size of the `next_h`, the controller's `memory`, and which
-    lanes are `lost`, as time can't resolve the next step; None with a fixed step."""
+    """Of a step that is judged: the size of the `next_h`, the controller's `memory`, which lanes
+    are `lost`, as time can't resolve the next step or nothing but failures comes of it, and the
+    count of `failures`; None with a fixed step."""
 
     next_h: Any
     memory: Any
     lost: Any
+    failures: Any
 
 
 def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> _Tried:
@@ -215,12 +235,11 @@ def _control(
     size, h, t2, attempt = tried
     if stepping.controller is None:
         accepted = is_finite(attempt.y2) & active
-        return Step(t, t2, h, y, *attempt, accepted), _Controlled(size, state.memory, None)
+        return Step(t, t2, h, y, *attempt, accepted), _Controlled(size, state.memory, None, None)
     # The steps are constants to whoever differentiates the solution.
-    at = jax.lax.stop_gradient((attempt, h, y, attempt.y2))
-    estimate = stepping.method.error(LANES, *at[:2])
-    scaled_error = scaled(LANES, chunk.tol, estimate, *at[2:])
-    squared = computed_once(stepping.norm.squared(LANES, scaled_error))
+    at = jax.lax.stop_gradient((attempt, h, y))
+    squared = squared_error(LANES, stepping.method, stepping.norm, chunk.tol, *at)
+    squared = computed_once(squared)
     accepted = stepping.controller.accepts(LANES, squared, state.memory) & active
     first = state.naccept == 0
     next_h, memory = computed_once(
@@ -231,7 +250,11 @@ def _control(
     span = chunk.t1 - chunk.t0
     lost = underflows(LANES, chunk.bounds, next_h, t2, chunk.t1, span, accepted)
     next_h = jnp.where(active, chunk.bounds.bounded(LANES, next_h), state.h)
-    return Step(t, t2, h, y, *attempt, accepted), _Controlled(next_h, memory, lost)
+    failed = active & ~(squared < jnp.inf)
+    failures = count_failures(LANES, state.failures, failed, size, span)
+    failures = jnp.where(lost & failed, MOST_FAILURES, failures)
+    controlled = _Controlled(next_h, memory, lost | (failures >= MOST_FAILURES), failures)
+    return Step(t, t2, h, y, *attempt, accepted), controlled
 
 
 def _commit(
@@ -239,7 +262,7 @@ def _commit(
 ) -> tuple[State, Step]:
     """The state after a step."""
     t, t2, accepted, active = step.t, step.t2, step.accepted, state.active
-    next_h, memory, lost = controlled
+    next_h, memory, lost, failures = controlled
     ends = t2 == chunk.t1 + jnp.zeros_like(t)
     going = accepted & ~ends
     if lost is not None:
@@ -260,6 +283,7 @@ def _commit(
         h=next_h,
         memory=memory,
         active=going,
+        failures=failures,
         naccept=_count(state.naccept, accepted),
         ntried=_count(state.ntried, active),
     )
@@ -423,7 +447,20 @@ def solve_chunk(
         state, step = advance(stepping, field, chunk, state)
         return state, out if out is None else save(stepping, field, saving, chunk, step, out, join)
 
-    return jax.lax.while_loop(lambda carry: running(stepping, carry[0]), body, (state, out))
+    def going(carry):
+        return running(stepping, carry[0])
+
+    if chunk.stop is None:
+        return jax.lax.while_loop(going, body, (state, out))
+
+    def turns(carry):
+        carry, _ = carry
+        most = jnp.minimum(stepping.maxiters - _TURNS, carry[0].tries) + _TURNS
+        carry = jax.lax.while_loop(lambda x: going(x) & (x[0].tries < most), body, carry)
+        return carry, stopped(chunk.stop, carry[0].tries)
+
+    carry = (state, out), stopped(chunk.stop, state.tries)
+    return jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, carry)[0]
 
 
 def retcodes(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> Any:
@@ -443,10 +480,14 @@ def retcodes(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
             lambda: _is_calm(stepping, field, chunk, state),
             lambda: jnp.zeros_like(lost),
         )
+        calm = calm & (state.failures < MOST_FAILURES)
         if chunk.bounds.dtmin is not None:
             calm = calm | (lost & (state.h <= chunk.bounds.dtmin))
         failed = jnp.where(calm, code(ReturnCode.DtLessThanMin), failed)
-    failed = jnp.where(state.active, code(ReturnCode.MaxIters), failed)
+    # (Where steps are left, it was stopped.)
+    ran_out = state.tries >= stepping.maxiters
+    unfinished = jnp.where(ran_out, code(ReturnCode.MaxIters), code(ReturnCode.Default))
+    failed = jnp.where(state.active, unfinished, failed)
     return jnp.where(arrived, code(ReturnCode.Success), failed)
 
 

@@ -21,6 +21,7 @@ import numpy as np
 from ... import sensitivity
 from ...core.executor import Executor
 from ...core.host import host_call
+from ...core.interrupts import looking_at
 from ...core.job import integers, Job, Unfinished
 from ...core.keys import as_before, raw
 from ...core.lane import Lane
@@ -42,6 +43,9 @@ from .programs import (
 )
 
 
+_STOP = jtu.GetAttrKey("stop")
+
+
 @dataclasses.dataclass(frozen=True)
 class Distributed(Executor):
     """The executor on the workers of a pool.
@@ -59,6 +63,7 @@ class Distributed(Executor):
 
     reports = True
     totals = True
+    local = False
 
     def check(self, plan: Plan) -> None:
         """
@@ -110,6 +115,8 @@ class Distributed(Executor):
         return seen
 
     def _prepared(self, job: Job, indices: Any, repeat: Any) -> tuple["_Remote", Numbers, Any]:
+        if not job.traced and job.plan.engine.is_stoppable():
+            job = looking_at(job, None)  # (a worker has one of its own)
         lanes = job.trajectories.lanes(indices, repeat)
         costs = self._costs(job.plan, lanes, indices)
         numbers = numbers_of(
@@ -174,7 +181,9 @@ class _Remote:
         """Now: what it gives for each trajectory and for each unit, and what became of it."""
         program = program_of(kind, self.plan, numbers, self.n)
         every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
-        batch = Batch(every, shared, None if costs is None else np.asarray(costs))
+        paths, _ = jtu.tree_flatten_with_path(numbers.shared)
+        stop = next((i for i, (path, _) in enumerate(paths) if path[-1] == _STOP), None)
+        batch = Batch(every, shared, None if costs is None else np.asarray(costs), stop)
 
         def report(results, rows):
             seen(_unflattened(program, results.each, results.parts)[0], results, rows)
@@ -209,6 +218,10 @@ class _Call:
     program: ChunkProgram
     shipped: Shipped
     each: int
+
+    @property
+    def stands_for(self) -> tuple:
+        return self.program.kind, self.program.plan.stands_for
 
     def __call__(self, *operands: np.ndarray) -> list[np.ndarray]:
         every, rest = list(operands[: self.each]), list(operands[self.each :])

@@ -15,6 +15,7 @@ import hashlib
 import queue
 import signal
 import threading
+import uuid
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -40,11 +41,13 @@ class Batch(NamedTuple):
 
     - `each`: arrays `[trajectory, ...]`, the cotangents last; `shared`: those for all.
     - `costs`: what each trajectory costs, by whatever measure; None where that isn't known.
+    - `stop`: which of the shared arrays says where a flag lies that stops a program; None if none.
     """
 
     each: list[np.ndarray]
     shared: list[np.ndarray]
     costs: np.ndarray | None = None
+    stop: int | None = None
 
     @property
     def n(self) -> int:
@@ -95,6 +98,7 @@ def dispatch(
         work.results.cause = e
         with contextlib.suppress(Exception):  # of a cluster that is gone
             pool.cancel(list(work.in_flight))
+            pool.stop(work.name)
     finally:
         pool.settle()
     return work.results
@@ -130,6 +134,7 @@ class _Work:
     def __init__(self, pool, program, shipped, batch, threads, report):
         self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch
         self.threads, self.report = threads, report
+        self.name = uuid.uuid4().hex
         self.environment = environment()
         self.kept, self.shared = self._shared()
         self.rows = program.unit * program.width
@@ -230,6 +235,7 @@ class _Work:
             self.program.capacity,
             self.threads,
             {h: self.kept[h] for h in kept},
+            None if self.batch.stop is None else (self.batch.stop, self.name),
         )
         future = self.pool.submit(task)
         self.in_flight[future] = units

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 from ...solution import EnsembleError
-from .worker import keep, run, Task
+from .worker import keep, run, stop, Task
 
 
 class ClusterError(EnsembleError):
@@ -100,6 +100,10 @@ class Pool(abc.ABC):
         """Forget about these."""
 
     @abc.abstractmethod
+    def stop(self, work: str) -> None:
+        """Have workers end the tasks of this work that they are at."""
+
+    @abc.abstractmethod
     def settle(self) -> None:
         """A batch is done."""
 
@@ -150,6 +154,9 @@ class ExecutorPool(Pool):
 
     def settle(self) -> None:
         """Nothing is left over."""
+
+    def stop(self, work: str) -> None:
+        """(Its workers can't be told.)"""
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
         """(Its workers have no addresses.)"""
@@ -270,6 +277,9 @@ class DaskPool(Pool):
     def cancel(self, futures: list) -> None:
         if futures and self.client.status == "running":
             self.client.cancel(futures, force=True)
+
+    def stop(self, work: str) -> None:
+        self.client.run(stop, work, on_error="ignore")
 
     @property
     def _address(self) -> str:

@@ -22,6 +22,7 @@ import jax
 import jax.export
 import numpy as np
 
+from ...core.interrupts import Stop
 from ...core.job import compiler_options
 from ...engines.compiled.call import Kernel, register
 from ...engines.compiled.compiler import CompileError
@@ -42,6 +43,7 @@ class Task(NamedTuple):
     - `width`, `capacity`: trajectories of a chunk, and chunks of a call of the program.
     - `threads`: how many calls run at once.
     - `kept`: what the worker may not have yet, by hash.
+    - `stop`: in which of the shared arrays programs look for a flag, and whose task this is.
     """
 
     program: str
@@ -52,6 +54,7 @@ class Task(NamedTuple):
     capacity: int
     threads: int
     kept: dict[str, Any]
+    stop: tuple[int, str] | None = None
 
 
 class Done(NamedTuple):
@@ -129,6 +132,10 @@ def run(task: Task) -> Done | Missing | Refused:
     if missing:
         return Missing(tuple(missing), backend, _address())
     shared = [held[x.hash] if isinstance(x, Ref) else x for x in task.shared]
+    if task.stop is not None:
+        which, work = task.stop
+        flag = _stop_of(work)  # (there for as long as this runs)
+        shared[which] = flag.address
     try:
         return _solved(task, _Program(task.program, held[task.program]), backend, shared)
     except (MemoryError, jax.errors.JaxRuntimeError) as e:
@@ -140,6 +147,20 @@ def run(task: Task) -> Done | Missing | Refused:
         )
     except CompileError as e:
         return Refused(f"{_here()} can't compile the kernels of the program: {str(e).rstrip('.')}")
+
+
+def stop(work: str) -> None:
+    """End the tasks of this work that are under way, and those that come yet."""
+    _stop_of(work).set()
+
+
+def _stop_of(work: str) -> Stop:
+    with _naming:
+        return _stops(work)
+
+
+_naming = threading.Lock()
+_stops = functools.lru_cache(maxsize=64)(lambda work: Stop())
 
 
 @dataclasses.dataclass(frozen=True)
@@ -284,8 +305,9 @@ def _compiled(program: _Program, backend: str, arguments: list) -> tuple[Any, in
 @functools.lru_cache(maxsize=128)
 def _executable(program: _Program, backend: str, avals: tuple) -> Any:
     source = program.source
+    held = []  # until the program is loaded
     if isinstance(source, Exported):
-        register(source.kernels)
+        held += register(source.kernels)
         # (Deserialising runs no code: it is a compiler's input.)
         fn = jax.export.deserialize(bytearray(source.platforms[backend])).call
     else:

@@ -168,7 +168,7 @@ class LaneField:
         return run.operations
 
 
-@functools.lru_cache(maxsize=1024)
+@functools.lru_cache(maxsize=256)
 def _form_of(
     program: Program,
     shape: tuple[int, ...],

@@ -82,11 +82,12 @@ def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = N
     """The elementwise operation of this name, or what it is of integers that are known."""
     if name == "select_n" and isinstance(args[0], Const):
         return args[1 + int(args[0].value)]
-    if name in FOLDED_INTEGERS and args[0].dtype.kind in "iub":
+    # (A sum is rounded in the same way everywhere; the order of a derivative may be one.)
+    if name in FOLDED_INTEGERS and (args[0].dtype.kind in "iub" or name == "add"):
         if all(isinstance(x, Const) for x in args):
             with np.errstate(all="ignore"):
                 return number(FOLDED_INTEGERS[name](*(x.value for x in args)), dtype)  # pyright: ignore
-        if name in _CHANGES_NOTHING:
+        if name in _CHANGES_NOTHING and args[0].dtype.kind in "iub":
             for x, y in (args, args[::-1]):
                 if isinstance(x, Const) and x.value == _CHANGES_NOTHING[name]:
                     return y

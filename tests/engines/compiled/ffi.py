@@ -1,9 +1,16 @@
 """XLA's side of a call, as `xla/ffi/api/c_api.h` has it."""
 
 import ctypes
+import functools
 
-from ensembleode.engines.compiled.compiler import compiled
-from ensembleode.engines.compiled.handler import handler, handler_name
+from ensembleode.engines.compiled.compiler import compiled, define
+from ensembleode.engines.compiled.handler import (
+    handler,
+    handler_name,
+    trampoline_name,
+    trampolines,
+)
+from ensembleode.engines.compiled.sharing import STAYS
 
 
 class Struct(ctypes.Structure):
@@ -34,11 +41,13 @@ Free = ctypes.CFUNCTYPE(None, ctypes.POINTER(Destroy))
 Task = ctypes.CFUNCTYPE(None, pointer)
 Scheduled = struct("Scheduled", ("context", pointer), ("task", Task), ("data", pointer))
 Schedule = ctypes.CFUNCTYPE(pointer, ctypes.POINTER(Scheduled))
+State = struct("State", ("context", pointer), ("stage", i64), ("type", pointer), ("state", pointer))
+SetState = ctypes.CFUNCTYPE(pointer, ctypes.POINTER(State))
 Api = struct(
     "Api",
     *(("version", Version), ("internal", pointer), ("error_create", Create)),
-    *(("error_message", pointer), ("error_destroy", Free), ("unused", pointer * 8)),
-    ("schedule", Schedule),
+    *(("error_message", pointer), ("error_destroy", Free), ("unused", pointer * 4)),
+    *(("set_state", SetState), ("others", pointer * 3), ("schedule", Schedule)),
 )
 Frame = struct(
     "Frame",
@@ -58,24 +67,39 @@ class Metadata(ctypes.Structure):
     )
 
 
-class Runtime:
-    """What XLA is to the handler of a function.
+@functools.cache
+def entries():
+    code = compiled(trampolines(2))
+    for name in STAYS:
+        define(name, code.address(name))
+    return code
 
+
+class Runtime:
+    """What XLA is to the handler of a function, behind a trampoline of its own.
+
+    - `states`: what has been set, by instantiating; `refuses`: whether that is refused.
     - `schedule`: given the tasks that it schedules, to be called; says whether it takes them.
     """
 
     def __init__(self, text, name, operands, results, minor=3, schedule=None, **options):
-        self.errors, self.destroyed = [], []
+        self.errors, self.destroyed, self.states, self.refuses = [], [], [], False
         self._schedule = schedule
         self.api = Api(
             version=Version(major=0, minor=minor),
             error_create=Create(self._error),
             error_destroy=Free(self._destroy),
+            set_state=SetState(self._set_state),
             schedule=Schedule(self._scheduled),
         )
         self.kept = []
-        code = compiled(text + handler(name, operands, results, **options))
-        self.handler = ctypes.CFUNCTYPE(pointer, pointer)(code.address(handler_name(name)))
+        self.entries = entries()
+        self.code = compiled(text + handler(name, operands, results, **options))
+        self.place = ctypes.c_uint64.from_address(self.entries.address("handlers") + 8)
+        self.users = ctypes.c_int64.from_address(self.entries.address("users") + 8)
+        self.place.value, self.users.value = self.code.address(handler_name(name)), 0
+        entry = self.entries.address(trampoline_name(1))
+        self.handler = ctypes.CFUNCTYPE(pointer, pointer)(entry)
 
     def _error(self, arguments):
         failure = arguments[0]
@@ -85,6 +109,19 @@ class Runtime:
     def _destroy(self, arguments):
         assert arguments[0].size == 24
         self.destroyed.append(arguments[0].error)
+
+    def _set_state(self, arguments):
+        given = arguments[0]
+        assert (given.size, given.context, given.stage) == (48, 4321, 0)
+        assert given.type == self.entries.address("id")
+        self.states.append(given.state)
+        return 5678 if self.refuses else None
+
+    def destroy_state(self):
+        """As XLA does with a program."""
+        information = (ctypes.c_uint64 * 3).from_address(self.entries.address("info"))
+        assert tuple(information[:2]) == (24, 0)
+        ctypes.CFUNCTYPE(None, pointer)(information[2])(self.states.pop())
 
     def _scheduled(self, arguments):
         given = arguments[0]

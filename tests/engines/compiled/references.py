@@ -132,6 +132,7 @@ EXACT: dict[str, Callable] = {
     "lgamma": lambda x: mp.log(abs(mp.gamma(x))) if x < 0 else mp.loggamma(x),
     "log2": lambda x: mp.log(x, 2),
     "logistic": lambda x: 1 / (1 + mp.exp(-x)),
+    "polygamma": lambda n, x: mp.psi(int(n), x),
     "pow": mpmath.power,
     "rsqrt": lambda x: 1 / mp.sqrt(x),
 }

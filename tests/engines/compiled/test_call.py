@@ -1,7 +1,7 @@
 """Kernels as operations of JAX programs: here, elsewhere, and again."""
 
 import pickle
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from multiprocessing import get_context
 
 import jax
@@ -9,6 +9,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import serialize_executable
 
 import ensembleode as eo
 from ensembleode.engines.compiled import call as calls, compiler, machine, object_cache
@@ -157,6 +158,103 @@ def test_registered_once(monkeypatch):
     assert len(registered) == 1
     scaled(numbers(3), add=24.0)
     assert len(registered) == 2
+
+
+@pytest.fixture
+def spare(monkeypatch):
+    """How many kernels stay that nobody needs; those of other tests have gone."""
+    monkeypatch.setattr(calls, "SPARE", 0)
+    jax.clear_caches()
+    register([])
+    monkeypatch.setattr(calls, "SPARE", 3)
+    return 3
+
+
+def adding(add):
+    return jax.jit(lambda x: scaled(x, add=add)[0])
+
+
+def test_kernels_are_freed_that_nothing_can_call(spare):
+    before, codes = len(calls._loaded), len(compiler._codes)
+    first = adding(100.0)
+    kept = np.asarray(first(numbers()))
+    for i in range(20):
+        for x in (numbers(), numbers(3)):
+            np.testing.assert_array_equal(adding(101.0 + i)(x), 2 * x + 101 + i)
+    assert len(calls._loaded) <= before + spare + 2
+    assert len(compiler._codes) <= codes + spare + 2 + 20 // calls._BLOCK + 1
+    # What is held is there, for other shapes too, and what was freed is loaded again.
+    np.testing.assert_array_equal(first(numbers()), kept)
+    np.testing.assert_array_equal(first(numbers(5)), kept[:5])
+    known = len(calls._trampolines)
+    np.testing.assert_array_equal(adding(101.0)(numbers()), 2 * numbers() + 101)
+    assert len(calls._trampolines) == known
+
+
+@pytest.mark.parametrize("hold", ["lowered", "compiled", "exported", "called"])
+def test_kernels_stay_while_something_can_call_them(spare, hold):
+    """And no longer, but of what was exported."""
+    x, add = numbers(), 200.0 + len(hold)
+    f = adding(add)
+    (kernel,) = kernels_in(f.trace(x).jaxpr)
+    if hold == "lowered":
+        held = f.lower(x)
+    elif hold == "compiled":
+        held = f.lower(x).compile()
+    elif hold == "exported":
+        checks = safety_checks([kernel])
+        held = jax.export.export(f, platforms=["cpu"], disabled_checks=checks)(x)
+    else:
+        held = register([kernel])
+    del f
+    jax.clear_caches()
+    for i in range(2 * spare):
+        adding(300.0 + i)(x)
+    assert calls._trampolines[kernel.target].handler.value
+    if hold == "lowered":
+        held = held.compile()
+    if hold != "called":
+        run = held.call if hold == "exported" else held
+        np.testing.assert_array_equal(run(x), 2 * x + add)
+        del run
+    del held
+    jax.clear_caches()
+    for i in range(2 * spare):
+        adding(300.0 + i)(x)
+    assert bool(calls._trampolines[kernel.target].handler.value) == (hold == "exported")
+
+
+def test_kernels_stay_while_they_run(spare, monkeypatch):
+    """Of programs that were forgotten as soon as they began."""
+    monkeypatch.setattr(calls, "SPARE", 0)
+    x, found = jnp.ones(10**6), []
+    for i in range(8):
+        found.append(jax.jit(lambda x, i=i: scaled(scaled(x)[0], add=400.0 + i)[0])(x))
+        adding(500.0 + i).lower(numbers())
+    for i, y in enumerate(found):
+        assert (np.asarray(y) == 406 + i).all()
+
+
+def test_threads_load_and_free_kernels(spare):
+    def run(i):
+        add = 600.0 + i % 10
+        return np.array_equal(adding(add)(numbers()), 2 * numbers() + add)
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(run, range(60)))
+
+
+def test_an_executable_that_was_serialised(spare):
+    """It may be loaded at any time."""
+    f = adding(700.0).lower(numbers()).compile()
+    content = serialize_executable.serialize(f)
+    del f
+    jax.clear_caches()
+    for i in range(2 * spare):
+        adding(300.0 + i)(numbers())
+    devices = jax.devices()[:1]
+    again = serialize_executable.deserialize_and_load(*content, execution_devices=devices)
+    np.testing.assert_array_equal(again(numbers()), 2 * numbers() + 700)
 
 
 def test_on_a_lesser_machine():
@@ -309,7 +407,7 @@ def test_a_worker_that_cant_compile_says_so(monkeypatch):
     rows, kept = np.ones((3, 2)), {"hash": program}
     task = worker.Task("hash", worker.environment(), (rows,), (), 4, 1, 1, kept)
     with monkeypatch.context() as patched:
-        patched.setattr(calls, "_registered", set())
+        patched.setattr(calls, "_loaded", {})
         patched.setattr(compiler, "available", lambda: "there is no LLVM.")
         refused = worker.run(task)
     assert isinstance(refused, worker.Refused)

@@ -196,7 +196,8 @@ def test_a_gpu_has_no_libm(name):
         ptx(calling(name), "sm_90")
     # (A CPU has.)
     x = np.array([0.5])
-    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(compiled(calling(name)).address("f"))(x.ctypes.data)
+    code = compiled(calling(name))
+    ctypes.CFUNCTYPE(None, ctypes.c_void_p)(code.address("f"))(x.ctypes.data)
     numpys = getattr(np, name.removeprefix("llvm.").removesuffix(".f64"))
     np.testing.assert_allclose(x[0], numpys(0.5), rtol=1e-15)
 
@@ -302,6 +303,39 @@ def test_damaged_files_are_written_anew(forget, directory, damage):
     code = compiled(axpy(8))
     assert code.origin == "disk"
     run(code)
+
+
+def test_a_file_that_is_not_what_was_saved_is_not_run(forget, directory):
+    """Whatever byte of it is another, wherever it ends, and under another kernel's name."""
+    keys = "a" * 64, "b" * 64
+    for i, key in enumerate(keys):
+        object_cache.save(key, bytes([i]) * 20)
+    one, other = (directory / f"{key}.o" for key in keys)
+    content = one.read_bytes()
+    assert object_cache.load(keys[0]) == bytes(20)
+    for i in range(len(content)):
+        flipped = bytes([content[i] ^ 1 << i % 8])
+        for damaged in (content[:i], content[:i] + flipped + content[i + 1 :]):
+            one.write_bytes(damaged)
+            assert object_cache.load(keys[0]) is None
+    for damaged in (content + b"\0", other.read_bytes()):
+        one.write_bytes(damaged)
+        assert object_cache.load(keys[0]) is None
+
+
+def test_swapped_files_are_not_run(forget, directory):
+    forget()
+    texts = axpy(8), axpy(8, 5.0)
+    for text in texts:
+        compiled(text)
+    one, other = directory.iterdir()
+    content, swapped = one.read_bytes(), other.read_bytes()
+    one.write_bytes(swapped)
+    other.write_bytes(content)
+    forget()
+    code, _ = map(compiled, texts)
+    run(code)
+    assert (one.read_bytes(), other.read_bytes()) == (content, swapped)
 
 
 def test_unreadable_files(forget, directory):

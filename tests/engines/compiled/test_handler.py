@@ -57,10 +57,37 @@ def test_unknown_extensions_are_left_alone(arrays):
     assert arrays[1].all()
 
 
-def test_other_stages_do_nothing(arrays):
+@pytest.mark.parametrize("stage", [1, 2])
+def test_other_stages_do_nothing(arrays, stage):
     runtime = where()
-    assert runtime.call(runtime.frame(arrays[0], results=[arrays[1]], stage=0)) is None
+    assert runtime.call(runtime.frame(arrays[0], results=[arrays[1]], stage=stage)) is None
     assert not arrays[1].any()
+
+
+def test_programs_are_counted(arrays):
+    """From when they are loaded until they are destroyed; not one that can't be."""
+    runtime = where()
+    frame = runtime.frame(arrays[0], results=[arrays[1]], stage=0)
+    for count in (1, 2):
+        assert runtime.call(frame) is None
+        assert runtime.users.value == count
+    assert not arrays[1].any()
+    for count in (1, 0):
+        runtime.destroy_state()
+        assert runtime.users.value == count
+    runtime.refuses = True
+    assert runtime.call(frame) == 5678
+    assert (runtime.users.value, runtime.errors) == (0, [])
+
+
+def test_a_program_of_a_kernel_that_was_freed_is_not_loaded(arrays):
+    runtime = where()
+    runtime.place.value = 0
+    assert runtime.call(runtime.frame(arrays[0], results=[arrays[1]], stage=0)) == 1234
+    assert runtime.users.value == 0
+    ((_, message, code),) = runtime.errors
+    assert message == "a kernel of this program was freed: compile the program again"
+    assert code == 9
 
 
 def _changed(**members):

@@ -57,6 +57,63 @@ def solved(ens, alg=None, n=N, ensemblealg=None, **options):
     return eo.solve(ens, alg, ensemblealg, trajectories=n, engine="compiled", **options)
 
 
+# Of the components, with numbers (which aren't combined with each other: Python would round).
+NUMBERS = (-1.0, -0.7, 0.0, 0.3, 0.5, 1.0, 2.0, 3.0, 7.1, 1e-3)
+OPERATIONS = {
+    "add": jnp.add,
+    "sub": lambda x, y: y - x,
+    "mul": jnp.multiply,
+    "div": lambda x, y: x / (1.5 + y * y),
+    "over": lambda x, y: jnp.where(y == 0, x, x / jnp.where(y == 0, 1.0, y)),
+    "max": jnp.maximum,
+    "where": lambda x, y: jnp.where(x > y, x, 0.1 * x),
+    "soft": lambda x, y: jax.nn.softplus(-jnp.abs(x)) * y,
+    "power": lambda x, y: jnp.abs(x) ** (0.5 + y * y),
+}
+expressions = st.recursive(
+    st.sampled_from((0, 1)),
+    lambda inner: st.tuples(
+        st.sampled_from(sorted(OPERATIONS)), inner, st.one_of(inner, st.sampled_from(NUMBERS))
+    ),
+    max_leaves=6,
+)
+
+
+@pytest.mark.parametrize("size", [2, pytest.param(8, marks=pytest.mark.slow)])
+@settings(max_examples=2, deadline=None, derandomize=True, database=None)
+@given(st.data())
+def test_numbers_may_be_written_or_closed_over_or_parameters(size, data):
+    """The bits are the same, also those of gradients."""
+    trees = data.draw(st.lists(expressions, min_size=size, max_size=size))
+
+    def value(tree, u, number):
+        if isinstance(tree, float):
+            return number[tree]
+        if isinstance(tree, int):
+            return u[tree]
+        name, *operands = tree
+        return OPERATIONS[name](*(value(x, u, number) for x in operands))
+
+    def run(how):
+        arrays = {x: jnp.asarray(x) for x in NUMBERS}
+        written = dict(zip(NUMBERS, NUMBERS, strict=True))
+
+        def f(u, p, t):
+            number = {"written": written, "closed over": arrays, "parameters": p["numbers"]}[how]
+            return p["scale"] * jnp.tanh(jnp.stack([value(x, u, number) for x in trees]))
+
+        def end(u0):
+            prob = eo.ODEProblem(f, u0, (0.0, 1.0), {"scale": 0.3, "numbers": arrays})
+            return eo.solve(prob, eo.Euler(), dt=0.1, engine="compiled").u[-1]
+
+        u0 = jnp.linspace(-1.0, 2.0, size)
+        return end(u0) if size < 8 else jax.grad(lambda u0: end(u0).sum())(u0)
+
+    expected = run("written")
+    for how in ("closed over", "parameters"):
+        np.testing.assert_array_equal(run(how), expected)
+
+
 def same_bits(sim, other, rows=slice(None)):
     np.testing.assert_array_equal(np.asarray(sim.u)[rows], np.asarray(other.u))
     np.testing.assert_array_equal(np.asarray(sim.t)[rows] if sim.t.ndim == 2 else sim.t, other.t)

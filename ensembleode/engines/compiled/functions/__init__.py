@@ -12,7 +12,7 @@ from collections.abc import Callable
 from ..builder import Value
 from .error_functions import erf, erf_inv, erfc
 from .exponential import exp, exp2, expm1, logistic
-from .gamma import digamma, lgamma
+from .gamma import digamma, HIGHEST_ORDER as HIGHEST_ORDER, lgamma, polygamma
 from .hyperbolic import acosh, asinh, atanh, cosh, sinh, tanh
 from .inverse_trigonometric import acos, asin, atan, atan2
 from .logarithms import log, log1p, log2, log10
@@ -44,6 +44,7 @@ FUNCTIONS: dict[str, Callable[..., Value]] = {
     "log1p": log1p,
     "log2": log2,
     "logistic": logistic,
+    "polygamma": polygamma,
     "pow": pow,
     "rsqrt": rsqrt,
     "sin": sin,

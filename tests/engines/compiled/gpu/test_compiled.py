@@ -12,7 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import ensembleode as eo
 from ensembleode.engines.compiled import gpu, launch, ptxas
 from ensembleode.executors import kernel as executor
-from ensembleode.solve import job_for
+from ensembleode.solving import job_for
 
 from ....marks import slow_unless
 from ....problems import decay, lorenz

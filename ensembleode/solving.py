@@ -16,6 +16,7 @@ from . import engines, sensitivity, store as stores
 from .core import batches, stiffness
 from .core.aliases import refuse_unknown
 from .core.arguments import (
+    check_direction,
     check_store_key,
     check_trajectories,
     key_from,
@@ -27,33 +28,36 @@ from .core.batch_size import default_batch_size
 from .core.every_step import bounded, count_steps
 from .core.executor import Executor
 from .core.gather import Ensemble, outcome_of_one
-from .core.job import integers, Job, may_rerun, solution_of, with_output
+from .core.interrupts import check, stoppable
+from .core.job import integers, Job, may_rerun, solution_of, Unfinished, with_output
 from .core.logs import log_once
 from .core.placement import as_jax_arrays
-from .core.plan import Plan, shared_times
+from .core.plan import Plan, Result, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.retcode import count_codes, has_failed, ReturnCode
 from .core.trajectories import describe
-from .engines.checks import check_bounds
+from .engines.checks import check_bounds, say_if_too_tight
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
-from .options import check_count
+from .options import as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
 from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
 
+@jax.disable_jit(False)  # (What would be called step by step, from Python, is a loop.)
 def solve(
     prob: ODEProblem | EnsembleProblem,
     alg: Any = None,
     ensemblealg: EnsembleAlgorithm | None = None,
     *,
-    trajectories: int | None = None,
+    trajectories: int | float | None = None,
     saveat: Any = None,
     save_start: bool | None = None,
+    save_end: bool | None = None,
     save_everystep: bool | None = None,
     abstol: Any = None,
     reltol: Any = None,
@@ -61,14 +65,14 @@ def solve(
     dtmin: Any = None,
     dtmax: Any = None,
     adaptive: bool | None = None,
-    maxiters: int | None = None,
+    maxiters: int | float | None = None,
     stepsize_controller: Any = None,
     internalnorm: AbstractNorm | None = None,
     sensealg: Any = None,
-    batch_size: int | None = None,
+    batch_size: int | float | None = None,
     seed: int = 0,
     key: Any = None,
-    max_repeats: int = 10,
+    max_repeats: int | float = 10,
     engine: str = "auto",
     progress: bool = False,
     throw: bool = False,
@@ -82,8 +86,9 @@ def solve(
     Differentiable, jittable and vmappable in everything that `u0`, `p` and the closures of `f`,
     `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
     and never touches another trajectory. Calling it again with other numbers compiles nothing (but
-    a reduction or reruns that are differentiated outside of `jit` do), and only traces
-    functions that reach something else than before.
+    a reduction or reruns that are differentiated outside of `jit` do). Outside of `jit` functions
+    are traced each time, about 2 ms for a small problem, and mean what they mean then; inside, a
+    call of what is compiled takes some 10 us.
 
     `f` means what it means under `jax.vmap`: a `lax.cond` on the state is a select between branches
     that are all computed, and an `eqx.error_if` that fails for one trajectory raises for all.
@@ -94,16 +99,18 @@ def solve(
         [`EnsembleProblem`][ensembleode.EnsembleProblem].
     - `alg`: the solver, by default `Tsit5()`; or any diffrax ODE solver.
     - `ensemblealg`: where the trajectories run, by default `EnsembleThreads()`.
-    - `trajectories`: how many; required for an ensemble.
+    - `trajectories`: how many (`1e4`, too); required for an ensemble.
     - `saveat`: a spacing (both ends are saved, too), an array of times (saved exactly as it is),
-        or an array `[trajectory, time]`. By default the start and the end are saved.
-    - `save_start`: False drops the start, where `saveat` is not an array.
+        or an array `[trajectory, time]`, whose rows may end early, in inf or NaN. By default the
+        start and the end are saved.
+    - `save_start`, `save_end`: False drops the start or the end, where `saveat` is not an array.
     - `save_everystep`: saves every accepted step, and makes the solution callable: third-order
         interpolation, whatever the solver, so use `saveat` for values as exact as the steps. By
         default False. Eagerly it solves twice, to count the steps first; under `jit` it needs an
         explicit `maxiters`, as room is kept for that many.
     - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
-    - `dt`: the first step, or with a fixed step the step.
+    - `dt`: the first step, or with a fixed step the step; negative only where time runs backwards,
+        and there a positive one will do, too. (A traced one is taken for its size.)
     - `adaptive`: False for a fixed step; by default whatever the solver can do.
     - `maxiters`: the limit on steps of a trajectory, by default 100,000. Where most trajectories
         reach it with an explicit method, a few are solved again for up to 4096 steps, to say (in
@@ -128,7 +135,8 @@ def solve(
         them that runs `alg` and `f` (lanes does not where `f` has effects, or can't be mapped), and
         compiled only for small systems on a CPU. `sim.engine` says which.
     - `progress`: show a progress bar over the trajectories (batch by batch, of which there are
-        then twenty at least): how many a second, how long still, and how many failed so far.
+        then twenty at least): how many a second, how long still, and how many failed so far. In a
+        log file it is a line every ten seconds at most.
     - `throw`: raise when a trajectory fails.
     - `on_interrupt`: on Ctrl-C, `"raise"` `KeyboardInterrupt`, or `"return"` what is done: the
         other trajectories have the return code `Default`, and their states are NaN. Either way
@@ -136,10 +144,10 @@ def solve(
     - `store`: the path of a Zarr store (with the extra `store`), into which batches go as they are
         done. Called again with the same store, it computes only what is missing. The solution is
         [`open_ensemble`][ensembleode.open_ensemble]'s, which reads what it is asked for.
-    - `store_key`: a string that stands for what `f` and `output_func` compute by calling Python
-        when they run (by `jax.pure_callback`), for the store to tell ensembles apart by. By default
-        these functions and all that they refer to are compared, and where that can't be done,
-        `StoreError` asks for this. Give another string whenever they change.
+    - `store_key`: a string that stands for what functions and classes of your own compute that
+        Python calls at run time (by `jax.pure_callback`, or a solver, norm or controller of yours),
+        for the store to tell ensembles apart by: what they compute isn't in what JAX traces. Where
+        there are some, `StoreError` asks for it. Give another string whenever they change.
 
     **Returns:** an [`ODESolution`][ensembleode.ODESolution] for a problem, an
     [`EnsembleSolution`][ensembleode.EnsembleSolution] for an ensemble.
@@ -169,13 +177,14 @@ def solve(
             f"solve takes an ODEProblem or an EnsembleProblem, got {type(prob).__name__}."
         )
     if batch_size is not None:
-        batch_size = min(check_count("batch_size", batch_size), n)
-    max_repeats = check_count("max_repeats", max_repeats)
+        batch_size = min(as_count("batch_size", batch_size), n)
+    max_repeats = as_count("max_repeats", max_repeats)
     check_store_key(store_key, store)
     key = key_from(seed, key)
     options = {
         "saveat": saveat,
         "save_start": save_start,
+        "save_end": save_end,
         "save_everystep": save_everystep,
         "abstol": abstol,
         "reltol": reltol,
@@ -271,19 +280,25 @@ class _Run(NamedTuple):
 
 def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     """The solution of one problem."""
-    if job.plan.saving.mode == "steps" and not job.traced:
-        job = count_steps(job, run.executor, integers(np.arange(1)), 1)
-    outcome = run.executor.run_one(job, 0, 1)
-    t = _shared_times(job) if outcome.t is None else outcome.t
-    sol = solution_of(outcome._replace(t=t), run.choice)
+    try:
+        with stoppable(job, local=run.executor.local) as job:
+            if job.plan.saving.mode == "steps" and not job.traced:
+                job = count_steps(job, run.executor, integers(np.arange(1)), 1)
+            outcome = run.executor.run_one(job, 0, 1)
+            check(job, outcome)
+    except Unfinished as e:
+        raise e.cause from None
+    if outcome.t is None:
+        outcome = outcome._replace(t=_shared_times(job))
     if job.traced:
-        return sol, None
-    sol = jax.block_until_ready(sol)
-    length = int(sol.length)
-    reached = slice(0, max(1, length) if job.plan.own_times else None)
-    u, t, du = jax.tree.map(lambda x: x[reached], (sol.u, sol.t, sol._du))
-    stats = jax.tree.map(int, sol.stats)
-    return ODESolution(u, t, ReturnCode(int(sol.retcode)), stats, length, du, run.choice), None
+        return solution_of(outcome, job.plan, run.choice), None
+    outcome = jax.block_until_ready(outcome)
+    u, t, du, *counts = outcome
+    length, retcode, *stats = jax.tree.map(int, counts)
+    if job.plan.own_times:
+        u, t, du = jax.tree.map(lambda x: x[: max(1, length)], (u, t, du))
+    outcome = Result(u, t, du, length, ReturnCode(retcode), *stats)
+    return solution_of(outcome, job.plan, run.choice), None
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -306,7 +321,8 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
         how = {**run.reduced, "gather": writer}
-        result = batches.run_eagerly(job, run.executor, run.n, batch_size, **how)
+        with stoppable(job, local=run.executor.local) as watched:
+            result = batches.run_eagerly(watched, run.executor, run.n, batch_size, **how)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause
@@ -320,6 +336,8 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
         if writer is not None:
             writer.close()
     elapsed = time.perf_counter() - run.started
+    if isinstance(cause, stores.StoreError):
+        return cause.solution, cause  # pyright: ignore
     if writer is not None:
         return writer.solution(elapsed), cause
     assert result is not None
@@ -389,8 +407,11 @@ def job_for(
     """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
+    check_direction(every, n or 1)
     described = (every.options, every.field, every.batched)
     module, choice = engines.choose(engine, alg, *described, ensemblealg)
+    if module.numbers_apart:
+        every = every.with_numbers_apart()
     has_dt = every.batched.dt is not None
     plan = Plan(
         engine=module,
@@ -403,7 +424,9 @@ def job_for(
         batched=every.batched,
         tree=every.tree,
     )
-    check_bounds(getattr(plan.method.value, "adaptive", None), every.batched)
+    adaptive = getattr(plan.method.value, "adaptive", None)
+    check_bounds(adaptive, every.batched)
+    say_if_too_tight(adaptive, state.dtype, every.shared)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)
@@ -476,9 +499,8 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
             u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
         if kind != "reduced":
             u, t, du = as_jax_arrays((u, t, du))
-    return EnsembleSolution(
-        u, t, retcode, lengths, stats, result.converged, elapsed, run.choice, kind, du
-    )
+    about = (result.converged, elapsed, run.choice, kind)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, du, job.plan.order)
 
 
 def _shared_times(job: Job) -> Any:

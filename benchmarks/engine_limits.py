@@ -1,0 +1,130 @@
+"""Up to which size the compiled engine is the faster of the two that `engine="auto"` chooses from.
+
+    python benchmarks/engine_limits.py [--only rolls,dense] [--sizes 16,64] [--limit SECONDS]
+
+Ensembles of 256 trajectories, in float64, by Tsit5 at 1e-6: Lorenz 96 written with `jnp.roll`; a
+chain of oscillators, each component written out and all stacked; neurons that are coupled by a
+dense matrix that all share; and a network 2 -> W -> 2. Then the gradients of half the sum of
+squares of the ends, by what each trajectory starts from and by the parameters that all share.
+
+A process an ensemble and engine, on one core, without caches on disk. `ns` is the least CPU time of
+several calls, a trajectory, step tried and component (of the network: and neuron); `first` is the
+CPU time of the first call. What takes longer than the limit is left out.
+"""
+
+import argparse
+import signal
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from common.processes import apart, is_worker, last_core
+from common.report import header, line, machine
+from common.timing import in_turns, timed
+
+import ensembleode as eo
+
+
+TRAJECTORIES = 256
+
+
+def rolls(u, p, t):
+    return (jnp.roll(u, -1) - jnp.roll(u, 2)) * jnp.roll(u, 1) - u + p[0]
+
+
+def stack(u, p, t):
+    half = len(u) // 2
+    q = [0.0, *(u[i] for i in range(half)), 0.0]
+    pulls = [p[0] * (q[i] - 2 * q[i + 1] + q[i + 2]) - q[i + 1] ** 3 for i in range(half)]
+    return jnp.stack([*(u[half + i] for i in range(half)), *pulls])
+
+
+def dense(u, p, t):
+    return jnp.tanh(p[0] @ u) - u
+
+
+def network(u, p, t):
+    return p[1] @ jnp.tanh(p[0] @ u)
+
+
+def case(name, size):
+    """The field, the initial states, what all trajectories share, and the end of time."""
+    rng = np.random.default_rng(0)
+    if name == "network":
+        shared = [rng.normal(size=(size, 2)), rng.normal(size=(2, size)) / size]
+        return network, rng.normal(size=(TRAJECTORIES, 2)), shared, 2.0
+    u0 = rng.normal(size=(TRAJECTORIES, size))
+    if name == "dense":
+        return dense, u0, [rng.normal(size=(size, size)) / size**0.5], 2.0
+    field, value = {"rolls": (rolls, 8.0), "stack": (stack, 1.0)}[name]
+    return field, u0, [np.array(value)], 1.0
+
+
+def work(name, size, engine, limit):
+    """Of the solve and of its gradient: nanoseconds, and seconds of the first call."""
+    signal.alarm(limit)
+    jax.config.update("jax_enable_x64", True)
+    field, u0, shared, end = case(name, size)
+
+    def solve(u0, p):
+        prob = eo.ODEProblem(field, u0[0], (0.0, end), p)
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=u0[ctx.index]))
+        where, options = eo.EnsembleThreads(1), {"abstol": 1e-6, "reltol": 1e-6, "engine": engine}
+        return eo.solve(ens, eo.Tsit5(), where, trajectories=len(u0), save_start=False, **options)
+
+    def loss(u0, p):
+        return 0.5 * jnp.sum(solve(u0, p).u ** 2)
+
+    def forward(u0, p):
+        return jnp.sum((stats := solve(u0, p).stats).naccept + stats.nreject), loss(u0, p)
+
+    args = jnp.asarray(u0), [jnp.asarray(x) for x in shared]
+    found = []
+    for function in (forward, jax.grad(loss, argnums=(0, 1))):
+        run = jax.jit(function)
+        first, result = timed(run, *args, clock=time.process_time)
+        if not found:
+            steps = int(result[0])
+        (spent,) = in_turns(
+            {"": lambda run=run: run(*args)}, 30, least=3, budget=2.0, clock=time.process_time
+        ).values()
+        found.append((1e9 * min(spent) / (steps * size), first))
+    return found
+
+
+def main():
+    if is_worker(work):
+        return
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--only", default="rolls,stack,dense,network")
+    parser.add_argument("--sizes", default="16,32,64,100,200,400")
+    parser.add_argument("--limit", type=int, default=200, help="seconds for an engine")
+    options = parser.parse_args()
+    core, about = last_core(), machine("ensembleode", "jax")
+    print(f"{about['cpu']}, {about['cores']} cores, load {about['load']}; {about['versions']}\n")
+    ways = [f"{engine}, {what}" for what in ("solve", "gradient") for engine in ENGINES]
+    print(header(["", "size", *(f"{way}: ns, first" for way in ways)], left=2))
+    caches = ("JAX_COMPILATION_CACHE_DIR", "ENSEMBLEODE_CACHE_DIR")
+    for name in options.only.split(","):
+        for size in map(int, options.sizes.split(",")):
+            found = []
+            for engine in ENGINES:
+                request = [name, size, engine, options.limit]
+                environment = dict.fromkeys(caches, "") | {"JAX_PLATFORMS": "cpu"}
+                try:
+                    found.append(apart(__file__, request, cores=[core], environment=environment))
+                except SystemExit:
+                    found.append(None)
+            cells = [
+                "" if each is None else f"{each[i][0]:.3g}, {each[i][1]:.3g}"
+                for i in (0, 1)
+                for each in found
+            ]
+            print(line([name, size, *cells]), flush=True)
+
+
+ENGINES = ("compiled", "lanes")
+
+if __name__ == "__main__":
+    main()

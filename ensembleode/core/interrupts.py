@@ -1,0 +1,164 @@
+"""Ctrl-C while programs run: they are told to stop.
+
+Python raises `KeyboardInterrupt` between two of its own instructions, and a program that runs is
+one. So a thread that Python writes the numbers of signals to, as they come, sets a flag, wherever
+the program runs. Engines look at it, as its address is one of their numbers; then what is done is
+collected, and `KeyboardInterrupt` raised.
+"""
+
+import contextlib
+import ctypes
+import dataclasses
+import functools
+import os
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from .job import Job, Unfinished
+from .retcode import ReturnCode
+
+
+# The address of no flag.
+NEVER = np.zeros(2, np.uint32)
+
+
+class Stop:
+    """A flag in memory for programs to look at, `is_set` by Ctrl-C."""
+
+    def __init__(self):
+        self._flag = ctypes.c_ubyte(0)
+        self._is_held = self._is_noted = False
+
+    @property
+    def address(self) -> np.ndarray:
+        """In two halves, the lower first, as there may be no larger integers in programs."""
+        return np.array([ctypes.addressof(self._flag)], np.uint64).view(np.uint32)
+
+    @property
+    def is_set(self) -> bool:
+        return bool(self._flag.value)
+
+    def set(self) -> None:
+        self._flag.value = 1
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Ctrl-C raises nothing within: it sets the flag. Pressed twice, it does."""
+        self._is_held = True
+        try:
+            yield
+        except BaseException:
+            _never_freed.append(self)  # by a program that may still run
+            raise
+        finally:
+            self._is_held = False
+
+    def _pressed(self, number: int, frame: Any) -> None:
+        again, self._is_noted = self._is_noted, True
+        self.set()
+        if again or not self._is_held:
+            signal.default_int_handler(number, frame)
+
+
+_never_freed: list[Stop] = []
+
+
+@contextlib.contextmanager
+def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
+    """The job with a flag that Ctrl-C sets, where its engine looks at one.
+
+    **Arguments:** `local`: whether its programs run in this process.
+    """
+    on_cpu = local and jax.default_backend() == "cpu"
+    if job.traced or not (on_cpu and job.plan.engine.is_stoppable()):
+        yield job
+        return
+    with _watched() as stop:
+        yield looking_at(job, stop)
+
+
+def looking_at(job: Job, stop: Stop | None) -> Job:
+    """The job whose programs look at this flag; without one, at where one could be."""
+    address = NEVER if stop is None else stop.address
+    batched = job.plan.batched._replace(stop=False)
+    every = job.trajectories.changed(lambda x: x._replace(stop=address), batched=batched)
+    plan = dataclasses.replace(job.plan, batched=batched)
+    return dataclasses.replace(job, plan=plan, trajectories=every, stop=stop)
+
+
+def finished(job: Job, program: Callable, *args: Any) -> Any:
+    """What a program gives, when it is done."""
+    if job.stop is None:
+        return program(*args)
+    with job.stop.held():
+        return jax.block_until_ready(program(*args))
+
+
+def check(job: Job, outcome: Any) -> None:
+    """
+    **Raises:** `Unfinished` where Ctrl-C has stopped a batch.
+    """
+    if job.stop is not None and job.stop.is_set:
+        # (By NumPy, as what JAX would have to compile takes its time.)
+        outcome = jax.tree.map(np.asarray, outcome)
+        done = outcome.retcode != ReturnCode.Default.value
+        raise Unfinished(outcome, done, KeyboardInterrupt())
+
+
+@contextlib.contextmanager
+def _watched() -> Iterator[Stop | None]:
+    """A flag that Ctrl-C sets within; None where it isn't Python's own to handle."""
+    here = threading.current_thread() is threading.main_thread()
+    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
+        yield None
+        return
+    stop, listener = Stop(), _listener(os.getpid())
+    listener.stop = stop
+    signal.signal(signal.SIGINT, stop._pressed)
+    listener.before = signal.set_wakeup_fd(listener.descriptor, warn_on_full_buffer=False)
+    try:
+        yield stop
+    finally:
+        signal.set_wakeup_fd(listener.before, warn_on_full_buffer=False)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        listener.stop = None
+
+
+class _Listener:
+    """A thread that Python writes signals to, while the main one is busy elsewhere.
+
+    - `stop`: the flag to set; `before`: who was written to before, and is passed them on, or -1.
+    """
+
+    def __init__(self):
+        self._here, self._there = socket.socketpair()
+        self._there.setblocking(False)
+        self.stop: Stop | None = None
+        self.before = -1
+        threading.Thread(target=self._listen, name="ensembleode Ctrl-C", daemon=True).start()
+
+    @property
+    def descriptor(self) -> int:
+        return self._there.fileno()
+
+    def _listen(self) -> None:
+        while numbers := self._here.recv(64):
+            stop = self.stop
+            if stop is not None and signal.SIGINT in numbers:
+                stop.set()
+            if self.before != -1:
+                with contextlib.suppress(OSError):
+                    os.write(self.before, numbers)
+
+
+@functools.cache
+def _listener(process: int) -> _Listener:
+    """Of this process, once it is needed."""
+    del process
+    return _Listener()

@@ -1,0 +1,141 @@
+"""What a store holds: the arrays of an ensemble, and the solution made of them again."""
+
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+import numpy as np
+
+from ..analysis.labelled import inner_dims, output_name, state_dims
+from ..solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
+from .keys import is_key
+from .on_disk import OnDisk
+from .plan import Result
+from .state_tree import is_tree
+
+
+class StoreError(EnsembleError):
+    """The store can't be used, or no longer; `solution` reads what is in it, if anything.
+
+    - `differs`: where it is that of another ensemble, the names of what differs.
+    """
+
+    differs: tuple[str, ...] = ()
+
+
+class Variable(NamedTuple):
+    """An array of the store: its name, its dimensions, and what a trajectory has in it."""
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+
+
+# Before the names of the derivatives of a state that is a pytree.
+_DU = "du."
+
+
+def variables_of(outcome: Result, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
+    """The variables, in the order of the leaves; and how outputs are put together from them."""
+    time = "step" if own_times else "time"
+    of_states = kind == "trajectories" and is_tree(outcome.u)
+    tree = _described(outcome.u, "") if kind == "outputs" or of_states else None
+    variables = []
+    for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
+        field, ndim = str(path[0].name), len(x.shape)
+        name = {"t": "time"}.get(field, field)
+        dims = inner_dims(name, ndim)
+        if field == "u" and kind == "outputs":
+            name = output_name(path[1:])
+            dims = inner_dims(name, ndim)
+            if is_key(x):
+                raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
+        elif field in ("u", "du"):
+            dims = (time, *state_dims(ndim - 1))
+            if of_states:
+                leaf = output_name(path[1:])
+                name = leaf if field == "u" else _DU + leaf
+                dims = (time, *inner_dims(name, ndim - 1))
+        elif field == "t":
+            dims = (time,)
+        variables.append(Variable(name, ("trajectory", *dims), x.shape, np.dtype(x.dtype)))
+    names = [v.name for v in variables]
+    taken = {"trajectory", "digest"} & set(names)
+    if len(set(names)) < len(names) or taken:
+        raise TypeError(
+            "a store has variables retcode, length, naccept, nreject, nf, trajectory and digest of "
+            f"its own; give the outputs of output_func other names than {names}."
+        )
+    return variables, tree
+
+
+def _described(out: Any, name: str) -> Any:
+    """A pytree of outputs in JSON: the names of its leaves."""
+    inside = f"{name}." if name else ""
+    if type(out) is dict and all(isinstance(k, str) for k in out):
+        return {"dict": {str(k): _described(v, f"{inside}{k}") for k, v in out.items()}}
+    if type(out) in (list, tuple):
+        parts = [_described(v, f"{inside}{i}") for i, v in enumerate(out)]
+        return {type(out).__name__: parts}
+    if out is None:
+        return None
+    if not hasattr(out, "shape"):
+        raise TypeError(
+            "a store keeps outputs and states that are made of dicts (of names), lists and tuples "
+            f"of arrays; here there is a {type(out).__name__}."
+        )
+    return name or "out"
+
+
+def _put_together(tree: Any, group: Any, prefix: str = "") -> Any:
+    def put(part):
+        return _put_together(part, group, prefix)
+
+    match tree:
+        case None:
+            return None
+        case str():
+            return OnDisk(group[prefix + tree])
+        case {"dict": parts}:
+            return {k: put(v) for k, v in parts.items()}
+        case {"list": parts}:
+            return [put(v) for v in parts]
+        case {"tuple": parts}:
+            return tuple(put(v) for v in parts)
+    raise AssertionError(tree)
+
+
+def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -> EnsembleSolution:
+    """What is in the group of a store.
+
+    **Arguments:**
+
+    - `kept`: what the store says of itself; `whole`: whether all batches are there.
+    """
+
+    def lazily(name):
+        return OnDisk(group[name]) if name in group else None
+
+    kind = kept["kind"]
+    tree, du = kept["outputs"], None
+    u = lazily("u") if tree is None else _put_together(tree, group)
+    if kind == "trajectories":
+        saves_du = tree is not None and any(name.startswith(_DU) for name in group)
+        du = _put_together(tree, group, _DU) if saves_du else lazily("du")
+    t = lazily("time") if kind == "trajectories" else None
+    if t is not None and t.ndim == 1:
+        t = np.asarray(t)
+    stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
+    return EnsembleSolution(
+        u,
+        t,
+        lazily("retcode"),
+        lazily("length"),
+        stats,
+        whole,
+        elapsed,
+        EngineChoice(*kept["engine"]),
+        kind,
+        du,
+        tuple(kept["order"]) if kept["order"] else None,
+    )

@@ -1,0 +1,45 @@
+"""Whether a flag in memory says that a solve is to stop, for loops that XLA makes."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .call import call
+
+
+# What is asked makes no difference, but that XLA asks again each time.
+_TEXT = """
+define void @stopped(ptr noalias readonly %stop, ptr noalias readonly %turn, ptr noalias %out) {
+  %address = load i64, ptr %stop, align 4
+  %none = icmp eq i64 %address, 0
+  %there = inttoptr i64 %address to ptr
+  %flag = select i1 %none, ptr %stop, ptr %there
+  %value = load volatile i8, ptr %flag
+  %set = icmp ne i8 %value, 0
+  %byte = zext i1 %set to i8
+  store i8 %byte, ptr %out
+  ret void
+}
+"""
+
+
+def stopped(stop: Any, turn: Any) -> Any:
+    """Whether it says so: a boolean, the same for all that are mapped over.
+
+    **Arguments:** `stop`: where the flag lies, `Lane.stop`; `turn`: what changes as the loop goes
+    on.
+    """
+    ask = jax.custom_batching.custom_vmap(_stopped)
+
+    @ask.def_vmap
+    def _(size, batched, stop, turn):
+        del size
+        return stopped(stop, turn[0] if batched[1] else turn), False
+
+    return ask(stop, turn)
+
+
+def _stopped(stop: Any, turn: Any) -> Any:
+    (found,) = call(_TEXT, "stopped", [stop, turn], [jax.ShapeDtypeStruct((), jnp.bool)])
+    return found

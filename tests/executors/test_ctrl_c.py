@@ -1,0 +1,154 @@
+"""Ctrl-C ends a solve within a second or so, wherever it runs, and keeps what is done."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from ..marks import slow_unless
+
+
+N = 24
+# Those that would take hours, in time and in steps: a few among others.
+LONG = np.arange(N) % 6 == 3
+OPTIONS = {"trajectories": N, "maxiters": 2**31 - 1, "abstol": 1e-8, "reltol": 1e-8}
+
+
+def ensemble(longest=1e9):
+    until = jnp.where(jnp.asarray(LONG), longest, 1 + jnp.arange(N) / 8)
+    prob = eo.ODEProblem(lambda u, p, t: jnp.stack([u[1], -u[0]]), jnp.ones(2), (0.0, 1.0))
+    return eo.EnsembleProblem(
+        prob, lambda prob, ctx: eo.remake(prob, tspan=(0.0, until[ctx.index]))
+    )
+
+
+def columns(longest=1e9):
+    prob = eo.ODEProblem(lambda u, p, t: jnp.stack([u[1], -u[0]]), jnp.ones(2), (0.0, longest))
+    return eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * ctx.sim_id))
+
+
+@contextlib.contextmanager
+def pressed(after=0.5):
+    """Ctrl-C, so many seconds after programs are watched; yields when that was, in a list."""
+    times = []
+
+    def press():
+        while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+            time.sleep(0.01)
+        time.sleep(after)
+        times.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    thread = threading.Thread(target=press, daemon=True)
+    thread.start()
+    yield times
+    thread.join(60)
+
+
+def interrupted(solve):
+    """What a solve raises that is interrupted."""
+    with pressed() as times, pytest.raises(KeyboardInterrupt) as caught:
+        solve()
+    assert time.monotonic() - times[0] < 20  # (a second, where nothing else runs)
+    return caught.value
+
+
+WHERE = {
+    "serial": eo.EnsembleSerial(),
+    "one": eo.EnsembleThreads(1),
+    "threads": eo.EnsembleThreads(),
+    "arrays": eo.EnsembleGPUArray(),
+    "kernel": eo.EnsembleGPUKernel(),
+    "distributed": eo.EnsembleDistributed(workers=2),
+    "split": eo.EnsembleSplitThreads(workers=2),
+}
+
+
+@pytest.mark.parametrize(
+    ("engine", "where"),
+    [
+        *(("compiled", x) for x in ("serial", "one", "threads", "arrays", "kernel")),
+        slow_unless(False, "compiled", "split"),
+        ("compiled", "distributed"),
+        ("lanes", "one"),
+        slow_unless(False, "lanes", "threads"),
+        slow_unless(False, "lanes", "serial"),
+        slow_unless(False, "lanes", "distributed"),
+        slow_unless(False, "diffrax", "one"),
+        slow_unless(False, "diffrax", "threads"),
+        slow_unless(False, "diffrax", "serial"),
+    ],
+)
+def test_every_ensemble_algorithm(engine, where):
+    how = {**OPTIONS, "engine": engine}
+    expected = eo.solve(ensemble(1.0), eo.Tsit5(), WHERE[where], **how)
+    got = interrupted(lambda: eo.solve(ensemble(), eo.Tsit5(), WHERE[where], **how)).solution
+    done = got.retcode == eo.ReturnCode.Success
+    assert (got.retcode[~done] == eo.ReturnCode.Default).all()
+    assert not done[LONG].any()
+    if engine == "compiled" and where in ("serial", "one", "threads", "arrays", "kernel"):
+        assert done[~LONG].all()
+    np.testing.assert_array_equal(got.u[done], expected.u[done])
+    assert np.isnan(got.u[~done]).all()
+    assert not got.converged
+    # And then as before.
+    again = eo.solve(ensemble(1.0), eo.Tsit5(), WHERE[where], **how)
+    assert (again.retcode == eo.ReturnCode.Success).all()
+    np.testing.assert_array_equal(again.u, expected.u)
+
+
+@pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
+def test_columns(engine):
+    how = {**OPTIONS, "engine": engine}
+    expected = eo.solve(columns(1.0), eo.Tsit5(), eo.EnsembleColumns(), **how)
+    got = interrupted(lambda: eo.solve(columns(), eo.Tsit5(), eo.EnsembleColumns(), **how)).solution
+    assert (got.retcode == eo.ReturnCode.Default).all()
+    again = eo.solve(columns(1.0), eo.Tsit5(), eo.EnsembleColumns(), **how)
+    np.testing.assert_array_equal(again.u, expected.u)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "lanes"])
+@pytest.mark.parametrize("way", [{}, {"dt": 1e-3, "adaptive": False}, {"save_everystep": True}])
+def test_a_problem_alone(engine, way):
+    prob = ensemble().prob
+    how = {"maxiters": OPTIONS["maxiters"], "engine": engine, **way}
+    long = eo.remake(prob, tspan=(0.0, 1e9 if "dt" not in way else 2e6))
+    interrupted(lambda: eo.solve(long, **how))
+    assert eo.solve(prob, **how).retcode == eo.ReturnCode.Success
+
+
+def test_returned_and_resumed(tmp_path):
+    """Batches that are done are in the store; the others are solved when it is asked again."""
+    path = tmp_path / "store"
+    plain = {**OPTIONS, "batch_size": 3, "engine": "compiled"}
+    expected = eo.solve(ensemble(6e5), **plain)
+    how = {**plain, "store": path}
+    with pressed(0.2):
+        sim = eo.solve(ensemble(6e5), **how, on_interrupt="return", progress=True)
+    codes = np.asarray(sim.retcode)
+    assert not sim.converged
+    assert (codes == eo.ReturnCode.Default).any()
+    done = codes == eo.ReturnCode.Success
+    np.testing.assert_array_equal(np.asarray(sim.u)[done], expected.u[done])
+    resumed = eo.solve(ensemble(6e5), **how)
+    assert resumed.converged
+    np.testing.assert_array_equal(resumed.u, expected.u)
+
+
+def test_other_threads_go_on():
+    """A solve on another thread has a flag of its own."""
+    others = []
+    how = {**OPTIONS, "engine": "compiled"}
+    thread = threading.Thread(target=lambda: others.append(eo.solve(ensemble(3e5), **how)))
+    thread.start()
+    interrupted(lambda: eo.solve(ensemble(), **how))
+    thread.join()
+    assert (others[0].retcode == eo.ReturnCode.Success).all()
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
