@@ -87,7 +87,7 @@ def solve(
     `prob_func` and `output_func` hold. A trajectory that fails has a return code; it never raises,
     and never touches another trajectory. Calling it again with other numbers compiles nothing (but
     a reduction or reruns that are differentiated outside of `jit` do). Outside of `jit` functions
-    are traced each time, about 2 ms for a small problem, and mean what they mean then; inside, a
+    are traced each time, 2 to 3 ms for a small problem, and mean what they mean then; inside, a
     call of what is compiled takes some 10 us.
 
     `f` means what it means under `jax.vmap`: a `lax.cond` on the state is a select between branches
