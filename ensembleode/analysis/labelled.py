@@ -50,17 +50,16 @@ def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
     xarray = _xarray(summary.u)
     dims, state = _state(np.shape(summary.u)[1:], names or summary.names)
     dims = ("time", *dims)
-    low, high = zip(*summary._bands, strict=True)
-    of_band = ("band", *dims) if summary._has_several_bands else dims
-    ranks = {"qlow": low, "qhigh": high}
-    if not summary._has_several_bands:
-        ranks = {name: each[0] for name, each in ranks.items()}
+    if summary._has_several_bands:
+        of_band, (low, high) = ("band", *dims), zip(*summary.quantiles, strict=True)
+    else:
+        of_band, (low, high) = dims, summary.quantiles
     variables = {
         "mean": (dims, np.asarray(summary.u)),
         "variance": (dims, np.asarray(summary.v)),
         "median": (dims, np.asarray(summary.med)),
-        "qlow": (of_band, np.asarray(summary.qlow), {"quantile": ranks["qlow"]}),
-        "qhigh": (of_band, np.asarray(summary.qhigh), {"quantile": ranks["qhigh"]}),
+        "qlow": (of_band, np.asarray(summary.qlow), {"quantile": low}),
+        "qhigh": (of_band, np.asarray(summary.qhigh), {"quantile": high}),
         "num_monte": ("time", np.asarray(summary.num_monte)),
     }
     return xarray.Dataset(variables, {"time": np.asarray(summary.t)} | state)
