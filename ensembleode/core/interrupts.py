@@ -59,7 +59,7 @@ class Stop:
         finally:
             self._is_held = False
 
-    def _pressed(self, number: int, frame: Any) -> None:
+    def pressed(self, number: int, frame: Any) -> None:
         again, self._is_noted = self._is_noted, True
         self.set()
         if again or not self._is_held:
@@ -79,7 +79,7 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
     if job.traced or not (on_cpu and job.plan.engine.is_stoppable()):
         yield job
         return
-    with _watched() as stop:
+    with watched() as stop:
         yield looking_at(job, stop)
 
 
@@ -112,7 +112,7 @@ def check(job: Job, outcome: Any) -> None:
 
 
 @contextlib.contextmanager
-def _watched() -> Iterator[Stop | None]:
+def watched() -> Iterator[Stop | None]:
     """A flag that Ctrl-C sets within; None where it isn't Python's own to handle."""
     here = threading.current_thread() is threading.main_thread()
     if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
@@ -120,7 +120,7 @@ def _watched() -> Iterator[Stop | None]:
         return
     stop, listener = Stop(), _listener(os.getpid())
     listener.stop = stop
-    signal.signal(signal.SIGINT, stop._pressed)
+    signal.signal(signal.SIGINT, stop.pressed)
     listener.before = signal.set_wakeup_fd(listener.descriptor, warn_on_full_buffer=False)
     try:
         yield stop

@@ -1,16 +1,21 @@
 """Ctrl-C ends a solve within a second or so, wherever it runs, and keeps what is done."""
 
+import concurrent.futures
 import contextlib
 import os
 import signal
 import threading
 import time
+import types
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ensembleode as eo
+from ensembleode.executors.distributed.dispatch import Batch, dispatch
+from ensembleode.executors.distributed.pools import ExecutorPool
 
 from ..marks import slow_unless
 
@@ -37,19 +42,23 @@ def columns(longest=1e9):
 @contextlib.contextmanager
 def pressed(after=0.5):
     """Ctrl-C, so many seconds after programs are watched; yields when that was, in a list."""
-    times = []
+    times, ended = [], threading.Event()
 
     def press():
         while signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-            time.sleep(0.01)
+            if ended.wait(0.01):
+                return
         time.sleep(after)
         times.append(time.monotonic())
         os.kill(os.getpid(), signal.SIGINT)
 
     thread = threading.Thread(target=press, daemon=True)
     thread.start()
-    yield times
-    thread.join(60)
+    try:
+        yield times
+    finally:
+        ended.set()
+        thread.join(60)
 
 
 def interrupted(solve):
@@ -102,6 +111,37 @@ def test_every_ensemble_algorithm(engine, where):
     again = eo.solve(ensemble(1.0), eo.Tsit5(), WHERE[where], **how)
     assert (again.retcode == eo.ReturnCode.Success).all()
     np.testing.assert_array_equal(again.u, expected.u)
+
+
+class Endless:
+    """A program for each trajectory by itself."""
+
+    unit = width = capacity = 1
+
+    def units(self, n):
+        return n
+
+    def results(self, n):
+        return [], []
+
+
+def test_among_other_signals():
+    """(Python's `SimpleQueue` waits for ever where a signal comes just as its timeout ends.)"""
+    never = types.SimpleNamespace(num_workers=1, submit=lambda *_: concurrent.futures.Future())
+    program: Any = Endless()
+    shipped: Any = types.SimpleNamespace(hash="program", content=b"")
+    before = signal.signal(signal.SIGALRM, lambda number, frame: None)
+    signal.setitimer(signal.ITIMER_REAL, 1e-3, 1e-4)
+    try:
+        with pressed() as times:
+            batch = Batch([np.ones(1)], [])
+            results = dispatch(ExecutorPool(never, None), program, shipped, batch)
+        assert time.monotonic() - times[0] < 20
+        assert isinstance(results.cause, KeyboardInterrupt)
+        assert not results.done.any()
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 @pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])

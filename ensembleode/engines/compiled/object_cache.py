@@ -84,7 +84,8 @@ def save(key: str, code: bytes) -> None:
         return
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        with written_whole(folder / f"{key}.o") as file:
+        # (Nobody has to wait for the disk: what a power cut leaves of it is found to be damaged.)
+        with written_whole(folder / f"{key}.o", synced=False) as file:
             file.write(_MAGIC + _digest(key, code) + code)
         _unseen += len(code)
         if _unseen >= _EACH:

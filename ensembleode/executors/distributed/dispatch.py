@@ -13,14 +13,13 @@ import contextlib
 import dataclasses
 import hashlib
 import queue
-import signal
-import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.interrupts import Stop, watched
 from ...core.job import blank
 from ...core.logs import log_once, logger
 from .pools import ClusterError, Died, Pool
@@ -92,8 +91,11 @@ def dispatch(
     work = _Work(pool, program, shipped, batch, threads, report)
     try:
         pool.open()
-        with _interruptible() as interrupted:
-            work.run(interrupted)
+        with watched() as stop:
+            stop = stop or Stop()
+            # (In the middle of a call of Dask's, Ctrl-C might leave that in disorder.)
+            with stop.held():
+                work.run(stop)
     except (Exception, KeyboardInterrupt) as e:
         work.results.cause = e
         with contextlib.suppress(Exception):  # of a cluster that is gone
@@ -102,30 +104,6 @@ def dispatch(
     finally:
         pool.settle()
     return work.results
-
-
-@contextlib.contextmanager
-def _interruptible() -> Iterator[threading.Event]:
-    """Ctrl-C is noted, and raised where nothing is under way; pressed twice, it is raised at once.
-
-    (In the middle of a call of Dask's it might leave that in disorder.)
-    """
-    noted = threading.Event()
-    here = threading.current_thread() is threading.main_thread()
-    if not here or signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
-        yield noted
-        return
-
-    def note(number, frame):
-        if noted.is_set():
-            signal.default_int_handler(number, frame)
-        noted.set()
-
-    signal.signal(signal.SIGINT, note)
-    try:
-        yield noted
-    finally:
-        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 class _Work:
@@ -142,7 +120,8 @@ class _Work:
         self.pending = self._ordered(units)
         self.suspects: list[int] = []
         self.in_flight: dict[Any, np.ndarray] = {}
-        self.finished: queue.SimpleQueue = queue.SimpleQueue()
+        # (No `SimpleQueue`: a signal as its timeout ends has it wait for ever.)
+        self.finished: queue.Queue = queue.Queue()
         self.measured = [0.0, 0]
         self.results = self._room()
         bytes_of_unit = sum(x.nbytes for x in batch.each) + sum(
@@ -182,9 +161,9 @@ class _Work:
     # The loop
     #
 
-    def run(self, interrupted: threading.Event) -> None:
+    def run(self, stop: Stop) -> None:
         while self.pending or self.in_flight or self.suspects:
-            if interrupted.is_set():
+            if stop.is_set:
                 raise KeyboardInterrupt
             self._send()
             try:
@@ -193,7 +172,7 @@ class _Work:
                 continue
             if future in self.in_flight:
                 self._received(future, self.in_flight.pop(future))
-        if interrupted.is_set():
+        if stop.is_set:
             raise KeyboardInterrupt
         if self.measured[1]:
             self.pool.rates[self.program] = self.measured[0] / self.measured[1]
