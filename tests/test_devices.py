@@ -50,6 +50,7 @@ def solve(alg, rates=RATES, shared=SHARED, u0=U0, **options):
 ON_SEVERAL = [eo.EnsembleThreads(), eo.EnsembleThreads(2), eo.EnsembleGPUArray(devices=2)]
 
 
+@pytest.mark.slow
 def test_same_bits_on_several():
     """In a process with XLA's flags as users have them: with those of tests/conftest.py, programs
     are compiled in another way, in which the last lanes of a loop may have other bits."""

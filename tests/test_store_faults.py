@@ -137,7 +137,7 @@ def test_a_store_at_every_call(tmp_path, monkeypatch, how, every):
 
 
 @pytest.mark.parametrize("what", ["store", "fit"])
-@pytest.mark.parametrize("kills", [2, slow_unless(False, 100)])
+@pytest.mark.parametrize("kills", [1, slow_unless(False, 100)])
 def test_killed_at_random_moments(tmp_path, what, kills):
     """By the operating system; and it ends as if it had never been."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.killed", what]

@@ -225,9 +225,9 @@ def test_return_codes_of_failures():
         lambda u, p, t: jnp.where(t < 0.5, 1.0, jnp.nan) * u, jnp.array([1.0]), (0.0, 1.0)
     )
     for options in ({}, {"dt": 0.01, "adaptive": False}):
-        assert eo.solve(hole, eo.KenCarp3(), **options).retcode == eo.ReturnCode.Unstable
+        assert eo.solve(hole, eo.ImplicitEuler(), **options).retcode == eo.ReturnCode.Unstable
     blow_up = eo.ODEProblem(lambda u, p, t: u**2, jnp.array([1.0]), (0.0, 0.9))
-    sol = eo.solve(blow_up, eo.KenCarp3(), dt=0.9, adaptive=False)
+    sol = eo.solve(blow_up, eo.ImplicitEuler(), dt=0.9, adaptive=False)
     assert (sol.retcode, sol.stats.naccept) == (eo.ReturnCode.Failure, 1)
     sol = eo.solve(blow_up, eo.ImplicitEuler(), dt=0.9, maxiters=3)
     assert sol.retcode == eo.ReturnCode.MaxIters
@@ -259,9 +259,13 @@ def test_single_precision_beside_double(alg):
 
 
 @pytest.mark.parametrize(
-    "method", [slow_unless(isinstance(m, eo.ImplicitEuler), m) for m in METHODS]
+    ("method", "forward"),
+    [
+        *(slow_unless(isinstance(m, eo.ImplicitEuler), m, False) for m in METHODS),
+        *(slow_unless(False, m, True) for m in METHODS),
+    ],
 )
-def test_gradients_of_a_stiff_problem(method):
+def test_gradients_of_a_stiff_problem(method, forward):
     """Of Robertson's problem by the logarithms of its constants, with fixed steps, so that
     differences are exact for the steps taken."""
 
@@ -278,12 +282,14 @@ def test_gradients_of_a_stiff_problem(method):
 
     x, h = jnp.zeros(3), 1e-4
     both = jax.jit(jax.value_and_grad(ends))
-    reverse = both(x)[1]
-    forward = jax.jit(jax.jacfwd(functools.partial(ends, sensealg=eo.ForwardDiffSensitivity())))(x)
+    gradient = both(x)[1]
+    if forward:
+        ends = functools.partial(ends, sensealg=eo.ForwardDiffSensitivity())
+        np.testing.assert_allclose(gradient, jax.jit(jax.jacfwd(ends))(x), rtol=1e-10)
+        return
     ends_at = [[both(x.at[i].add(by))[0] for by in (h, -h)] for i in range(3)]
     differences = [(right - left) / (2 * h) for right, left in ends_at]
-    np.testing.assert_allclose(reverse, forward, rtol=1e-10)
-    np.testing.assert_allclose(reverse, differences, rtol=1e-5)
+    np.testing.assert_allclose(gradient, differences, rtol=1e-5)
 
 
 @pytest.mark.slow

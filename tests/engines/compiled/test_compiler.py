@@ -358,11 +358,11 @@ def test_a_directory_that_cant_be(forget, monkeypatch, tmp_path):
 def test_a_full_disk(forget, monkeypatch, directory):
     forget()
 
-    def full(handle):
+    def full(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr(files.os, "fsync", full)
+        patched.setattr(files.os, "replace", full)
         run(compiled(axpy(8)))
     assert list(directory.iterdir()) == []
     forget()

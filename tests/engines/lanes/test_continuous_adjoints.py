@@ -64,7 +64,7 @@ def distance(tree, other):
 #
 
 
-@both_adjoints
+@each_adjoint
 @pytest.mark.parametrize(
     "saving", [slow_unless(s == "times", s) for s in ("ends", "end", "times", "own times")]
 )
