@@ -706,6 +706,7 @@ def result_or_error(call):
         return None, e
 
 
+@pytest.mark.slow
 def test_whichever_write_fails(tmp_path, monkeypatch):
     """The error names the store and has what is in it; then it goes on."""
     options = {"trajectories": 8, "batch_size": 4}

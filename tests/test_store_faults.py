@@ -136,8 +136,10 @@ def test_a_store_at_every_call(tmp_path, monkeypatch, how, every):
     assert how != "fails" or said > at / every * 0.7
 
 
-@pytest.mark.parametrize("what", ["store", "fit"])
-@pytest.mark.parametrize("kills", [1, slow_unless(False, 100)])
+@pytest.mark.parametrize(
+    ("what", "kills"),
+    [("fit", 1), slow_unless(False, "fit", 100), slow_unless(False, "store", 100)],
+)
 def test_killed_at_random_moments(tmp_path, what, kills):
     """By the operating system; and it ends as if it had never been."""
     command = [sys.executable, "-W", "ignore", "-m", "tests.killed", what]
