@@ -122,7 +122,7 @@ class ODESolution(_Solution):
         """
         from .analysis.plotting import plot_solution
 
-        return plot_solution(self, idxs, color=color, names=names, ax=ax, **line)
+        return plot_solution(self, idxs, color, names, ax, line)
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` of `u` over time and state, the return code and the counts.
@@ -324,16 +324,7 @@ class EnsembleSolution(_Solution):
         """
         from .analysis.plotting import plot_ensemble
 
-        return plot_ensemble(
-            self,
-            idxs,
-            trajectories=trajectories,
-            color=color,
-            names=names,
-            alpha=alpha,
-            ax=ax,
-            **line,
-        )
+        return plot_ensemble(self, idxs, trajectories, color, names, alpha, ax, line)
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
         """The states as one array; of a state that is a pytree, with its components flattened in

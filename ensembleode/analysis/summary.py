@@ -164,11 +164,9 @@ class EnsembleSummary(eqx.Module):
         **Raises:** `ValueError` and `TypeError` for bad arguments; `ImportError` without
         matplotlib.
         """
-        from . import plotting
+        from .plotting import plot_summary
 
-        return plotting.plot_summary(
-            self, idxs, ci_type=ci_type, error_style=error_style, names=names, ax=ax, **line
-        )
+        return plot_summary(self, idxs, ci_type, error_style, names, ax, line)
 
     def to_xarray(self, names: Any = None) -> Any:
         """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and
