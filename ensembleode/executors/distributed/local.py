@@ -10,11 +10,12 @@ import multiprocessing
 import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 
 from ...core import cpu_devices
+from ...ensemble import OnCluster
 from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 
@@ -49,20 +50,6 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
         "JAX_ENABLE_X64": str(int(jax.config.jax_enable_x64)),  # pyright: ignore
         "NPROC": str(threads),
     }
-
-
-@runtime_checkable
-class OnCluster(Protocol):
-    """What is asked of an ensemble algorithm: its `cluster`, if it was given one, and how many
-    workers; and of its own cluster, how many workers with how many threads each."""
-
-    @property
-    def cluster(self) -> Any: ...
-
-    @property
-    def workers(self) -> int | None: ...
-
-    def _sizes(self) -> tuple[int, int]: ...
 
 
 def pool_of(ensemblealg: OnCluster) -> Pool:
