@@ -1,5 +1,6 @@
 """Solver options: their names, defaults and checks."""
 
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -12,18 +13,6 @@ from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
 
-# Options whose value may differ from trajectory to trajectory, and those that may not.
-LANE_OPTIONS = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
-STATIC_OPTIONS = (
-    "save_start",
-    "save_end",
-    "save_everystep",
-    "adaptive",
-    "maxiters",
-    "stepsize_controller",
-    "internalnorm",
-    "sensealg",
-)
 DEFAULTS = {
     "saveat": None,
     "save_start": None,
@@ -40,29 +29,18 @@ DEFAULTS = {
     "internalnorm": None,
     "sensealg": None,
 }
-
-# What is said of a whole solve.
-_OF_SOLVE = (
-    "alg",
-    "ensemblealg",
-    "trajectories",
-    "batch_size",
-    "seed",
-    "key",
-    "max_repeats",
-    "engine",
-    "progress",
-    "throw",
-    "on_interrupt",
-    "store",
-)
+# Those whose value may differ from trajectory to trajectory; and those whose may not.
+_OF_A_TRAJECTORY = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
+STATIC_OPTIONS = tuple(name for name in DEFAULTS if name not in _OF_A_TRAJECTORY)
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(DEFAULTS))
     if unknown:
+        from .solving import solve  # (which imports this)
+
         name = unknown[0]
-        if name in _OF_SOLVE:
+        if name in inspect.signature(solve).parameters:
             raise TypeError(
                 f"{name!r} is neither f, u0, tspan or p nor a solver option that a problem can "
                 f"hold: give it to solve. A problem can hold {', '.join(DEFAULTS)}."

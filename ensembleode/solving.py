@@ -443,11 +443,19 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
         )
+    return _with_room(job, "with a store")
+
+
+def _with_room(job: Job, where: str) -> Job:
+    """With room for every step, where they are saved and can't be counted first.
+
+    **Raises:** `ValueError` where nobody has said how many there are at most.
+    """
     if job.plan.saving.mode != "steps":
         return job
     if not job.trajectories.options["maxiters_given"]:
         raise ValueError(
-            "save_everystep=True with a store needs maxiters, as room is made for that many steps: "
+            f"save_everystep=True {where} needs maxiters, as room is kept for that many steps: "
             "pass the smallest that works, such as maxiters=256."
         )
     return bounded(job, job.plan.maxiters)
@@ -455,13 +463,7 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
 
 def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
     """What can't be decided by numbers, as there are none inside jit."""
-    if job.plan.saving.mode == "steps":
-        if not job.trajectories.options["maxiters_given"]:
-            raise ValueError(
-                "save_everystep=True inside jit, grad or vmap needs maxiters, as room is kept for "
-                "that many steps: pass the smallest that works, such as maxiters=256."
-            )
-        job = bounded(job, job.plan.maxiters)
+    job = _with_room(job, "inside jit, grad or vmap")
     if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
         raise ValueError(
             "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "

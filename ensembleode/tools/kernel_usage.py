@@ -98,12 +98,9 @@ def kernel_report(
         "save_start": save_start,
         "save_end": save_end,
         "save_everystep": save_everystep,
-        "abstol": None,
-        "reltol": None,
         "dt": dt,
         "adaptive": adaptive,
         "maxiters": maxiters,
-        "stepsize_controller": None,
         "sensealg": sensealg,
     }
     job, _ = job_for(ens, options, jax.random.key(0), 2, "lanes", alg or Tsit5())
