@@ -35,6 +35,7 @@ from .core.placement import as_jax_arrays
 from .core.plan import Plan, Result, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
+from .core.reruns import Batches
 from .core.retcode import count_codes, has_failed, ReturnCode
 from .core.trajectories import describe
 from .engines.checks import check_bounds, say_if_too_tight
@@ -258,19 +259,15 @@ class _Run(NamedTuple):
     store_key: str | None
     started: float
 
-    def batch_size_for(self, job: Job) -> int:
-        """The batch size that was given, or one for the memory that there is; with a progress bar,
-        for twenty batches at least."""
-        if self.batch_size is not None:
-            return self.batch_size
-        size = default_batch_size(job, self.executor, self.n)
-        return min(size, -(-self.n // 20)) if self.progress and self.executor.vectorised else size
-
-    @property
-    def reduced(self) -> dict[str, Any]:
-        """How the results of batches become one, as `batches` takes it."""
-        ens = self.ens
-        return {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": self.max_repeats}
+    def batches(self, job: Job) -> Batches:
+        """Of the size that was given, or one for the memory that there is; with a progress bar,
+        twenty of them at least."""
+        size = self.batch_size
+        if size is None:
+            size = default_batch_size(job, self.executor, self.n)
+            if self.progress and self.executor.vectorised:
+                size = min(size, -(-self.n // 20))
+        return Batches(job, self.executor, size, self.max_repeats)
 
 
 #
@@ -303,26 +300,24 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
     """An ensemble inside `jit`, `grad` or `vmap`."""
-    batch_size = run.batch_size_for(job)
-    result = batches.run_traced(job, run.executor, run.n, batch_size, **run.reduced)
+    result = batches.run_traced(run.batches(job), run.ens, run.n)
     return _ensemble_solution(job, run, result, jnp.nan)
 
 
 def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException | None]:
     """An ensemble, batch by batch, and what ended it early, if something did."""
-    batch_size = run.batch_size_for(job)
-    writer = None
+    every, writer = run.batches(job), None
     if run.store is not None:
         job = _make_storable(job, run.ens)
         writer = _writer(job, run)
-        batch_size = stores.batch_size_for(writer, run.executor, batch_size)
+        size = stores.batch_size_for(writer, run.executor, every.batch_size)
+        every = every._replace(batch_size=size)
     bar = Progress(run.n, 0 if writer is None else writer.done) if run.progress else None
     cause = result = None
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
-        how = {**run.reduced, "gather": writer}
         with stoppable(job, local=run.executor.local) as watched:
-            result = batches.run_eagerly(watched, run.executor, run.n, batch_size, **how)
+            result = batches.run_eagerly(every._replace(job=watched), run.ens, run.n, writer)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause

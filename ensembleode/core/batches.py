@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..problem import EnsembleProblem
 from ..tracing.program import being_staged
-from .executor import Executor
 from .gather import Ensemble, Gather, ranges
-from .job import cause_of, codes_and_counts, integers, Job, Unfinished
+from .job import cause_of, codes_and_counts, integers, Unfinished
 from .placement import as_jax_arrays
 from .plan import Result
 from .reductions import adds_up, check_structure, checked, empty, sum_reduction
-from .reruns import Batches, solve_traced
+from .reruns import Batches
 from .retcode import ReturnCode
 
 
@@ -37,15 +37,7 @@ class Stopped(Exception):
 
 
 def run_eagerly(
-    job: Job,
-    executor: Executor,
-    trajectories: int,
-    batch_size: int,
-    *,
-    reduction: Callable | None,
-    u_init: Any,
-    max_repeats: int,
-    gather: Any = None,
+    batches: Batches, ens: EnsembleProblem, trajectories: int, gather: Any = None
 ) -> Ensemble | None:
     """Run batch after batch.
 
@@ -54,9 +46,9 @@ def run_eagerly(
 
     **Raises:** `Stopped`, with what was done, for whatever ends it before its end.
     """
-    batches = Batches(job, executor, batch_size, max_repeats)
-    if reduction is not None:
-        return _reduce_eagerly(batches, trajectories, reduction, u_init)
+    if ens.reduction is not None:
+        return _reduce_eagerly(batches, trajectories, ens.reduction, ens.u_init)
+    job, batch_size = batches.job, batches.batch_size
     if gather is None and trajectories <= batch_size:
         try:
             outcome = batches.solve(np.arange(trajectories))
@@ -122,20 +114,13 @@ def _total(retcode: Any, counts: Any) -> Result:
 #
 
 
-def run_traced(
-    job: Job,
-    executor: Executor,
-    trajectories: int,
-    batch_size: int,
-    *,
-    reduction: Callable | None,
-    u_init: Any,
-    max_repeats: int,
-) -> Ensemble:
+def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ensemble:
     """The same as one traced program."""
+    job, executor, batch_size, _ = batches
+    reduction, u_init = ens.reduction, ens.u_init
 
     def batch(indices):
-        return solve_traced(job, executor, indices, max_repeats)
+        return batches.solve_traced(indices)
 
     indices = np.arange(trajectories)
     if reduction is sum_reduction and u_init is None:

@@ -55,11 +55,7 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
         return jax.tree.map(lambda x, v: x[0] if v else x, every, batched)
 
     batched = jtu.tree_unflatten(structure, varies)
-    return Trajectories(
-        field=maker.kept["field"],
-        saving=maker.kept["saving"],
-        tree=maker.kept["tree"],
-        options=maker.options,
+    return maker.trajectories(
         batched=batched,
         lanes=lanes,
         lane=lane,

@@ -19,7 +19,7 @@ from ..problem import EnsembleContext, EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
 from .called_prob_func import called
 from .lane import Trajectories
-from .lifting import lift_numpy, NUMPY_INDEXED, with_prob_func
+from .lifting import lift_numpy, NUMPY_INDEXED
 from .logs import log_once
 from .recent import jit_recent
 from .saving import grid, Saving, Spacing
@@ -63,7 +63,7 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
         if lifted is not None:
             # NumPy raises for an index past the end, where JAX takes the last row.
             ens.make(EnsembleContext(n - 1, 1, key))
-            ens = with_prob_func(ens, lifted)
+            ens = dataclasses.replace(ens, prob_func=lifted)
             return _evaluated(Maker(ens, maker.solve_options, maker.n), key, n)
         message = _CALLED_AS_NOT_TRACEABLE.format(_summary(error))
     # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the first
@@ -122,11 +122,7 @@ def _traced(maker: Maker, key: Any, n: int) -> Trajectories:
             "prob_func makes the same problem for every trajectory: let it depend on ctx.index, or "
             "draw random numbers by jax.random with ctx.key."
         )
-    return Trajectories(
-        field=maker.kept["field"],
-        saving=maker.kept["saving"],
-        tree=maker.kept["tree"],
-        options=maker.options,
+    return maker.trajectories(
         batched=fill(varies, [False] * len(values)),
         lanes=lanes,
         lane=lane,
@@ -193,11 +189,7 @@ def _is_plain(maker: Maker, key: Any) -> bool:
 
 def _shared_by_all(maker: Maker, key: Any) -> Trajectories:
     lane = jax.tree.map(as_input, maker(0, 1, key))
-    return Trajectories(
-        field=maker.kept["field"],
-        saving=maker.kept["saving"],
-        tree=maker.kept["tree"],
-        options=maker.options,
+    return maker.trajectories(
         batched=jax.tree.map(lambda _: False, lane),
         lanes=lambda indices, repeat: lane,
         lane=lambda index, repeat: lane,

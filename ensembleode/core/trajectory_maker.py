@@ -25,7 +25,7 @@ from ..tracing.purity import (
     numbers_among,
     numbers_in,
 )
-from .lane import Lane
+from .lane import Lane, Trajectories
 from .saving import resolve_saving
 from .state_tree import StateTree, tree_of
 
@@ -106,6 +106,11 @@ class Maker:
         self._keep("field", field, "the computation that f does", index)
         self._f = (same, (field, consts))
         return consts
+
+    def trajectories(self, **fields: Any) -> Trajectories:
+        """With these fields, and with what it kept."""
+        kept = {name: self.kept[name] for name in ("field", "saving", "tree")}
+        return Trajectories(**kept, options=self.options, **fields)
 
     def again(self) -> "Maker":
         """One that is to make the same, to find whether it does."""
