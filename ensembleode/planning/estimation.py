@@ -274,7 +274,8 @@ def _assumptions(run: _Run, fleet: Sequence[Kind], run_hours: float) -> list[Ass
             fewer = dataclasses.replace(kind, count=kind.count // 2)
             what = f"{kind.name}: {fewer.count:,}, not {kind.count:,}"
         else:
-            fewer = _half_as_fast(kind)
+            field = "seconds" if kind.unit_time is None else "unit_time"
+            fewer = dataclasses.replace(kind, **{field: 2 * getattr(kind, field)})
             what = f"{kind.name}: half as fast"
         suppose(what, [*fleet[:i], fewer, *fleet[i + 1 :]])
     for day in (16, DAY):
@@ -291,11 +292,6 @@ def _assumptions(run: _Run, fleet: Sequence[Kind], run_hours: float) -> list[Ass
     if run.items_per_job is not None:
         suppose("split freely, not into jobs", items_per_job=None)
     return found
-
-
-def _half_as_fast(kind: Kind) -> Kind:
-    field = "seconds" if kind.unit_time is None else "unit_time"
-    return dataclasses.replace(kind, **{field: 2 * getattr(kind, field)})
 
 
 def _notes(
