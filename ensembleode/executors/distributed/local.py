@@ -58,36 +58,25 @@ def pool_of(ensemblealg: OnCluster) -> Pool:
     **Raises:** `TypeError` for a cluster that is none.
     """
     cluster = ensemblealg.cluster
-    if cluster is None or isinstance(cluster, str):
-        if (key := _key(ensemblealg)) not in _own:
-            _own[key] = _own_pool(ensemblealg)
-        pool = _own[key]
-    else:
-        # Kept with what it is the pool of, for as long as that.
-        if not hasattr(cluster, _POOL):
-            setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
-        pool = getattr(cluster, _POOL)
-        if isinstance(pool, ExecutorPool):
-            pool.resize(ensemblealg.workers)
+    if cluster is None:
+        sizes = ensemblealg._sizes()
+        # The numbers of a process are of one precision.
+        key = *sizes, jax.config.jax_enable_x64  # pyright: ignore
+        return _own.setdefault(key, DaskPool(functools.partial(_started, *sizes)))
+    if isinstance(cluster, str):
+        return _own.setdefault(cluster, DaskPool(functools.partial(_connected, cluster)))
+    # Kept with what it is the pool of, for as long as that.
+    if not hasattr(cluster, _POOL):
+        setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
+    pool = getattr(cluster, _POOL)
+    if isinstance(pool, ExecutorPool):
+        pool.resize(ensemblealg.workers)
     return pool
 
 
 def close(ensemblealg: OnCluster) -> None:
     """End what was started for an ensemble algorithm. (Solving again starts it again.)"""
     pool_of(ensemblealg).close()
-
-
-def _own_pool(ensemblealg: OnCluster) -> DaskPool:
-    if ensemblealg.cluster is not None:
-        return DaskPool(functools.partial(_connected, ensemblealg.cluster))
-    return DaskPool(functools.partial(_started, *ensemblealg._sizes()))
-
-
-def _key(ensemblealg: OnCluster) -> Hashable:
-    if ensemblealg.cluster is not None:
-        return ensemblealg.cluster
-    # The numbers of a process are of one precision.
-    return *ensemblealg._sizes(), jax.config.jax_enable_x64  # pyright: ignore
 
 
 def _started(workers: int, threads: int) -> Connection:
