@@ -42,7 +42,7 @@ from .engines.checks import check_bounds, say_if_too_tight
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
-from .options import as_count
+from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
 from .solvers.norms import AbstractNorm
@@ -163,7 +163,7 @@ def solve(
     >>> sim.u.shape, sim.t.tolist(), sim.failed.tolist()
     ((100, 5, 1), [0.0, 0.25, 0.5, 0.75, 1.0], [])
     """
-    started = time.perf_counter()
+    started, options = time.perf_counter(), among(locals())
     if _unknown:
         _refuse_unknown(_unknown)
     alg, ensemblealg = solver_and_algorithm(alg, ensemblealg)
@@ -182,22 +182,6 @@ def solve(
     max_repeats = as_count("max_repeats", max_repeats)
     check_store_key(store_key, store)
     key = key_from(seed, key)
-    options = {
-        "saveat": saveat,
-        "save_start": save_start,
-        "save_end": save_end,
-        "save_everystep": save_everystep,
-        "abstol": abstol,
-        "reltol": reltol,
-        "dt": dt,
-        "dtmin": dtmin,
-        "dtmax": dtmax,
-        "adaptive": adaptive,
-        "maxiters": maxiters,
-        "stepsize_controller": stepsize_controller,
-        "internalnorm": internalnorm,
-        "sensealg": sensealg,
-    }
     where = EnsembleSerial() if alone else ensemblealg or EnsembleThreads()
 
     def planned(engine: str) -> tuple[Job, _Run]:
@@ -209,7 +193,7 @@ def solve(
         if executor.how:
             choice = choice._replace(reason=f"{choice.reason}; {executor.how}")
         how = (batch_size, max_repeats, progress, store, store_key)
-        return job, _Run(ens, alg, where, executor, choice, n, *how, started)
+        return job, _Run(ens, where, executor, choice, n, *how, started)
 
     job, run = planned(engine)
     if job.traced:
@@ -247,7 +231,6 @@ class _Run(NamedTuple):
     """
 
     ens: EnsembleProblem
-    alg: Any
     ensemblealg: EnsembleAlgorithm
     executor: Executor
     choice: EngineChoice
