@@ -65,7 +65,8 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
             ens.make(EnsembleContext(n - 1, 1, key))
             ens = dataclasses.replace(ens, prob_func=lifted)
             return _evaluated(Maker(ens, maker.solve_options, maker.n), key, n)
-        message = _CALLED_AS_NOT_TRACEABLE.format(_summary(error))
+        first_line = str(error).partition("\n")[0]
+        message = _CALLED_AS_NOT_TRACEABLE.format(f"{type(error).__name__}: {first_line}")
     # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the first
     # case, and raises its plain error in the second. (Here, where the trace is forgotten: as long
     # as a constant of it lives, JAX takes it for the NumPy array that it was made of, even where
@@ -86,11 +87,6 @@ _CALLED_AS_IMPURE = (
     "or the clock), so it is called once a trajectory, which is slow. Draw them by jax.random with "
     "ctx.key: fast, and the same whatever the batches or devices."
 )
-
-
-def _summary(error: Exception) -> str:
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}"
 
 
 def _traced(maker: Maker, key: Any, n: int) -> Trajectories:

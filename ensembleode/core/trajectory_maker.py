@@ -65,7 +65,8 @@ class Maker:
 
     def _is_number(self, x: Any) -> bool:
         """Whether a leaf of p is traced."""
-        return _is_numeric(x) and not (self.fixes_whole and is_whole(x))
+        is_numeric = eqx.is_array_like(x) and not isinstance(x, str)
+        return is_numeric and not (self.fixes_whole and is_whole(x))
 
     def _lane(self, prob: ODEProblem, index: Any) -> Lane:
         tree = tree_of(prob.u0, prob._order)
@@ -224,10 +225,6 @@ def trace_field(
             "of another precision are the usual cause)."
         )
     return program, tuple(consts)
-
-
-def _is_numeric(x: Any) -> bool:
-    return eqx.is_array_like(x) and not isinstance(x, str)
 
 
 def _as_real(x: Any, dtype: np.dtype) -> Any:
