@@ -1,6 +1,5 @@
 """Solver options: their names, defaults and checks."""
 
-import inspect
 from collections.abc import Mapping
 from typing import Any
 
@@ -33,6 +32,22 @@ DEFAULTS = {
 _OF_A_TRAJECTORY = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 STATIC_OPTIONS = tuple(name for name in DEFAULTS if name not in _OF_A_TRAJECTORY)
 
+# What is said of a whole solve.
+_OF_SOLVE = (
+    "alg",
+    "ensemblealg",
+    "trajectories",
+    "batch_size",
+    "seed",
+    "key",
+    "max_repeats",
+    "engine",
+    "progress",
+    "throw",
+    "on_interrupt",
+    "store",
+)
+
 
 def among(arguments: Mapping[str, Any]) -> dict[str, Any]:
     """The options that are among the arguments of a function."""
@@ -42,10 +57,8 @@ def among(arguments: Mapping[str, Any]) -> dict[str, Any]:
 def check_option_names(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(DEFAULTS))
     if unknown:
-        from .solving import solve  # (which imports this)
-
         name = unknown[0]
-        if name in inspect.signature(solve).parameters:
+        if name in _OF_SOLVE:
             raise TypeError(
                 f"{name!r} is neither f, u0, tspan or p nor a solver option that a problem can "
                 f"hold: give it to solve. A problem can hold {', '.join(DEFAULTS)}."
