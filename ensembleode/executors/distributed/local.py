@@ -10,13 +10,16 @@ import multiprocessing
 import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import jax
 
 from ...core import cpu_devices
-from ...ensemble import OnCluster
 from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
+
+
+if TYPE_CHECKING:
+    from ...ensemble import OnCluster
 
 
 _own: dict[Hashable, DaskPool] = {}
@@ -52,7 +55,7 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
     }
 
 
-def pool_of(ensemblealg: OnCluster) -> Pool:
+def pool_of(ensemblealg: "OnCluster") -> Pool:
     """The workers of an ensemble algorithm, as they are or will be.
 
     **Raises:** `TypeError` for a cluster that is none.
@@ -74,7 +77,7 @@ def pool_of(ensemblealg: OnCluster) -> Pool:
     return pool
 
 
-def close(ensemblealg: OnCluster) -> None:
+def close(ensemblealg: "OnCluster") -> None:
     """End what was started for an ensemble algorithm. (Solving again starts it again.)"""
     pool_of(ensemblealg).close()
 
@@ -163,15 +166,13 @@ def set_aside(environment: dict[str, str]) -> Callable[[], None]:
 
 
 def _connected(address: str) -> Connection:
-    _, distributed = _dask()
     try:
-        client = distributed.Client(address, set_as_default=False)
+        return _client_of(address)
     except (OSError, TimeoutError, ValueError) as e:
         raise ClusterError(
             f"there is no Dask scheduler at {address!r}: {e}. Give the address that it printed "
             "when it started, such as 'tcp://127.0.0.1:8786'."
         ) from e
-    return Connection(client, client.close)
 
 
 def _pool_on(cluster: Any, workers: int | None) -> Pool:
