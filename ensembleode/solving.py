@@ -471,7 +471,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
-    stats = Stats(outcome.naccept, outcome.nreject, outcome.nf)
+    stats = Stats(*outcome.counts)
     if not job.traced:
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":

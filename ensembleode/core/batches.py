@@ -92,21 +92,16 @@ def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_
         except (Exception, KeyboardInterrupt) as e:
             raise Stopped(ensemble(), cause_of(e)) from None
         codes.append(np.asarray(outcome.retcode))
-        new = jax.tree.map(lambda x: int(np.asarray(x).sum()), _counts(outcome))
+        new = jax.tree.map(lambda x: int(np.asarray(x).sum()), outcome.counts)
         counts = new if counts is None else jax.tree.map(int.__add__, counts, new)
         if converged := bool(stop):
             break
     return ensemble()
 
 
-def _counts(outcome: Result) -> tuple:
-    return outcome.naccept, outcome.nreject, outcome.nf
-
-
 def _total(retcode: Any, counts: Any) -> Result:
     """The outcome of a reduced ensemble: return codes of each, and total counts."""
-    naccept, nreject, nf = counts
-    return Result(None, None, None, None, retcode, naccept, nreject, nf, None)
+    return Result(None, None, None, None, retcode, *counts)
 
 
 #
@@ -126,7 +121,7 @@ def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ens
     if reduction is sum_reduction and u_init is None:
         if adds_up(job, executor):
             u, outcome = executor.total(job, integers(indices))
-            sums = jax.tree.map(jnp.sum, _counts(outcome))
+            sums = jax.tree.map(jnp.sum, outcome.counts)
             return Ensemble(u, _total(outcome.retcode, sums), jnp.asarray(False))
         u_init = empty(reduction, jax.eval_shape(batch, integers(indices)).u)
     if reduction is None:
@@ -172,7 +167,7 @@ def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ens
     if len(rest):
         carry, last = step(carry, rest)
         outcome = _join(outcome, last)
-    sums = jax.tree.map(jnp.sum, _counts(outcome))
+    sums = jax.tree.map(jnp.sum, outcome.counts)
     return Ensemble(carry[0], _total(outcome.retcode, sums), carry[1])
 
 
