@@ -83,7 +83,9 @@ def numbers(name: str, x: Any) -> np.ndarray:
 
 def pack(body: Mapping[str, Any]) -> bytes:
     """The body of a request: a dictionary of numbers, strings, arrays and dictionaries of these."""
-    return _msgpack().packb(body, default=_packed)
+    import msgpack
+
+    return msgpack.Packer(default=_packed).pack(body)
 
 
 def _packed(x: Any) -> Any:
@@ -100,9 +102,11 @@ def unpack(kind: str, content: bytes) -> Any:
 
     **Raises:** `ServiceError` for one that can't be read.
     """
+    import msgpack
+
     try:
         if kind.startswith(BINARY):
-            return _msgpack().unpackb(content, object_hook=_unpacked)
+            return msgpack.unpackb(content, object_hook=_unpacked)
         return json.loads(content)
     except Exception as e:
         raise ServiceError(
@@ -119,17 +123,6 @@ def _unpacked(x: dict) -> Any:
         raise ValueError(f"an array of {dtype}")
     # (Copied: those of a buffer can't be written to.)
     return np.frombuffer(x["data"], dtype).reshape(x["shape"]).copy()
-
-
-def _msgpack() -> Any:
-    try:
-        import msgpack
-    except ImportError as e:
-        raise ImportError(NEEDED) from e
-    return msgpack
-
-
-NEEDED = "the client of a service needs HTTPX and msgpack: pip install 'ensembleode[serve]'."
 
 
 #
