@@ -1,19 +1,11 @@
 // The form: a field for each value, with a slider where the registry has both limits.
 
+import { make, set } from "./elements.js";
 import { brief, flatten, index, linspace, niceStep, text, unflatten, uniform } from "./numbers.js";
 
 const FIELDS = 32; // of more values, the others stay as registered
 const POINTS = 101; // save points, where the registry has too few for a line
 const FEW = 16;
-
-function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined) element.setAttribute(key, value);
-  }
-  element.append(...children);
-  return element;
-}
 
 function finite(x) {
   return typeof x === "number" && Number.isFinite(x);
@@ -35,8 +27,8 @@ class Field {
       min: finite(low) ? low : null,
       max: finite(high) ? high : null,
     });
-    this.element = make("div", { class: "field" });
-    this.element.append(make("label", { for: id, id: `${id}-label` }, label), this.number);
+    const name = make("label", { for: id, id: `${id}-label` }, label);
+    this.element = make("div", { class: "field" }, name, this.number);
     if (finite(low) || finite(high)) {
       const limits = two
         ? `${text(low)} to ${text(high)}`
@@ -45,13 +37,16 @@ class Field {
       this.number.setAttribute("aria-describedby", `${id}-limits`);
     }
     if (two && slider) {
-      this.slider = make("input", { id: `${id}-slider`, type: "range" });
-      this.slider.setAttribute("aria-labelledby", `${id}-label`);
       const to = ratio ? Math.log10 : (x) => x;
       const from = ratio ? (x) => 10 ** x : (x) => x;
-      this.slider.min = to(low);
-      this.slider.max = to(high);
-      this.slider.step = ratio ? niceStep((to(high) - to(low)) / 250) : step;
+      this.slider = make("input", {
+        id: `${id}-slider`,
+        type: "range",
+        "aria-labelledby": `${id}-label`,
+        min: to(low),
+        max: to(high),
+        step: ratio ? niceStep((to(high) - to(low)) / 250) : step,
+      });
       this.slider.addEventListener("input", () => {
         const moved = Number(from(Number(this.slider.value)).toPrecision(6));
         this.#write(Math.min(Math.max(moved, low), high));
@@ -91,16 +86,8 @@ class Field {
   }
 
   mark(bad) {
-    for (const input of [this.number, this.slider]) {
-      if (!input) continue;
-      if (bad) {
-        input.setAttribute("aria-invalid", "true");
-        input.setAttribute("aria-errormessage", "alert");
-      } else {
-        input.removeAttribute("aria-invalid");
-        input.removeAttribute("aria-errormessage");
-      }
-    }
+    const marks = { "aria-invalid": bad || null, "aria-errormessage": bad ? "alert" : null };
+    for (const input of [this.number, this.slider].filter(Boolean)) set(input, marks);
   }
 }
 
