@@ -23,6 +23,7 @@ except ImportError as e:
     raise ImportError("the service needs FastAPI: pip install 'ensembleode[serve]'.") from e
 
 from ..core.version import __version__
+from ..options import check_count
 from . import documented, tokens as tokens_of, wire
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
@@ -87,9 +88,8 @@ def create_app(
         raise TypeError(f"registry must be an eo.serve.Registry, got {type(registry).__name__}.")
     if not len(registry):
         raise ValueError("registry is empty; add a problem.")
-    for name, value in (("max_batch", max_batch), ("queue", queue)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    check_count("max_batch", max_batch)
+    check_count("queue", queue)
     for name, value in (("max_wait_ms", max_wait_ms), ("drain_seconds", drain_seconds)):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be zero or positive, got {value!r}.")
@@ -98,8 +98,8 @@ def create_app(
     if tokens is not None and not isinstance(tokens, tokens_of.Tokens):
         tokens = tokens_of.Tokens(tokens)
     service = Service(
-        registry, ensemblealg, max_batch, max_wait_ms, queue, tokens, hosts, store, drain_seconds,
-        batching, batch_seconds,
+        registry, ensemblealg, max_batch, tokens, hosts, store, drain_seconds,
+        max_wait=max_wait_ms / 1000, queue=queue, coalesce=batching, limit=batch_seconds,
     )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -402,9 +402,6 @@ class _PageFiles(StaticFiles):
 
 
 def _add_page(app: FastAPI) -> None:
-    if not (_PAGE / "index.html").exists():
-        return
-
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         return FileResponse(_PAGE / "index.html", headers=_HEADERS)

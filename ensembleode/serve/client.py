@@ -71,27 +71,13 @@ def _path(kind: str, name: str, what: str = "") -> str:
     return f"/v1/{kind}/{urllib.parse.quote(name, safe='')}{what}"
 
 
-def _submission(
-    name: str, arguments: Mapping[str, Any], trajectories: int | None, seed: int | None
-) -> _Request:
-    body: dict[str, Any] = {}
-    for argument, x in arguments.items():
-        if x is None:
-            continue
-        if trajectories is not None and argument in ("u0", "p"):
-            if not (isinstance(x, list | tuple | np.ndarray) and len(x) == 2):
-                raise ValueError(
-                    f"with trajectories, {argument} must be a pair (low, high), between which "
-                    f"each trajectory's is drawn, got {x!r:.200}."
-                )
-            ends = zip(("low", "high"), x, strict=True)
-            body[argument] = {end: _numbers(argument, x) for end, x in ends}
-        else:
-            body[argument] = _numbers(argument, x)
-    body |= {} if trajectories is None else {"trajectories": int(trajectories)}
-    body |= {} if seed is None else {"seed": int(seed)}
-    # By its key a service tells that a request has come again, and makes no second job.
-    return _Request("POST", _path("problems", name, "/ensembles"), body, key=uuid.uuid4().hex)
+def _bounds(name: str, pair: Any) -> dict[str, Any]:
+    if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
+        raise ValueError(
+            f"with trajectories, {name} must be a pair (low, high), between which each "
+            f"trajectory's is drawn, got {pair!r:.200}."
+        )
+    return {"low": _numbers(name, pair[0]), "high": _numbers(name, pair[1])}
 
 
 def _arguments(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
@@ -240,8 +226,16 @@ class _Both:
 
         **Raises:** as `solve`.
         """
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        answer = await self._ask(_submission(name, arguments, trajectories, seed))
+        numbers = _numbers if trajectories is None else _bounds
+        body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
+        body |= _arguments(tspan=tspan, saveat=saveat)
+        body |= {} if trajectories is None else {"trajectories": int(trajectories)}
+        body |= {} if seed is None else {"seed": int(seed)}
+        # By its key a service tells that a request has come again, and makes no second job.
+        key = uuid.uuid4().hex
+        answer = await self._ask(
+            _Request("POST", _path("problems", name, "/ensembles"), body, key=key)
+        )
         return EnsembleJob(self, answer["id"], name)
 
     @_both

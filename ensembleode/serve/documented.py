@@ -31,13 +31,13 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 
 
 _ARRAY = _list({})
+_MAYBE_TEXT = {"type": ["string", "null"]}
 _WRONG = _has(
     code=_TEXT,
     message=_TEXT,
-    path={"type": ["string", "null"], "description": "The field that is wrong."},
-    id={"type": ["string", "null"], "description": "What the log calls it."},
-)
-_WRONG["required"] = [*_WRONG["properties"]]
+    path=_MAYBE_TEXT | {"description": "The field that is wrong."},
+    id=_MAYBE_TEXT | {"description": "What the log calls it."},
+) | {"required": ["code", "message", "path", "id"]}
 _ERROR = _has(error=_WRONG) | {"required": ["error"]}
 _WHY = {
     400: "It is not HTTP, JSON or MessagePack as it should be.",
@@ -144,7 +144,7 @@ _PROBLEM = _has(
     saveat=_list({"type": "number"}),
     limits=_has(),
     alg=_TEXT,
-    no_gradient={"type": ["string", "null"], "description": "Why it has none, if so."},
+    no_gradient=_MAYBE_TEXT | {"description": "Why it has none, if so."},
 )
 _JOB = _has(
     id=_TEXT,
@@ -155,7 +155,7 @@ _JOB = _has(
     retcodes=_has(),
     created=_TEXT,
     seconds={"type": "number", "description": "For which it has run."},
-    error={"type": ["string", "null"]},
+    error=_MAYBE_TEXT,
 )
 
 
@@ -195,10 +195,7 @@ _PULLED = _has(
     retcode=_CODE,
     seconds=_SECONDS,
 )
-_AFTER = {
-    "type": ["string", "null"],
-    "description": "The after of the next page; null where there is none.",
-}
+_AFTER = _MAYBE_TEXT | {"description": "The after of the next page; null where there is none."}
 _KEY = {
     "name": "Idempotency-Key",
     "in": "header",
@@ -216,9 +213,8 @@ PROBLEM = _extra(None, _PROBLEM, 200, (404, 405, 500))
 JOBS = _extra(None, _has(ensembles=_list(_JOB), next=_AFTER), 200, (404, 405, 422, 500, 503))
 JOB = _extra(None, _JOB, 200, (403, 404, 405, 409, 422, 429, 500, 503))
 DOWNLOAD = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500, 503))
-DOWNLOAD["responses"][200]["content"] = dict.fromkeys(
-    (BINARY, "application/x-npz"), {"schema": _TEXT | {"format": "binary"}}
-)
+_FILE = {"schema": _TEXT | {"format": "binary"}}
+DOWNLOAD["responses"][200]["content"] = {BINARY: _FILE, "application/x-npz": _FILE}
 HEALTH: dict[str, Any] = {
     "responses": {
         code: {"description": what, "content": {JSON: {"schema": _has(status=_TEXT)}}}

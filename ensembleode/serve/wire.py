@@ -34,26 +34,20 @@ _LISTS = 2**20
 _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}
 
 
+@dataclasses.dataclass(eq=False)
 class Refused(Exception):
     """A request that can't be answered: the status, a code, what is wrong, and where."""
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        path: str | None = None,
-        *,
-        id: str | None = None,
-        headers: dict[str, str] | None = None,
-    ):
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.path = path
-        self.id = id
-        self.headers = headers
+    status: int
+    code: str
+    message: str
+    path: str | None = None
+    _: dataclasses.KW_ONLY
+    id: str | None = None
+    headers: dict[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         error = {"code": self.code, "message": self.message, "path": self.path, "id": self.id}

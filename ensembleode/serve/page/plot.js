@@ -135,12 +135,8 @@ export class Plot {
   #follow(event) {
     if (!this.data || !this.scale) return;
     const at = event.clientX - this.picture.getBoundingClientRect().left;
-    const { t } = this.data;
-    let nearest = 0;
-    for (let i = 1; i < t.length; i++) {
-      if (Math.abs(this.scale.x(t[i]) - at) < Math.abs(this.scale.x(t[nearest]) - at)) nearest = i;
-    }
-    this.slider.value = nearest;
+    const far = this.data.t.map((time) => Math.abs(this.scale.x(time) - at));
+    this.slider.value = far.reduce((nearest, x, i) => (x < far[nearest] ? i : nearest), 0);
     this.#readOut();
   }
 
