@@ -304,12 +304,11 @@ class _Both:
         httpx = self._httpx
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         slow = isinstance(error, httpx.TimeoutException) and not unsent
-        why = str(error) or type(error).__name__
-        if slow and attempts.left <= 0:
-            message, code = f"{self.url} did not answer within the deadline", "deadline"
-        elif slow:
-            message, code = f"{self.url} did not answer within {attempts.patience:.3g} s", "timeout"
+        if slow:
+            limit = "the deadline" if attempts.left <= 0 else f"{attempts.patience:.3g} s"
+            message, code = f"{self.url} did not answer within {limit}", "timeout"
         else:
+            why = str(error) or type(error).__name__
             message, code = f"{self.url} can't be reached, or left off: {why}", "connection"
         broken = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
         again = not slow and not broken and (unsent or attempts.repeatable)

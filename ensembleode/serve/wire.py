@@ -528,7 +528,6 @@ def _short(e: Exception) -> str:
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; arrays are NumPy's."""
     rows = asked.rows
-    seconds = {"wait": wait, "solve": solve}
     counts = {"naccept": answer.naccept, "nreject": answer.nreject, "nf": answer.nf}
     if asked.many:
         # Filled-up times that the engine saved as well are not among those asked for.
@@ -537,25 +536,22 @@ def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str,
         if lengths.min() < rows:
             reached = np.arange(rows) < lengths[:, None]
             u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
-        return {
-            "u": u,
-            "t": asked.times,
-            "retcode": [_CODES[i] for i in answer.retcode.tolist()],
-            "stats": counts,
-            "lengths": lengths,
-            "seconds": seconds,
-        }
-    u, length = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
-    if length < rows:
-        u = u.copy()
-        u[length:] = np.nan
+        times, codes = asked.times, [_CODES[i] for i in answer.retcode.tolist()]
+    else:
+        u, lengths = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
+        if lengths < rows:
+            u = u.copy()
+            u[lengths:] = np.nan
+        times = asked.times if asked.times.ndim == 1 else asked.times[0]
+        codes = _CODES[int(answer.retcode[0])]
+        counts = {k: None if x is None else int(x[0]) for k, x in counts.items()}
     return {
         "u": u,
-        "t": asked.times if asked.times.ndim == 1 else asked.times[0],
-        "retcode": _CODES[int(answer.retcode[0])],
-        "stats": {k: None if x is None else int(x[0]) for k, x in counts.items()},
-        "lengths": length,
-        "seconds": seconds,
+        "t": times,
+        "retcode": codes,
+        "stats": counts,
+        "lengths": lengths,
+        "seconds": {"wait": wait, "solve": solve},
     }
 
 

@@ -143,13 +143,12 @@ export class Form {
     const { state, parameters, tspan, saveat, limits } = problem;
     this.problem = problem;
     const { shape } = state;
-    const list = (nested) => (nested === null ? null : flatten(nested));
     this.u0 = new Values(
       "u0",
-      list(state.default),
+      flatten(state.default),
       state.labels,
-      list(state.low),
-      list(state.high),
+      flatten(state.low),
+      flatten(state.high),
       (i) => `u${index(i, shape)}`,
     );
     // A network's weights are no sliders.
