@@ -179,10 +179,6 @@ def without_token() -> Refused:
     )
 
 
-def too_long() -> Refused:
-    return Refused(431, "headers", "the headers are too long.")
-
-
 def too_late() -> Refused:
     return Refused(408, "timeout", "the body did not arrive.")
 

@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from . import calls
 from .calls import Bodies, Call, LARGE, Reply, too_large, too_late
 from .service import Service
+from .wire import Refused
 
 
 # Bytes of the headers of a request (more are no request: 431), and seconds for them to arrive.
@@ -112,7 +113,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             """Answer to headers without end, where nothing else is being answered."""
             self._refused = True
             if not (self._is_answering or self.transport.is_closing()):
-                reply = calls.reply_to(calls.too_long())
+                reply = calls.reply_to(Refused(431, "headers", "the headers are too long."))
                 self.transport.write(reply.head(self._headers(None), close=True) + reply.body)
             self.transport.close()
 

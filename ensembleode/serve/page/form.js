@@ -101,14 +101,15 @@ export class BadValue extends Error {
 
 /** The values of one problem: those of the registry, and the fields over them. */
 class Values {
-  constructor(kind, registered, labels, lows, highs, names) {
-    this.registered = registered;
-    this.labels = registered.map((_, i) => labels?.[i] ?? names(i));
-    this.low = registered.map((_, i) => lows?.[i] ?? -Infinity);
-    this.high = registered.map((_, i) => highs?.[i] ?? Infinity);
-    this.fields = registered
+  constructor(kind, { default: registered, labels, low, high }, names) {
+    this.registered = flatten(registered);
+    this.labels = this.registered.map((_, i) => labels?.[i] ?? names(i));
+    const [lows, highs] = [flatten(low), flatten(high)];
+    this.low = this.registered.map((_, i) => lows[i] ?? -Infinity);
+    this.high = this.registered.map((_, i) => highs[i] ?? Infinity);
+    this.fields = this.registered
       .slice(0, FIELDS)
-      .map((value, i) => new Field(`${kind}-${i}`, this.labels[i], value, lows?.[i], highs?.[i]));
+      .map((value, i) => new Field(`${kind}-${i}`, this.labels[i], value, lows[i], highs[i]));
   }
 
   read() {
@@ -143,24 +144,11 @@ export class Form {
     const { state, parameters, tspan, saveat, limits } = problem;
     this.problem = problem;
     const { shape } = state;
-    this.u0 = new Values(
-      "u0",
-      flatten(state.default),
-      state.labels,
-      flatten(state.low),
-      flatten(state.high),
-      (i) => `u${index(i, shape)}`,
-    );
+    this.u0 = new Values("u0", state, (i) => `u${index(i, shape)}`);
     // A network's weights are no sliders.
     const few = parameters.size <= FIELDS;
-    this.p = new Values(
-      "p",
-      few ? parameters.default : [],
-      parameters.labels,
-      parameters.low,
-      parameters.high,
-      (i) => `p[${i}]`,
-    );
+    const shown = few ? parameters : { ...parameters, default: [] };
+    this.p = new Values("p", shown, (i) => `p[${i}]`);
     const [earliest, latest] = limits?.tspan ?? [null, null];
     const plain = { slider: false };
     this.start = new Field("t0", "From", tspan[0], earliest, latest, plain);
