@@ -7,6 +7,7 @@ step, time and step are scalars, and the lanes begin and end together.
 The parts of a turn: `attempt` a step, `control` the size of the next, `commit`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -27,42 +28,64 @@ from ...solvers.step_size import (
     Tolerances,
 )
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
-from .numbers import Held
+from .numbers import Held, Layout
 
 
 # Where lanes end together: turns between two looks at whether they are to stop, a power of two.
 _TURNS = 4096
 
 
-class Problem(NamedTuple):
-    """What is solved.
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """All that decides a kernel.
 
-    - `field(held)`: the vector field `(y, t, mask) -> dy` of the trajectories that are held, where
-        the mask is of the lanes that count.
-    - `controlled`: how many components of the state step-size control looks at (the first ones).
-    - `saving`: what is saved (however many rows); `own_times`, `has_count`: of the times to save.
-    - `has_dt`: whether the size of the (first) step is given; `bounds`: which bounds of steps are,
-        the names of `StepBounds`.
+    - `field`: the vector field, `field(consts, u, p, t)`.
+    - `controlled`: how many components of the state step-size control looks at.
+    - `method`, `controller`, `norm`: how it steps; no controller with a fixed step.
+    - `saving`: what is saved (however many rows).
+    - `layout`: what the numbers of a trajectory are.
+    - `own_times`: whether each trajectory has its own times to save.
+    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
+        that come first.
     """
 
-    field: Callable[[Held], Callable]
+    field: Program
+    controlled: int
     method: RungeKutta
     controller: AbstractController | None
     norm: AbstractNorm
-    size: int
-    controlled: int
-    dtype: np.dtype
     saving: Saving
+    layout: Layout
     own_times: bool
-    has_count: bool
-    has_dt: bool
-    bounds: tuple[str, ...]
+    width: int
+    has_fma: bool = True
+    on_gpu: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.field.out_avals[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.field.out_avals[0].dtype)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all trajectories take the same steps, of a fixed size."""
+        named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
+        return self.controller is None and not any(x.is_own for x in named)
 
     @property
     def adaptive(self) -> bool:
         return self.controller is not None
+
+    def has(self, name: str) -> bool:
+        """Whether the trajectories have a number of this name."""
+        return self.layout.find(name) is not None
 
 
 class Queue(NamedTuple):
@@ -104,7 +127,9 @@ class Loop:
 
     **Arguments:**
 
-    - `is_uniform`: whether all trajectories share a fixed step.
+    - `problem`: what is solved.
+    - `field(held)`: the vector field `(y, t, mask) -> dy` of the trajectories that are held, where
+        the mask is of the lanes that count.
     - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
@@ -114,7 +139,8 @@ class Loop:
     def __init__(
         self,
         b: Builder,
-        problem: Problem,
+        problem: Description,
+        field: Callable[[Held], Callable],
         held: Held,
         queue: Queue,
         times: Buffer | None,
@@ -122,7 +148,6 @@ class Loop:
         rows: Value,
         maxiters: Value,
         *,
-        is_uniform: bool,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
     ):
@@ -130,9 +155,10 @@ class Loop:
         self.times, self.rows, self.maxiters = times, rows, maxiters
         # (None what there is nothing for; each is used only where there is.)
         self.outputs: Any = outputs
-        self.is_uniform, self._stop, self._on_begin = is_uniform, stop, on_begin
+        self._stop, self._on_begin = stop, on_begin
+        self.is_uniform = is_uniform = problem.is_uniform
         self.order = held.order
-        self.field = problem.field(held)
+        self.field_of, self.field = field, field(held)
         dtype, n = problem.dtype, problem.size
         self.y = [b.variable(dtype, 0) for _ in range(n)]
         self.k = [b.variable(dtype, 0) for _ in range(n)] if problem.method.keeps else []
@@ -152,7 +178,7 @@ class Loop:
         # Whether any lane goes on: where they end together, a turn takes no look at the lanes.
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         saves = problem.saving.mode != "ends" and outputs is not None
-        shares_rows = is_uniform and not problem.own_times and not problem.has_count
+        shares_rows = is_uniform and not problem.own_times and not problem.has("count")
         self.shares_rows = shares_rows and problem.saving.mode == "times"
         self.row: Any = b.variable(I64, 0, of_lanes=not self.shares_rows) if saves else None
         self.time: Any = None
@@ -164,7 +190,7 @@ class Loop:
         self.pool_end = b.variable(I64, queue.first, of_lanes=False)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
-        self._prepares = not is_uniform and (problem.method.keeps or not problem.has_dt)
+        self._prepares = not is_uniform and (problem.method.keeps or not problem.has("dt"))
         if self._prepares:
             self._pool_k: Any = b.array(dtype, n, of_lanes=True) if self.k else None
             self._pool_h = b.array(dtype, 1, of_lanes=True)
@@ -300,7 +326,8 @@ class Loop:
         return Tolerances(of("abstol"), of("reltol"))
 
     def bounds(self, held: Held) -> StepBounds:
-        return StepBounds(**{name: held.number(name) for name in self.problem.bounds})
+        has = self.problem.has
+        return StepBounds(*(held.number(x) if has(x) else None for x in StepBounds._fields))
 
     def is_finite(self, y: tuple) -> Value:
         total = y[0] * 0.0
@@ -321,7 +348,7 @@ class Loop:
         held = self.held if held is None else held
         assert self.times is not None
         inside = row < self.rows
-        if p.has_count:
+        if p.has("count"):
             inside = inside & (row < b.cast(held.number("count"), I64))
         at = b.where(inside, row, 0)
         if p.own_times:
@@ -387,14 +414,14 @@ class Loop:
         # In place of the trajectories that the lanes hold, for a while.
         held = self.held.another()
         held.take(b.where(inside, index, 0), b.spread(inside))
-        field = p.field(held)
+        field = self.field_of(held)
         y = tuple(held.u0(held.index.get(), inside))
         t0, t1 = held.number("t0"), held.number("t1")
         k = field(y, t0, b.spread(inside))
         if self._pool_k is not None:
             for c, x in enumerate(k):
                 self._pool_k.store_lanes(c * max(1, b.lanes), x)
-        if p.has_dt:
+        if p.has("dt"):
             return
         assert p.controller is not None
         tol = self.tolerances(held, p.size)
@@ -449,7 +476,7 @@ class Loop:
                 width = max(1, b.lanes)
                 for c, variable in enumerate(self.k):
                     variable.set(self._pool_k.gather(pool + c * width, fresh, variable.get()))
-            h = held.number("dt") if p.has_dt else self._pool_h.gather(pool, fresh, 1)
+            h = held.number("dt") if p.has("dt") else self._pool_h.gather(pool, fresh, 1)
             h = abs(h)
             if p.adaptive:
                 h = self.bounds(held).bounded(b, h)

@@ -20,7 +20,7 @@ from ...tracing.program import Program
 from ..results import Counts, Saved
 from . import kernel, launch, machine
 from .call import call, Share
-from .kernel import Description
+from .loop import Description
 from .numbers import layout_of, operands_of, trajectories_last
 from .replay import EVENT_CELLS
 
