@@ -39,7 +39,7 @@ from . import walking
 from .builder import BOOL, Buffer as Place, Builder, I64, Module, Value, Variable
 from .operations import checked, operation
 from .products import product
-from .reading import copied, Given as Given, Memory as Memory, Numbers as Numbers
+from .reading import copied, Memory, Numbers
 from .uniformity import Region, Uniformity
 
 
