@@ -6,7 +6,7 @@ own end and its own return code, and takes the next trajectory when it has finis
 
 - `builder.py`: LLVM IR from Python. `functions/`: elementary functions in it.
 - `field.py`: the vector field, from the small language of `fields`; `operations.py`,
-    `products.py`, `reading.py`, `uniformity.py` and `walking.py`: its parts.
+    `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
     reverse mode, of the steps that were recorded.
 - `kernel.py`: both as kernels. `solves.py`: these as functions of arrays; `gradients.py`: made

@@ -13,9 +13,9 @@ import numpy as np
 from ...fields import UntranslatableError
 from ...fields.folding import FOLDED_INTEGERS
 from ...fields.ir import Const, Function, Load, Op
+from ...fields.walking import every_part
 from .builder import BOOL, Builder, integer_like, Value
 from .functions import FUNCTIONS, HIGHEST_ORDER, integer_pow
-from .walking import every_part
 
 
 DTYPES = {
