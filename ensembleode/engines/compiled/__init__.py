@@ -78,7 +78,7 @@ def _read_derivative(field: Program) -> _Reading:
 
 def _read_program(program: Program, what: str) -> _Reading:
     avals = parameters_of(program)
-    inputs = Inputs.as_they_are(avals, ["own"] * len(avals))
+    inputs = Inputs.laid_out(avals, ["own"] * len(avals))
     try:
         fn = lower(program.jaxpr, inputs)
         check(fn)

@@ -271,7 +271,6 @@ class Module:
         self,
         name: str,
         parameters: Sequence[str],
-        returns: str = "void",
         *,
         attributes: str = "",
         linkage: str = "internal",
@@ -283,7 +282,7 @@ class Module:
         self._functions[name] = ""  # (in order of their beginnings, and known within itself)
         builder = Builder(self)
         yield builder
-        head = f"define {linkage} {returns} @{name}({', '.join(parameters)}) {attributes} #0 {{"
+        head = f"define {linkage} void @{name}({', '.join(parameters)}) {attributes} #0 {{"
         body = "\n".join(["entry:", *builder.allocas, *builder.lines])
         self._functions[name] = f"{head}\n{body}\n}}\n"
 
@@ -397,8 +396,8 @@ class Builder:
     def variable(self, dtype: np.dtype, value: Any = None, *, of_lanes: bool = True) -> Variable:
         return Variable(self, dtype, self.lanes if of_lanes else 0, value)
 
-    def return_(self, value: Value | None = None) -> None:
-        self.emit("ret void" if value is None else f"ret {value}")
+    def return_(self) -> None:
+        self.emit("ret void")
 
     #
     # Constants and shapes

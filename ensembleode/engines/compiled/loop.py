@@ -487,7 +487,6 @@ class Loop:
         active = self.queue.wanted.gather(held.index.get(), fresh, False)
         active = active & self.is_finite(self.state()) & t0.ne(t1)
         if p.adaptive:
-            assert self.probing is not None
             active = active & (self.h.get() * 0.0).eq(0.0)
             assert p.controller is not None
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
@@ -624,7 +623,6 @@ class Loop:
     def _write(self, row: Value, mask: Value, y: tuple) -> None:
         """A row of the states of the lanes of the mask."""
         size = self.problem.size
-        assert self.outputs is not None
         for c, x in enumerate(y):
             place = self.order.place(self.held.index.get(), row * size + c, self.rows * size)
             self.outputs.u.scatter(place, mask, x)
@@ -641,7 +639,6 @@ class Loop:
             self.row.set_where(fresh, int(p.saving.start))
             if p.saving.start:
                 self._write(b.constant(0, I64), fresh, self.state())
-                assert self.outputs.t is not None
                 self.outputs.t.scatter(self._place_of_time(0), fresh, self.t0)
             return
         t0 = self.t0
@@ -687,7 +684,6 @@ class Loop:
             row = self.row.get()
             here = step.accepted & (row < self.rows)
             self._write(row, here, step.attempt.y2)
-            assert self.outputs.t is not None
             self.outputs.t.scatter(self._place_of_time(row), here, step.t2)
             self.row.set(row + b.cast(here, I64))
             return

@@ -429,7 +429,7 @@ def test_many_functions_stay_a_loop():
     def loops(case):
         program, consts = trace(case.fn, *case.one())
         groups = ["shared"] * len(consts) + ["own"] * (len(program.jaxpr.invars) - 2)
-        inputs = Inputs.as_they_are(parameters_of(program), groups)
+        inputs = Inputs.laid_out(parameters_of(program), groups)
         fn = field.lowered(program.jaxpr, inputs, 100)
         return [s for s in fn.body if isinstance(s, For)]
 
