@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ...solvers.arithmetic import Components, PlainArithmetic
+
 
 BOOL, I32, I64 = np.dtype(bool), np.dtype(np.int32), np.dtype(np.int64)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -302,7 +304,7 @@ class Module:
         return "\n".join([*parts, ""])
 
 
-class Builder:
+class Builder(PlainArithmetic):
     """Writes the instructions of a function, one after the other."""
 
     def __init__(self, module: Module):
@@ -526,26 +528,7 @@ class Builder:
     def equal(self, x: Any, y: Any) -> Value:
         return self.compare("eq", x, y)
 
-    def over(self, number: Value, component: Value) -> Value:
-        del component
-        return number
-
-    def once(self, x: Value) -> Value:
-        return x
-
-    def stopped(self, x: Value) -> Value:
-        return x
-
-    def mean(self, components: Sequence[Value]) -> Value:
-        return self.total(components) * (1.0 / len(components))
-
-    def total(self, components: Sequence[Value]) -> Value:
-        total = components[0]
-        for x in components[1:]:
-            total = total + x
-        return total
-
-    def largest(self, components: Sequence[Value]) -> Value:
+    def largest(self, components: Components) -> Value:
         largest = components[0]
         for x in components[1:]:
             # (What is NaN remains, whichever it is.)
@@ -566,9 +549,6 @@ class Builder:
 
     def floor(self, x: Value) -> Value:
         return self.intrinsic("floor", x)
-
-    def ceil(self, x: Value) -> Value:
-        return self.intrinsic("ceil", x)
 
     def trunc(self, x: Value) -> Value:
         return self.intrinsic("trunc", x)

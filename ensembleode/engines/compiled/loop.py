@@ -645,24 +645,18 @@ class Loop:
         if self.shares_rows:
             self.row.set(0)
             self.time.set(self.time_at(self.row.get(), fresh))
-
-            def due() -> Value:
-                return self.time.get().eq(t0)
-
-            def one() -> None:
-                self._write_row(fresh, self.state())
-
         else:
             self.row.set_where(fresh, 0)
             self.time.set_where(fresh, self.time_at(self.row.get(), fresh))
 
-            def due() -> Value:
-                return b.any(fresh & self.time.get().eq(t0))
+        def due() -> Value:
+            here = self.time.get().eq(t0)
+            return here if self.shares_rows else fresh & here
 
-            def one() -> None:
-                self._write_row(fresh & self.time.get().eq(t0), self.state())
+        def one() -> None:
+            self._write_row(fresh if self.shares_rows else due(), self.state())
 
-        b.while_(due, one)
+        b.while_(lambda: b.any(due()), one)
 
     def _write_row(self, mask: Value, y: tuple) -> None:
         """The next row of the lanes of the mask."""
