@@ -49,11 +49,9 @@ def _literal(value: Any, dtype: np.dtype) -> str:
 def _operator(method: str, *how: str, swapped: bool = False) -> Callable[[Value, Any], Value]:
     """What a method of the builder does with a value and another operand."""
 
-    def operator(self: Value, other: Any) -> Value:
-        operands = (other, self) if swapped else (self, other)
-        return getattr(self.builder, method)(*how, *operands)
-
-    return operator
+    if swapped:
+        return lambda self, other: getattr(self.builder, method)(*how, other, self)
+    return lambda self, other: getattr(self.builder, method)(*how, self, other)
 
 
 class Value:
