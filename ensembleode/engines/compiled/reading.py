@@ -67,14 +67,13 @@ class Memory:
     def _place(self, index: Value | int) -> Value | int:
         b = self.buffer.builder
         if self.offsets is not None:
-            return self.offsets + self._apart(index)
+            stride = self.stride
+            at = index if isinstance(stride, int) and stride == 1 else index * stride
+            return self.offsets + at
         if not self.of_lanes or not b.lanes:
             return index
         place = index * b.lanes
         return place + b.lane_numbers() if isinstance(place, Value) and place.lanes else place
-
-    def _apart(self, index: Value | int) -> Value | int:
-        return index if isinstance(self.stride, int) and self.stride == 1 else index * self.stride
 
 
 class Numbers(abc.ABC):
