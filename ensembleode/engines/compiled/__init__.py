@@ -32,6 +32,7 @@ from ...core.logs import log_once
 from ...core.plan import Plan, Result
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
+from ...fields.walking import length
 from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
 from ..engine import Engine
@@ -39,7 +40,6 @@ from ..explicit import method
 from ..rates import with_rates
 from ..results import with_times
 from .compiler import available
-from .field import length
 from .kernel import transposed
 from .operations import check
 
@@ -84,7 +84,7 @@ def _read_program(program: Program, what: str) -> _Reading:
         check(fn)
     except UntranslatableError as e:
         return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
-    return _Reading(None, length(fn))
+    return _Reading(None, length(fn.body))
 
 
 class Compiled(Engine):

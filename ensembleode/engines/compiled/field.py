@@ -43,11 +43,6 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Funct
     return lower(jaxpr, inputs, largest_returned, apart=False)
 
 
-def length(fn: ir.Function) -> int:
-    """How many statements a function has, loops unrolled."""
-    return walking.length(fn.body)
-
-
 def evaluate(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:

@@ -12,9 +12,10 @@ import numpy as np
 
 from ...fields import parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
+from ...fields.walking import length
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
-from .field import evaluate, evaluate_apart, length, lowered
+from .field import evaluate, evaluate_apart, lowered
 from .loop import Description, Loop, Outputs, Queue
 from .numbers import Held, Order
 from .operations import check
@@ -62,7 +63,7 @@ def _evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
     """The components of a function, one a lane each."""
-    if length(fn) > _LONGEST_INLINED:
+    if length(fn.body) > _LONGEST_INLINED:
         out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     else:
         out = evaluate(b, fn, numbers, t, mask)
