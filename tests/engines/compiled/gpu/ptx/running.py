@@ -183,7 +183,8 @@ class _Code:
 
     def _step(self, i: Instruction) -> Step:
         special = {"ld": self._load, "st": self._store, "cvta": self._address, "call": self._call}
-        step = special.get(i.name, self._compute)(i)
+        is_split = i.name == "mov" and "{" in "".join(i.operands)
+        step = (self._split if is_split else special.get(i.name, self._compute))(i)
         return step if i.guard is None else self._guarded(i, step)
 
     def _guarded(self, i: Instruction, step: Step) -> Step:
@@ -253,6 +254,23 @@ class _Code:
 
         def run(frame: _Frame, here: Threads) -> None:
             write(frame, here, function(*[x(frame, here) for x in sources]))
+
+        return run
+
+    def _split(self, i: Instruction) -> Step:
+        """A number into the parts of its bits, the lowest first, or from them."""
+        whole = dtype_of(i.modifiers[0])
+        places = [_several(x) for x in i.operands]
+        parts = max(map(len, places))
+        part = np.dtype(f"u{whole.itemsize // parts}")
+        to, of = (whole if len(x) == 1 else part for x in places)
+        writes = [self.target(x, to) for x in places[0]]
+        sources = [self.source(x, of) for x in places[1]]
+
+        def run(frame: _Frame, here: Threads) -> None:
+            bits = np.stack([x(frame, here) for x in sources], axis=-1).view(to)
+            for number, write in enumerate(writes):
+                write(frame, here, bits[..., number])
 
         return run
 
@@ -360,6 +378,10 @@ def _immediate(operand: str, dtype: np.dtype) -> Any:
     return np.array([bits], f"u{dtype.itemsize}").view(dtype)
 
 
+def _several(registers: str) -> list[str]:
+    return [x.strip() for x in registers.strip("{}").split(",")]
+
+
 def _access(i: Instruction, registers: str) -> tuple[str, bool, list[str], np.dtype]:
     """Of a load or a store: the space of its address (empty where the address tells), whether it is
     of what nobody writes, the registers, and the dtype."""
@@ -367,7 +389,7 @@ def _access(i: Instruction, registers: str) -> tuple[str, bool, list[str], np.dt
     space = flags.pop(0) if flags and flags[0] in ("param", "global", "local") else ""
     constant = bool(flags) and flags[0] == "nc"
     rest = flags[constant:]
-    several = [x.strip() for x in registers.strip("{}").split(",")]
+    several = _several(registers)
     if rest != ([f"v{len(several)}"] if len(several) > 1 else []):
         raise PtxError(f"{i} is no access that is known.")
     if space == "param" and len(several) > 1:
