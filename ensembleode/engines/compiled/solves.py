@@ -253,7 +253,9 @@ def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: An
         start = 0
         for i in part:
             end = start + math.prod(avals[i].shape)
-            found[i] = flat[:, start:end].reshape(-1, *avals[i].shape).astype(avals[i].dtype)
+            # (Not -1 of them: an array may be empty.)
+            each = flat[:, start:end].reshape(flat.shape[0], *avals[i].shape)
+            found[i] = each.astype(avals[i].dtype)
             start = end
     return Pulled(to_u0.reshape(n, *plan.state.shape), [found[i] for i in sorted(found)])
 

@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 
 def launched(body, *operands, result=(8, np.float64), functions="", blocks=1, block=4):
-    """The result of a kernel, whose parameters are pointers to the operands and to it: `%rd0` on."""
+    """The result of a kernel, whose parameters are pointers to the operands, and to it: `%rd0`..."""
     memory = Memory()
     inputs = [Buffer(f"operand {i}", x.nbytes, x.tobytes()) for i, x in enumerate(operands)]
     size, dtype = result
@@ -98,6 +98,7 @@ CASES = {
     "mul.wide.s32": ([[-3, 2**30], [2, 4]], [-6, 2**32]),
     "mul.wide.u32": ([[2**32 - 1], [2]], [2**33 - 2]),
     "mul.lo.s64": ([[LARGE], [2]], [-2]),
+    "mul.hi.u64": ([[2**64 - 1, 2**32], [2**64 - 1, 2**32]], [2**64 - 2, 1]),
     "mad.lo.s64": ([[3], [4], [5]], [17]),
     "div.u64": ([[7, 2**64 - 1], [2, 2]], [3, LARGE]),
     "not.pred": ([[True, False]], [False, True]),
@@ -157,7 +158,10 @@ def test_fma_is_rounded_once(dtype):
     for x, y, z, found in zip(a, b, c, fma(a, b, c), strict=True):
         exact = Fraction(float(x)) * Fraction(float(y)) + Fraction(float(z))
         error = abs(Fraction(float(found)) - exact)
-        for neighbour in (np.nextafter(found, -dtype.type(INF)), np.nextafter(found, dtype.type(INF))):
+        for neighbour in (
+            np.nextafter(found, -dtype.type(INF)),
+            np.nextafter(found, dtype.type(INF)),
+        ):
             assert error <= abs(Fraction(float(neighbour)) - exact)
 
 
@@ -193,6 +197,12 @@ st.global.b64 [%rd1], %rd20;
 
 
 SQUARE = """
+.func (.param .b64 func_retval0) square
+(
+.param .b64 square_param_0,
+.param .b64 square_param_1
+)
+;
 .func (.param .b64 func_retval0) square(
 .param .b64 square_param_0,
 .param .b64 square_param_1

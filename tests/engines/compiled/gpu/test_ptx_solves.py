@@ -162,6 +162,26 @@ def test_numbers_of_other_dtypes(on_ptx):
     assert len(np.unique(got.u[:, -1, 0])) == 5
 
 
+@pytest.mark.parametrize("n", [slow_unless(False, 500), 501])
+def test_as_many_arrays_as_parameters_of_a_kernel(on_ptx, n):
+    p = {str(i): jnp.array(0.1 * (i % 7)) for i in range(n)}
+    prob = eo.ODEProblem(lambda u, p, t: -u * sum(p.values()) / n, jnp.ones(1), (0.0, 1.0), p)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + ctx.index))
+    options = {"trajectories": 2, "saveat": 0.5}
+    if n == 501:
+        with pytest.raises(ValueError, match=r"at most 500 arrays.*501: put several into one"):
+            eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUKernel(), **options)
+        return
+    for transform in (lambda f: f, jax.grad):
+
+        def total(u0, *a, **k):
+            prob = eo.remake(ens.prob, u0=u0)
+            sim = eo.solve(eo.EnsembleProblem(prob, ens.prob_func), eo.Tsit5(), *a, **options, **k)
+            return jnp.sum(sim.u)
+
+        same(*by_ptx(lambda *a, t=transform, f=total, **k: t(f)(prob.u0, *a, **k)))
+
+
 QUICK_PROBLEMS = {("forced", False), ("pendulum", True)}
 
 

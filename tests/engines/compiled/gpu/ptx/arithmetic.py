@@ -95,6 +95,16 @@ def _field(a: Any, start: Any, length: Any) -> Any:
     return _shift(np.right_shift)(a, start) & mask
 
 
+def _high(a: Any, b: Any) -> Any:
+    """The upper half of a product of numbers of 64 bits without a sign."""
+    if a.dtype != np.uint64:
+        raise PtxError("the upper half of a product of other numbers.")
+    half, low = np.uint64(32), np.uint64(2**32 - 1)
+    a1, a0, b1, b0 = a >> half, a & low, b >> half, b & low
+    middle = a1 * b0 + (a0 * b0 >> half)
+    return a1 * b1 + (middle >> half) + ((middle & low) + a0 * b1 >> half)
+
+
 def _whole_division(a: Any, b: Any) -> Any:
     """Of numbers without a sign; by zero it is not said what."""
     if a.dtype.kind != "u" or (b == 0).any():
@@ -131,6 +141,7 @@ _TABLE: dict[tuple, tuple] = {
     ("sub", (), "whole"): (np.subtract, None, None),
     ("neg", (), "whole"): (np.negative, None),
     ("mul", ("lo",), "whole"): (np.multiply, None, None),
+    ("mul", ("hi",), "whole"): (_high, None, None),
     ("mad", ("lo",), "whole"): (lambda a, b, c: a * b + c, None, None, None),
     ("div", (), "whole"): (_whole_division, None, None),
     ("max", (), "whole"): (np.maximum, None, None),

@@ -92,8 +92,11 @@ def parse(text: str) -> Module:
             alignment, name, size, values = match.groups()
             content = bytes(map(int, values.split(",")))
             tables[name] = content.ljust(int(size), b"\0"), int(alignment)
-        elif _HEAD.match(line + ")"):
-            start = lines.index("{", at)
+        elif line.startswith((".func", ".visible .entry")):
+            start = next(i for i in range(at, len(lines)) if lines[i] in ("{", ";"))
+            if lines[start] == ";":  # (a declaration of what comes later)
+                at = start + 1
+                continue
             end = _end(lines, start)
             function = _function(" ".join(lines[at:start]), lines[start + 1 : end])
             functions[function.name] = function

@@ -17,7 +17,7 @@ from . import arithmetic
 from .arithmetic import dtype_of, Operation
 from .errors import PtxError
 from .memory import Buffer, GENERIC_GLOBAL, GENERIC_LOCAL, Local, Memory
-from .parsing import ENDS, Function, Instruction, parse
+from .parsing import ENDS, Function, Instruction, Module, parse
 
 
 # Which threads: as indices, or as a slice where they are side by side.
@@ -26,7 +26,7 @@ Threads: TypeAlias = Any
 _DONE = np.iinfo(np.int32).max
 # Blocks that are run before a launch is taken for one that never ends.
 _MOST_BLOCKS = 3_000_000
-_MOST_THREADS, _WARP, _MOST_BLOCKS_X = 1024, 32, 2**31 - 1
+_MOST_THREADS, _MOST_BLOCKS_X = 1024, 2**31 - 1
 
 
 def run(
@@ -45,9 +45,18 @@ def run(
         raise PtxError(f"there is no kernel {name!r}.")
     if [x.type for x in kernel.parameters] != ["u64"] * len(arguments):
         raise PtxError(f"{name} doesn't take {len(arguments)} pointers.")
+    bytes_ = 8 * len(arguments)
+    if bytes_ > (most := _most_parameters(module)):
+        raise PtxError(f"{name} has {bytes_} bytes of parameters, and at most {most} are allowed.")
     if not (1 <= blocks <= _MOST_BLOCKS_X and 1 <= block <= _MOST_THREADS):
         raise PtxError(f"{blocks} blocks of {block} threads can't be launched.")
     _Launch(text, blocks, block, memory).run(name, arguments)
+
+
+def _most_parameters(module: Module) -> int:
+    """The bytes of all parameters of a kernel."""
+    version = tuple(map(int, module.version.split(".")))
+    return 32_764 if version >= (8, 1) and int(module.target.removeprefix("sm_")) >= 70 else 4_352
 
 
 class _Launch:
@@ -410,9 +419,7 @@ def _loaded(
     return found
 
 
-def _stored(
-    launch: _Launch, space: str, at: Any, x: Any, dtype: np.dtype, threads: Any
-) -> None:
+def _stored(launch: _Launch, space: str, at: Any, x: Any, dtype: np.dtype, threads: Any) -> None:
     if space == "global":
         launch.memory.store(at, x, dtype, threads)
     elif space == "local":
