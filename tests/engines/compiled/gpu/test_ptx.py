@@ -17,7 +17,7 @@ NAN, INF = math.nan, math.inf
 
 
 def launched(body, *operands, result=(8, np.float64), functions="", blocks=1, block=4):
-    """The result of a kernel, whose parameters are pointers to the operands, and to it: `%rd0`..."""
+    """The result of a kernel; pointers to the operands and to it are in `%rd0` and so on."""
     memory = Memory()
     inputs = [Buffer(f"operand {i}", x.nbytes, x.tobytes()) for i, x in enumerate(operands)]
     size, dtype = result

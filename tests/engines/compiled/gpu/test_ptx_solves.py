@@ -62,6 +62,7 @@ def rising_lorenz(dtype=np.float64):
     return eo.EnsembleProblem(eo.ODEProblem(lorenz, u0, (0.0, 1.0), p), rising)
 
 
+LATE = np.arange(3) > np.arange(7)[:, None] % 4
 OPTIONS = {
     "ends": {},
     "end": {"save_start": False},
@@ -73,6 +74,11 @@ OPTIONS = {
     "first step": {"dt": 1e-3},
     "tolerances of components": {"abstol": np.array([1e-9, 1e-6, 1e-7]), "reltol": 1e-8},
     "non-FSAL": {"alg": eo.Vern7(), "saveat": 0.2},
+    "series of several lengths": {
+        "saveat": np.where(LATE, np.inf, np.arange(21).reshape(7, 3) / 21)
+    },
+    "bounds of steps": {"saveat": 0.25, "dtmax": 0.03},
+    "another controller": {"stepsize_controller": eo.PIDController(0.6, -0.2)},
 }
 QUICK = {("times", "float64"), ("own times", "float32"), ("steps", "float32"), ("fixed", "float64")}
 
@@ -117,7 +123,7 @@ def test_failures_are_alone(on_ptx):
         return eo.remake(prob, p=ctx.index * 1.0, u0=u0)
 
     ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), jnp.array(0.0)), prob_func)
-    options = {"trajectories": 7, "saveat": 0.25, "abstol": 1e-7, "reltol": 1e-7, "maxiters": 300}
+    options = {"trajectories": 7, "saveat": 0.25, "abstol": 1e-7, "reltol": 1e-7, "maxiters": 150}
     got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, **options, **k))
     same(numbers(got), numbers(expected))
     codes = eo.ReturnCode
@@ -160,6 +166,27 @@ def test_numbers_of_other_dtypes(on_ptx):
     got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, trajectories=5, **k))
     same(numbers(got), numbers(expected))
     assert len(np.unique(got.u[:, -1, 0])) == 5
+
+
+@pytest.mark.slow
+def test_loops(on_ptx):
+    """Over angles that are reduced out of line, and as often as the state says."""
+
+    def f(u, p, t):
+        u = jax.lax.scan(lambda c, x: (c * jnp.sin(1e6 * x) + jnp.cos(c), None), u, p)[0]
+        times = jnp.minimum((jnp.abs(u[0]) * 3).astype(jnp.int32), 10)
+
+        def body(carry):
+            i, x = carry
+            return i + 1, x * 0.9 + 0.1 * p[i % 3]
+
+        return -jax.lax.while_loop(lambda x: x[0] < times, body, (jnp.int32(0), u))[1]
+
+    prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), jnp.linspace(0.0, 1.0, 30))
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index)))
+    options = {"trajectories": 3, "adaptive": False, "dt": 0.25}
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.RK4(), *a, **options, **k))
+    same(numbers(got), numbers(expected))
 
 
 @pytest.mark.parametrize("n", [slow_unless(False, 500), 501])
