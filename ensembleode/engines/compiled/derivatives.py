@@ -1,0 +1,716 @@
+"""Derivatives of any order of a solve: four primitives over the two kernels.
+
+With S the saved states as a function of x, the first state and the parameters, and JF the field
+augmented by a tangent:
+
+    solve[F](x)          S(x)                              kernel `solve` of F
+    push[F](x; v)        DS(x) v                           kernel `solve` of JF, its tangent half
+    pull[F](x; c)        DS(x)^T c                         kernel `pull_back` of F
+    bend[F](x, c; v, w)  DS(x)^T w + (D^2 S(x) v)^T c      kernel `pull_back` of JF, its primal half
+
+What stands after the `;` is what they are linear in. They are closed: the derivative of each is one
+of them, of F or of JF, and so is each transpose (that of `bend` in v is `bend`, as second
+derivatives are symmetric). Batching makes more trajectories. Nothing is traced of JF before a
+program with `push` or `bend` is lowered: `push` is only a step on the way to `pull` in reverse mode.
+
+Steps are constants, chosen by the components of F's own state alone. (A step whose error is at the
+bound may be rejected in JF and not in F, by rounding: its tangents are then those of other steps.)
+Derivatives by times are those of the solution of the ODE, along the field: S moves by f when its
+times do, and by -DS f when `t0` does.
+
+Only trajectories that succeeded have derivatives, and rows that were reached; others have zero.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.extend.core as jex
+import jax.numpy as jnp
+import jax.tree_util as jtu
+from jax.interpreters import ad, batching, mlir
+
+from ...core.lane import Lane
+from ...fields import parameters_of
+from ...tracing.program import Program, trace
+from ..rates import rates
+from . import solves
+from .solves import Setup
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Flow:
+    """What a primitive is of, but for the numbers.
+
+    - `setup`: the solve, in which each trajectory has its own first state.
+    - `tree`: the structure of its numbers, a `Lane`.
+    - `moved`: of each real parameter, whether there is a tangent (None: there is not), and whether
+        each trajectory has its own. (The first state has one always.)
+    """
+
+    setup: Setup
+    tree: Any
+    moved: tuple[bool | None, ...] = ()
+
+    @property
+    def n(self) -> int:
+        return self.setup.n
+
+    @property
+    def leaves(self) -> int:
+        return self.tree.num_leaves
+
+    def with_moved(self, moved: Sequence[bool | None] = (), **setup: Any) -> "Flow":
+        return Flow(self.setup._replace(**setup), self.tree, tuple(moved))
+
+    def __repr__(self) -> str:
+        return f"Flow({self.setup.plan.field}, n={self.n})"
+
+
+#
+# Parameters
+#
+
+
+def _real(field: Program) -> list[int]:
+    """Which of the constants and parameters are real numbers."""
+    avals = parameters_of(field)
+    return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+
+def _reals(flow: Flow, lanes: Lane) -> list:
+    every = (*lanes.consts, *lanes.p)
+    return [every[i] for i in _real(flow.setup.plan.field)]
+
+
+def _with_reals(flow: Flow, lanes: Lane, reals: Sequence) -> Lane:
+    every = [*lanes.consts, *lanes.p]
+    for i, x in zip(_real(flow.setup.plan.field), reals, strict=True):
+        every[i] = x
+    n = len(lanes.consts)
+    return lanes._replace(consts=tuple(every[:n]), p=tuple(every[n:]))
+
+
+def _own(flow: Flow) -> list[bool]:
+    """Which of the real parameters each trajectory has its own of."""
+    batched = flow.setup.plan.batched
+    return list(map(bool, _reals(flow, batched)))
+
+
+def _with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
+    """With these parameters as each trajectory's own, too."""
+    n, was = flow.n, _own(flow)
+    wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
+    if wanted == was:
+        return flow, lanes
+    reals = [
+        jnp.broadcast_to(x, (n, *x.shape)) if now and not before else x
+        for x, now, before in zip(_reals(flow, lanes), wanted, was, strict=True)
+    ]
+    plan = flow.setup.plan
+    plan = dataclasses.replace(plan, batched=_with_reals(flow, plan.batched, wanted))
+    return flow.with_moved(flow.moved, plan=plan), _with_reals(flow, lanes, reals)
+
+
+#
+# The field with tangents
+#
+
+
+@functools.lru_cache(maxsize=256)
+def _augmented(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
+    """The field of a state and its tangent, `[2, *state]`, with the tangents of these parameters
+    after the parameters (and all of them in `p`), and its constants."""
+    avals = parameters_of(field)
+    n = len(field.jaxpr.constvars)
+
+    def both(u, p, t):
+        numbers, tangents = p
+
+        def at(state, *chosen):
+            every = list(numbers)
+            for i, x in zip(moved, chosen, strict=True):
+                every[i] = x
+            return field(every[:n], state, tuple(every[n:]), t)
+
+        chosen = [numbers[i] for i in moved]
+        return jnp.stack(jax.jvp(at, (u[0], *chosen), (u[1], *tangents)))
+
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    (out,) = field.out_avals
+    state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
+    t = field.jaxpr.invars[-1].aval
+    p = (tuple(structs), tuple(structs[i] for i in moved))
+    try:
+        return trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
+    except TypeError as e:
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
+            raise
+        raise TypeError(
+            "this solve is differentiated in forward mode or twice (jvp, jacfwd, hessian), but f "
+            "calls a jax.custom_vjp function, which has no forward derivative: write it with "
+            "jax.custom_jvp, which has both."
+        ) from e
+
+
+def _both(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
+    """JF and its numbers, those of F and their tangents."""
+    v0, *tangents = v
+    plan = flow.setup.plan
+    which = [i for i, m in zip(_real(plan.field), flow.moved, strict=True) if m is not None]
+    own = (*plan.batched.consts, *plan.batched.p, *(m for m in flow.moved if m is not None))
+    program, consts = _augmented(plan.field, tuple(which))
+    wide = dataclasses.replace(
+        plan,
+        field=program,
+        state=jax.ShapeDtypeStruct((2, *plan.state.shape), plan.state.dtype),
+        batched=plan.batched._replace(p=own, consts=(False,) * len(consts)),
+    )
+    lanes = lanes._replace(
+        u0=jnp.stack([lanes.u0, v0], axis=1),
+        p=(*lanes.consts, *lanes.p, *tangents),
+        consts=tuple(consts),
+    )
+    tree = jax.tree.structure(lanes)
+    return Flow(flow.setup._replace(plan=wide), tree), lanes
+
+
+def _both_moved(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:
+    """The tangents of the numbers of JF, zeros as they are."""
+    dv0, *tangents = dv
+    u0 = dlanes.u0
+    if not (_is_zero(u0) and _is_zero(dv0)):
+        u0 = jnp.stack([ad.instantiate_zeros(u0), ad.instantiate_zeros(dv0)], axis=1)
+    nothing = [ad.Zero(jax.core.ShapedArray((), jnp.float32))]
+    consts = nothing * (len(wide.setup.plan.batched.consts))
+    return dlanes._replace(
+        u0=u0, p=(*dlanes.consts, *dlanes.p, *tangents), consts=tuple(consts)
+    )
+
+
+def _is_zero(x: Any) -> bool:
+    return type(x) is ad.Zero
+
+
+def _half(rows: Any, i: int) -> Any:
+    """Of rows of JF `[trajectory, row, 2, *state]`: the states (0), or their tangents (1)."""
+    return rows[:, :, i]
+
+
+#
+# What the kernels compute
+#
+
+
+def _is_there(flow: Flow, ok: Any, reached: Any) -> Any:
+    """Which rows were reached, of trajectories that succeeded: `[trajectory, row]`."""
+    rows = jnp.arange(_rows(flow), dtype=reached.dtype)[None]
+    if flow.setup.plan.saving.mode == "ends":
+        return ok[:, None]
+    return ok[:, None] & (rows < reached[:, None])
+
+
+def _rows(flow: Flow) -> int:
+    saving = flow.setup.plan.saving
+    return 1 if saving.mode == "ends" else saving.rows
+
+
+def _where(mask: Any, x: Any) -> Any:
+    return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, jnp.zeros_like(x))
+
+
+def _solve(flow: Flow, lanes: Lane, ok: Any, reached: Any) -> list:
+    end, saved, _ = solves.solve(flow.setup, lanes, ok)
+    rows = end[:, None] if saved.u is None else saved.u
+    return [_where(_is_there(flow, ok, reached), rows)]
+
+
+def _push(flow: Flow, lanes: Lane, ok: Any, reached: Any, *v: Any) -> list:
+    (rows,) = _solve(*_both(flow, lanes, v), ok, reached)
+    return [_half(rows, 1)]
+
+
+def _pull(flow: Flow, lanes: Lane, ok: Any, reached: Any, c: Any) -> list:
+    # (Of what was not reached they may be NaN.)
+    c = _where(_is_there(flow, ok, reached), c)
+    pulled = solves.pull_back(flow.setup, lanes, ok, c, reached)
+    parameters = [
+        _where(ok, x) if own else x
+        for x, own in zip(pulled.parameters, _own(flow), strict=True)
+    ]
+    return [_where(ok, pulled.u0), *parameters]
+
+
+def _bend(flow: Flow, lanes: Lane, ok: Any, reached: Any, c: Any, *rest: Any) -> list:
+    *v, w = rest
+    wide, both = _both(flow, lanes, v)
+    u0, *parameters = _pull(wide, both, ok, reached, jnp.stack([w, c], axis=2))
+    return [u0[:, 0], *parameters[: len(flow.moved)]]
+
+
+def _of_rows(flow: Flow) -> list:
+    plan = flow.setup.plan
+    return [jax.core.ShapedArray((flow.n, _rows(flow), *plan.state.shape), plan.state.dtype)]
+
+
+def _of_numbers(flow: Flow) -> list:
+    """Cotangents: of what all share, one a group."""
+    plan = flow.setup.plan
+    avals = [parameters_of(plan.field)[i] for i in _real(plan.field)]
+    lead = [flow.n if own else flow.setup.groups for own in _own(flow)]
+    parameters = [
+        jax.core.ShapedArray((k, *a.shape), a.dtype) for k, a in zip(lead, avals, strict=True)
+    ]
+    return [jax.core.ShapedArray((flow.n, *plan.state.shape), plan.state.dtype), *parameters]
+
+
+def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
+    """A primitive whose operands are the numbers of a `Lane`, which trajectories have derivatives,
+    how many rows of each were reached, and what is its own."""
+    prim = jex.Primitive(f"ensembleode_{name}")
+    prim.multiple_results = True
+
+    def run(*operands, flow):
+        return fn(flow, *_numbers(flow, operands))
+
+    prim.def_impl(jax.jit(run, static_argnames="flow"))
+    prim.def_abstract_eval(lambda *_, flow: results(flow))
+    lower: Callable = mlir.lower_fun(run, multiple_results=True)
+    mlir.register_lowering(prim, lower)
+    return prim
+
+
+def _numbers(flow: Flow, operands: Sequence) -> list:
+    """The operands of a primitive, the numbers as a `Lane`."""
+    n = flow.leaves
+    return [jtu.tree_unflatten(flow.tree, operands[:n]), *operands[n:]]
+
+
+def _bind(prim: Any, flow: Flow, lanes: Lane, *others: Any) -> list:
+    return prim.bind(*jtu.tree_leaves(lanes), *others, flow=flow)
+
+
+def _solve_or_given(flow: Flow, lanes: Lane, ok: Any, reached: Any, *given: Any) -> list:
+    return list(given) or _solve(flow, lanes, ok, reached)
+
+
+# (Where the rows are at hand, they are an operand, and what it gives.)
+solve_p = _primitive("solve", _solve_or_given, _of_rows)
+push_p = _primitive("push", _push, _of_rows)
+pull_p = _primitive("pull", _pull, _of_numbers)
+bend_p = _primitive("bend", _bend, _of_numbers)
+
+
+#
+# Derivatives
+#
+
+
+def _moving(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, list] | None:
+    """The tangents of x as operands, that of the first state with what it moves along the field
+    when `t0` does; None where nothing moves."""
+    v0, reals = dlanes.u0, _reals(flow, dlanes)
+    if _is_zero(v0) and _is_zero(dlanes.t0) and all(map(_is_zero, reals)):
+        return None
+    v0 = ad.instantiate_zeros(v0)
+    if not _is_zero(dlanes.t0):
+        v0 = v0 - _times_rate(_start_rate(flow, lanes.u0, lanes), _each_t0(flow, dlanes.t0))
+    moved = [None if _is_zero(x) else own for x, own in zip(reals, _own(flow), strict=True)]
+    return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not _is_zero(x))]
+
+
+def _times_rate(rate: Any, dt: Any) -> Any:
+    return rate * dt.reshape(*dt.shape, *(1,) * (rate.ndim - dt.ndim))
+
+
+def _each_t0(flow: Flow, x: Any) -> Any:
+    return x if flow.setup.plan.batched.t0 else jnp.broadcast_to(x, (flow.n,))
+
+
+def _start_rate(flow: Flow, u0: Any, lanes: Lane) -> Any:
+    """`f` at the first states."""
+    t0 = _each_t0(flow, lanes.t0)
+    return rates(flow.setup.plan, lanes, u0[:, None], t0[:, None])[:, 0]
+
+
+def _which_end(flow: Flow, reached: Any) -> tuple[Any, Any]:
+    """The row of a trajectory that is at `t1`, and whether there is one."""
+    saving = flow.setup.plan.saving
+    if saving.mode == "ends":
+        return jnp.zeros_like(reached), jnp.ones_like(reached, bool)
+    return jnp.clip(reached - 1, 0, saving.rows - 1), reached > int(saving.start)
+
+
+def _moving_times(flow: Flow, dlanes: Lane) -> Any:
+    """The tangent of the times that saved states are at; a Zero where it is one."""
+    return dlanes.saveat if flow.setup.plan.saving.mode == "times" else dlanes.t1
+
+
+def _row_rates(flow: Flow, lanes: Lane, ok: Any, reached: Any, rows: Any) -> Any:
+    """`f` at the saved states whose times may move: `[trajectory, time, *state]`, the times those of
+    `saveat`, or `t1` alone. Zero where there is none."""
+    plan, n = flow.setup.plan, flow.n
+    if plan.saving.mode == "times":
+        there, t = _is_there(flow, ok, reached), jnp.asarray(lanes.saveat)
+        t = t if plan.batched.saveat else jnp.broadcast_to(t, (n, *t.shape))
+    else:
+        row, is_there = _which_end(flow, reached)
+        rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
+        there, t1 = (ok & is_there)[:, None], jnp.asarray(lanes.t1)
+        t = (t1 if plan.batched.t1 else jnp.broadcast_to(t1, (n,)))[:, None]
+    # Of rows that are not reached there is no state, and their times may be infinite.
+    t = jnp.where(there, t, _each_t0(flow, lanes.t0)[:, None])
+    mask = there.reshape(*there.shape, *(1,) * (rows.ndim - 2))
+    safe = jnp.where(mask, rows, lanes.u0[:, None])
+    return _where(there, rates(plan, lanes, safe, t))
+
+
+def _at_times(flow: Flow, dtimes: Any) -> Any:
+    """Tangents of times, `[trajectory, time]` as of `_row_rates`."""
+    batched, n = flow.setup.plan.batched, flow.n
+    if flow.setup.plan.saving.mode == "times":
+        return dtimes if batched.saveat else jnp.broadcast_to(dtimes, (n, *dtimes.shape))
+    return (dtimes if batched.t1 else jnp.broadcast_to(dtimes, (n,)))[:, None]
+
+
+def _to_rows(flow: Flow, reached: Any, x: Any) -> Any:
+    """From the times of `_row_rates` to rows."""
+    if flow.setup.plan.saving.mode != "steps":
+        return x
+    row, _ = _which_end(flow, reached)
+    is_end = jnp.arange(_rows(flow), dtype=row.dtype)[None] == row[:, None]
+    return _where(is_end, jnp.broadcast_to(x, (flow.n, _rows(flow), *x.shape[2:])))
+
+
+def _from_rows(flow: Flow, reached: Any, c: Any) -> Any:
+    """The transpose."""
+    if flow.setup.plan.saving.mode != "steps":
+        return c
+    row, _ = _which_end(flow, reached)
+    return jnp.take_along_axis(c, row.reshape(-1, *(1,) * (c.ndim - 1)), 1)
+
+
+def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, ok: Any, reached: Any) -> Any:
+    """The tangent of `rows`, the result of `solve`."""
+    moving, dtimes = _moving(flow, lanes, dlanes), _moving_times(flow, dlanes)
+    out = None
+    if moving is not None:
+        with_v, v = moving
+        (out,) = _bind(push_p, with_v, lanes, ok, reached, *v)
+    if dtimes is not None and not _is_zero(dtimes):
+        rate = _row_rates(flow, lanes, ok, reached, rows())
+        along = _to_rows(flow, reached, _times_rate(rate, _at_times(flow, dtimes)))
+        out = along if out is None else out + along
+    return out
+
+
+def _pull_dot(
+    flow: Flow, dlanes: Lane, dc: Any, lanes: Lane, ok: Any, reached: Any, c: Any, pulled: Callable
+) -> list:
+    """The tangents of `pulled()`, the results of `pull`."""
+    moving, dtimes = _moving(flow, lanes, dlanes), _moving_times(flow, dlanes)
+    more: list = []
+    n_real = len(_own(flow))
+
+    if dtimes is not None and not _is_zero(dtimes):
+        # J^T c at the saved states, and what the parameters of f there are moved by.
+        (rows,) = _bind(solve_p, flow.with_moved(groups=1), lanes, ok, reached)
+        args = _by_group(flow, lanes)
+
+        def along(rows, reals):
+            return _row_rates(*_of_groups(flow, lanes, reals), ok, reached, rows)
+
+        at_times = _from_rows(flow, reached, c)
+        at_times = _times_rate(at_times, _at_times(flow, dtimes))
+        to_rows, to_reals = jax.vjp(along, rows, args)[1](at_times)
+        dc = to_rows + ad.instantiate_zeros(dc)
+        more.append([None, *to_reals])
+    if moving is not None:
+        with_v, v = moving
+        with_v = with_v.with_moved(with_v.moved, groups=flow.setup.groups)
+        w = ad.instantiate_zeros(dc)
+        more.append(_bind(bend_p, with_v, lanes, ok, reached, c, *v, w))
+    elif not _is_zero(dc):
+        more.append(_bind(pull_p, flow.with_moved(), lanes, ok, reached, dc))
+    if not _is_zero(dlanes.t0):
+        to_u0 = pulled()[0]
+
+        def leaving(u0, reals):
+            here, numbers = _of_groups(flow, lanes, reals)
+            return _where(ok, _start_rate(here, u0, numbers._replace(u0=u0)))
+
+        by = -_times_rate(to_u0, _each_t0(flow, dlanes.t0))
+        to_u0, to_reals = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
+        more.append([to_u0, *to_reals])
+    found: list = [None] * (n_real + 1)
+    for xs in more:
+        found = [b if a is None else a if b is None else a + b for a, b in zip(found, xs, strict=True)]
+    return [
+        ad.Zero(a) if x is None else x for x, a in zip(found, _of_numbers(flow), strict=True)
+    ]
+
+
+def _by_group(flow: Flow, lanes: Lane) -> list:
+    """The real parameters, of those that all share one a group."""
+    k = flow.setup.groups
+    return [
+        x if own else jnp.broadcast_to(x, (k, *x.shape))
+        for x, own in zip(_reals(flow, lanes), _own(flow), strict=True)
+    ]
+
+
+def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
+    """With these parameters."""
+    k, own = flow.setup.groups, _own(flow)
+    if k == 1:
+        reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
+        return flow, _with_reals(flow, lanes, reals)
+    reals = [
+        x if o else jnp.repeat(x, flow.n // k, axis=0) for x, o in zip(by_group, own, strict=True)
+    ]
+    plan = flow.setup.plan
+    batched = _with_reals(flow, plan.batched, [True] * len(own))
+    plan = dataclasses.replace(plan, batched=batched)
+    return flow.with_moved(plan=plan), _with_reals(flow, lanes, reals)
+
+
+def _parts(flow: Flow, xs: Sequence) -> tuple:
+    """The operands of a primitive, or their tangents: the numbers, and what is its own."""
+    lanes, _, _, *others = _numbers(flow, xs)
+    return lanes, others
+
+
+def _is_still(dlanes: Lane) -> bool:
+    return all(map(_is_zero, jtu.tree_leaves(dlanes, is_leaf=_is_zero)))
+
+
+def _solve_jvp(primals, tangents, *, flow):
+    lanes, ok, reached, *given = _numbers(flow, primals)
+    dlanes, _ = _parts(flow, tangents)
+    outs = solve_p.bind(*primals, flow=flow)
+    out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, ok, reached)
+    return outs, [ad.Zero(_of_rows(flow)[0]) if out is None else out]
+
+
+def _push_jvp(primals, tangents, *, flow):
+    lanes, ok, reached, *v = _numbers(flow, primals)
+    dlanes, dv = _parts(flow, tangents)
+    outs = push_p.bind(*primals, flow=flow)
+    if _is_still(dlanes):
+        with_v, dv = _linear(flow, dv)
+        return outs, _bind(push_p, with_v, lanes, ok, reached, *dv)
+    wide, both = _both(flow, lanes, v)
+
+    def rows():
+        return _bind(solve_p, wide, both, ok, reached)[0]
+
+    out = _solve_dot(wide, _both_moved(flow, dlanes, dv, wide), rows, both, ok, reached)
+    return outs, [ad.Zero(_of_rows(flow)[0]) if out is None else _half(out, 1)]
+
+
+def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
+    """The tangents of tangents as such, without those that are zero."""
+    dv0, *rest = dv
+    flags = iter(rest)
+    kept = [next(flags) if m is not None else None for m in flow.moved]
+    moved = [
+        None if m is None or _is_zero(x) else m for m, x in zip(flow.moved, kept, strict=True)
+    ]
+    chosen = [x for x in rest if not _is_zero(x)]
+    return flow.with_moved(moved), [ad.instantiate_zeros(dv0), *chosen]
+
+
+def _pull_jvp(primals, tangents, *, flow):
+    lanes, ok, reached, c = _numbers(flow, primals)
+    dlanes, (dc,) = _parts(flow, tangents)
+    outs = pull_p.bind(*primals, flow=flow)
+    return outs, _pull_dot(flow, dlanes, dc, lanes, ok, reached, c, lambda: outs)
+
+
+def _bend_jvp(primals, tangents, *, flow):
+    lanes, ok, reached, c, *v, w = _numbers(flow, primals)
+    dlanes, (dc, *dv, dw) = _parts(flow, tangents)
+    outs = bend_p.bind(*primals, flow=flow)
+    if _is_still(dlanes) and _is_zero(dc):
+        if all(map(_is_zero, dv)):
+            return outs, _bind(pull_p, flow.with_moved(), lanes, ok, reached, dw)
+        with_v, dv = _linear(flow, dv)
+        dw = ad.instantiate_zeros(dw)
+        return outs, _bind(bend_p, with_v, lanes, ok, reached, c, *dv, dw)
+    wide, both = _both(flow, lanes, v)
+    c2 = jnp.stack([w, c], axis=2)
+    dc2 = dc
+    if not (_is_zero(dw) and _is_zero(dc)):
+        dc2 = jnp.stack([ad.instantiate_zeros(dw), ad.instantiate_zeros(dc)], axis=2)
+
+    def pulled():
+        return _bind(pull_p, wide, both, ok, reached, c2)
+
+    moved = _both_moved(flow, dlanes, dv, wide)
+    u0, *parameters = _pull_dot(wide, moved, dc2, both, ok, reached, c2, pulled)
+    to_u0 = ad.Zero(_of_numbers(flow)[0]) if _is_zero(u0) else u0[:, 0]
+    return outs, [to_u0, *parameters[: len(flow.moved)]]
+
+
+#
+# Transposes
+#
+
+
+def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
+    """Cotangents of cotangents of the numbers, as what `push` and `bend` are linear in."""
+    z0, *zs = map(lambda x: x, cts)
+    k = flow.setup.groups
+    moved, found = [], []
+    for z, own in zip(zs, _own(flow), strict=True):
+        moved.append(None if _is_zero(z) else own or k > 1)
+        if not _is_zero(z):
+            found.append(z if own else z[0] if k == 1 else jnp.repeat(z, flow.n // k, axis=0))
+    return flow.with_moved(moved, groups=1), [ad.instantiate_zeros(z0), *found]
+
+
+def _to_tangents(
+    flow: Flow, prim: Any, lanes: Lane, ok: Any, reached: Any, *others: Any, like: Flow
+) -> list:
+    """Cotangents of the tangents of `like`: each trajectory's own, or their sum."""
+    wanted = [bool(m) for m in like.moved]
+    flow, lanes = _with_own(flow.with_moved(flow.moved, groups=1), lanes, wanted)
+    to_u0, *found = _bind(prim, flow, lanes, ok, reached, *others)
+    out = [to_u0]
+    for x, own, m in zip(found, _own(flow), like.moved, strict=True):
+        if m is not None:
+            out.append(x if m else x.sum(0) if own else x[0])
+    return out
+
+
+def _push_transpose(cts, *operands, flow):
+    lanes, ok, reached, *v = _numbers(flow, operands)
+    fixed = [None] * (len(operands) - len(v))
+    if _is_zero(cts[0]):
+        return [*fixed, *(None for _ in v)]
+    found = _to_tangents(flow.with_moved(), pull_p, lanes, ok, reached, cts[0], like=flow)
+    return [*fixed, *_where_undefined(v, found)]
+
+
+def _where_undefined(operands: Sequence, found: Sequence) -> list:
+    pairs = zip(operands, found, strict=True)
+    return [x if ad.is_undefined_primal(operand) else None for operand, x in pairs]
+
+
+def _pull_transpose(cts, *operands, flow):
+    lanes, ok, reached, _ = _numbers(flow, operands)
+    fixed = [None] * (len(operands) - 1)
+    if all(map(_is_zero, cts)):
+        return [*fixed, None]
+    with_z, z = _as_tangents(flow, cts)
+    return [*fixed, *_bind(push_p, with_z, lanes, ok, reached, *z)]
+
+
+def _bend_transpose(cts, *operands, flow):
+    lanes, ok, reached, c, *v, w = _numbers(flow, operands)
+    fixed = [None] * (len(operands) - len(v) - 1)
+    if all(map(_is_zero, cts)):
+        return [*fixed, *(None for _ in v), None]
+    with_z, z = _as_tangents(flow, cts)
+    to_v: list = [None] * len(v)
+    if any(map(ad.is_undefined_primal, v)):
+        none = jnp.zeros_like(c)
+        found = _to_tangents(with_z, bend_p, lanes, ok, reached, c, *z, none, like=flow)
+        to_v = _where_undefined(v, found)
+    to_w = None
+    if ad.is_undefined_primal(w):
+        (to_w,) = _bind(push_p, with_z, lanes, ok, reached, *z)
+    return [*fixed, *to_v, to_w]
+
+
+#
+# More trajectories
+#
+
+
+def _folded_tangents(flow: Flow, size: int, v: Sequence, batched: Sequence) -> tuple[list, list]:
+    """The tangents of `size` times as many trajectories, and whether each has its own."""
+    own = [True, *(m for m in flow.moved if m is not None)]
+    found, now = [], []
+    for x, is_batched, is_own in zip(v, batched, own, strict=True):
+        now.append(is_own or is_batched)
+        if not is_own:
+            found.append(jnp.repeat(x, flow.n, axis=0) if is_batched else x)
+            continue
+        x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+        found.append(x.reshape(-1, *x.shape[2:]))
+    return found, now
+
+
+def _batch(prim: Any, operands, axes, *, flow):
+    size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+    operands = [
+        x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(operands, axes, strict=True)
+    ]
+    batched = [a is not None for a in axes]
+    lanes, ok, reached, *others = _numbers(flow, operands)
+    lanes_b, ok_b, reached_b, *others_b = _numbers(flow, batched)
+    # What is its own: rows (of each trajectory), and tangents.
+    n_v = 0 if prim in (solve_p, pull_p) else 1 + sum(m is not None for m in flow.moved)
+    start = 1 if prim is bend_p else 0
+    v, v_b = (x[start : start + n_v] for x in (others, others_b))
+    rows, rows_b = (x[:start] + x[start + n_v :] for x in (others, others_b))
+    setup, lanes, ok, reached, *rows = solves.widened(
+        flow.setup, size, (lanes_b, ok_b, reached_b, *rows_b), lanes, ok, reached, *rows
+    )
+    moved: tuple = flow.moved
+    if n_v:
+        v, now = _folded_tangents(flow, size, v, v_b)
+        flags = iter(now[1:])
+        moved = tuple(None if m is None else next(flags) for m in flow.moved)
+    if prim in (solve_p, push_p):
+        setup = setup._replace(groups=1)
+    wide = Flow(setup, flow.tree, moved)
+    outs = _bind(prim, wide, lanes, ok, reached, *rows[:start], *v, *rows[start:])
+    if prim in (solve_p, push_p):
+        found = [x.reshape(size, -1, *x.shape[1:]) for x in outs]
+    else:
+        found = [outs[0].reshape(size, -1, *outs[0].shape[1:])]
+        for x, was, now in zip(outs[1:], _own(flow), _own(wide), strict=True):
+            if now and not was:
+                # Shared in each, but not by all: the sum over the trajectories of each group.
+                x = x.reshape(size, flow.setup.groups, -1, *x.shape[1:]).sum(2)
+            else:
+                x = x.reshape(size, -1, *x.shape[1:])
+            found.append(x)
+    return found, [0] * len(found)
+
+
+for _prim, _jvp, _transpose in (
+    (solve_p, _solve_jvp, None),
+    (push_p, _push_jvp, _push_transpose),
+    (pull_p, _pull_jvp, _pull_transpose),
+    (bend_p, _bend_jvp, _bend_transpose),
+):
+    ad.primitive_jvps[_prim] = _jvp
+    batching.primitive_batchers[_prim] = functools.partial(_batch, _prim)
+    if _transpose is not None:
+        ad.primitive_transposes[_prim] = _transpose
+
+
+def differentiable(setup: Setup, lanes: Lane, ok: Any, reached: Any, rows: Any) -> Any:
+    """`rows`, what was saved, with derivatives of any order by the numbers.
+
+    **Arguments:**
+
+    - `ok`: which trajectories have some: `[trajectory]`.
+    - `reached`: how many times of each were saved, or would have been with more rows.
+    - `rows`: `[trajectory, row, *state]`, the last state alone where only ends are saved.
+    """
+    plan, n = setup.plan, setup.n
+    u0 = jnp.asarray(lanes.u0)
+    if not plan.batched.u0:
+        u0 = jnp.broadcast_to(u0, (n, *u0.shape))
+        plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
+    lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
+    flow = Flow(setup._replace(plan=plan), jtu.tree_structure(lanes))
+    return _bind(solve_p, flow, lanes, ok, reached, rows)[0]
