@@ -36,7 +36,7 @@ from jax.interpreters import ad, batching, mlir
 
 from ...core.lane import Lane
 from ...fields import parameters_of
-from ...tracing.program import Program, trace
+from ...tracing.program import is_jaxpr, params_of, Program, trace
 from ..rates import rates
 from . import solves
 from .solves import Setup
@@ -146,15 +146,30 @@ def _augmented(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
     t = field.jaxpr.invars[-1].aval
     p = (tuple(structs), tuple(structs[i] for i in moved))
     try:
-        return trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
+        program, consts = trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
     except TypeError as e:
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
             raise
-        raise TypeError(
-            "this solve is differentiated in forward mode or twice (jvp, jacfwd, hessian), but f "
-            "calls a jax.custom_vjp function, which has no forward derivative: write it with "
-            "jax.custom_jvp, which has both."
-        ) from e
+        raise TypeError(_NO_TANGENT) from e
+    if _is_reverse_only(program.jaxpr):
+        raise TypeError(_NO_TANGENT)
+    return program, consts
+
+
+_NO_TANGENT = (
+    "this solve is differentiated in forward mode or twice (jvp, jacfwd, hessian), but f calls a "
+    "jax.custom_vjp function, which has no forward derivative: write it with jax.custom_jvp, which "
+    "has both."
+)
+
+
+def _is_reverse_only(jaxpr: Any) -> bool:
+    """Whether it has what JAX leaves in the place of a tangent that there is none of."""
+    return any(
+        eqn.primitive.name == "custom_lin"
+        or any(_is_reverse_only(getattr(x, "jaxpr", x)) for x in params_of(eqn) if is_jaxpr(x))
+        for eqn in jaxpr.eqns
+    )
 
 
 def _both(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
@@ -310,7 +325,7 @@ bend_p = _primitive("bend", _bend, _of_numbers)
 #
 
 
-def _moving(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, list] | None:
+def _moving(flow: Flow, lanes: Lane, ok: Any, dlanes: Lane) -> tuple[Flow, list] | None:
     """The tangents of x as operands, that of the first state with what it moves along the field
     when `t0` does; None where nothing moves."""
     v0, reals = dlanes.u0, _reals(flow, dlanes)
@@ -318,7 +333,7 @@ def _moving(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, list] | None:
         return None
     v0 = ad.instantiate_zeros(v0)
     if not _is_zero(dlanes.t0):
-        v0 = v0 - _times_rate(_start_rate(flow, lanes.u0, lanes), _each_t0(flow, dlanes.t0))
+        v0 = v0 - _times_rate(_start_rate(flow, lanes, ok), _each_t0(flow, dlanes.t0))
     moved = [None if _is_zero(x) else own for x, own in zip(reals, _own(flow), strict=True)]
     return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not _is_zero(x))]
 
@@ -331,10 +346,31 @@ def _each_t0(flow: Flow, x: Any) -> Any:
     return x if flow.setup.plan.batched.t0 else jnp.broadcast_to(x, (flow.n,))
 
 
-def _start_rate(flow: Flow, u0: Any, lanes: Lane) -> Any:
+def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
+    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded, zero of others.
+
+    (Their numbers, which may be infinite or NaN, are replaced by those of one that succeeded, so
+    that products with what is shared stay finite.)
+    """
+    some = jnp.argmax(ok)
+
+    def safe(x, is_own=True):
+        if not is_own:
+            return x
+        return jnp.where(ok.reshape(-1, *(1,) * (x.ndim - 1)), x, x[some][None])
+
+    plan = flow.setup.plan
+    numbers = {
+        name: tuple(map(safe, getattr(lanes, name), getattr(plan.batched, name)))
+        for name in ("consts", "p")
+    }
+    return _where(ok, rates(plan, lanes._replace(**numbers), safe(u), safe(t)))
+
+
+def _start_rate(flow: Flow, lanes: Lane, ok: Any) -> Any:
     """`f` at the first states."""
     t0 = _each_t0(flow, lanes.t0)
-    return rates(flow.setup.plan, lanes, u0[:, None], t0[:, None])[:, 0]
+    return _rates(flow, lanes, ok, lanes.u0[:, None], t0[:, None])[:, 0]
 
 
 def _which_end(flow: Flow, reached: Any) -> tuple[Any, Any]:
@@ -366,7 +402,7 @@ def _row_rates(flow: Flow, lanes: Lane, ok: Any, reached: Any, rows: Any) -> Any
     t = jnp.where(there, t, _each_t0(flow, lanes.t0)[:, None])
     mask = there.reshape(*there.shape, *(1,) * (rows.ndim - 2))
     safe = jnp.where(mask, rows, lanes.u0[:, None])
-    return _where(there, rates(plan, lanes, safe, t))
+    return _where(there, _rates(flow, lanes, ok, safe, t))
 
 
 def _at_times(flow: Flow, dtimes: Any) -> Any:
@@ -396,7 +432,7 @@ def _from_rows(flow: Flow, reached: Any, c: Any) -> Any:
 
 def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, ok: Any, reached: Any) -> Any:
     """The tangent of `rows`, the result of `solve`."""
-    moving, dtimes = _moving(flow, lanes, dlanes), _moving_times(flow, dlanes)
+    moving, dtimes = _moving(flow, lanes, ok, dlanes), _moving_times(flow, dlanes)
     out = None
     if moving is not None:
         with_v, v = moving
@@ -412,7 +448,7 @@ def _pull_dot(
     flow: Flow, dlanes: Lane, dc: Any, lanes: Lane, ok: Any, reached: Any, c: Any, pulled: Callable
 ) -> list:
     """The tangents of `pulled()`, the results of `pull`."""
-    moving, dtimes = _moving(flow, lanes, dlanes), _moving_times(flow, dlanes)
+    moving, dtimes = _moving(flow, lanes, ok, dlanes), _moving_times(flow, dlanes)
     more: list = []
     n_real = len(_own(flow))
 
@@ -441,7 +477,7 @@ def _pull_dot(
 
         def leaving(u0, reals):
             here, numbers = _of_groups(flow, lanes, reals)
-            return _where(ok, _start_rate(here, u0, numbers._replace(u0=u0)))
+            return _start_rate(here, numbers._replace(u0=u0), ok)
 
         by = -_times_rate(to_u0, _each_t0(flow, dlanes.t0))
         to_u0, to_reals = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
