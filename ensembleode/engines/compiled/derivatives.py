@@ -11,10 +11,13 @@ augmented by a tangent:
 What stands after the `;` is what they are linear in. They are closed: the derivative of each is one
 of them, of F or of JF, and so is each transpose (that of `bend` in v is `bend`, as second
 derivatives are symmetric). Batching makes more trajectories. Nothing is traced of JF before a
-program with `push` or `bend` is lowered: `push` is only a step on the way to `pull` in reverse mode.
+program with `push` or `bend` is lowered, or one of them is differentiated: in a first gradient
+`push` is only a step on the way to `pull`.
 
-Steps are constants, chosen by the components of F's own state alone. (A step whose error is at the
-bound may be rejected in JF and not in F, by rounding: its tangents are then those of other steps.)
+Steps are constants, chosen by the components of F's own state alone, which JF computes by the same
+operations: they have the same bits, and the steps are the same. (Where a derivative rule of a
+function of the user's computes it otherwise, a step whose error is at the bound may be another's:
+then these are derivatives of other steps, as right as those.) The solution is that of F always.
 Derivatives by times are those of the solution of the ODE, along the field: S moves by f when its
 times do, and by -DS f when `t0` does.
 
@@ -23,7 +26,6 @@ Only trajectories that succeeded have derivatives, and rows that were reached; o
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -76,8 +78,8 @@ class Flow:
 #
 
 
-def _real(field: Program) -> list[int]:
-    """Which of the constants and parameters are real numbers."""
+def _real(field: Any) -> list[int]:
+    """Which of the constants and parameters of a program are real numbers."""
     avals = parameters_of(field)
     return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
 
@@ -143,7 +145,7 @@ def _augmented(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
     structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
     (out,) = field.out_avals
     state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
-    t = field.jaxpr.invars[-1].aval
+    t: Any = field.jaxpr.invars[-1].aval
     p = (tuple(structs), tuple(structs[i] for i in moved))
     try:
         program, consts = trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
@@ -195,16 +197,23 @@ def _both(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
 
 
 def _both_moved(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:
-    """The tangents of the numbers of JF, zeros as they are."""
+    """The tangents of the numbers of JF."""
     dv0, *tangents = dv
-    u0 = dlanes.u0
-    if not (_is_zero(u0) and _is_zero(dv0)):
-        u0 = jnp.stack([ad.instantiate_zeros(u0), ad.instantiate_zeros(dv0)], axis=1)
-    nothing = [ad.Zero(jax.core.ShapedArray((), jnp.float32))]
-    consts = nothing * (len(wide.setup.plan.batched.consts))
+    consts = wide.setup.plan.batched.consts
     return dlanes._replace(
-        u0=u0, p=(*dlanes.consts, *dlanes.p, *tangents), consts=tuple(consts)
+        u0=_stacked(dlanes.u0, dv0, axis=1),
+        p=(*dlanes.consts, *dlanes.p, *tangents),
+        # (Constants of a derivative rule.)
+        consts=tuple(ad.Zero(jax.core.ShapedArray((), jnp.float32)) for _ in consts),
     )
+
+
+def _stacked(a: Any, b: Any, axis: int) -> Any:
+    """Of tangents."""
+    if _is_zero(a) and _is_zero(b):
+        shape = (*a.aval.shape[:axis], 2, *a.aval.shape[axis:])
+        return ad.Zero(jax.core.ShapedArray(shape, a.aval.dtype))
+    return jnp.stack([ad.instantiate_zeros(a), ad.instantiate_zeros(b)], axis=axis)
 
 
 def _is_zero(x: Any) -> bool:
@@ -254,8 +263,7 @@ def _pull(flow: Flow, lanes: Lane, ok: Any, reached: Any, c: Any) -> list:
     c = _where(_is_there(flow, ok, reached), c)
     pulled = solves.pull_back(flow.setup, lanes, ok, c, reached)
     parameters = [
-        _where(ok, x) if own else x
-        for x, own in zip(pulled.parameters, _own(flow), strict=True)
+        _where(ok, x) if own else x for x, own in zip(pulled.parameters, _own(flow), strict=True)
     ]
     return [_where(ok, pulled.u0), *parameters]
 
@@ -387,8 +395,8 @@ def _moving_times(flow: Flow, dlanes: Lane) -> Any:
 
 
 def _row_rates(flow: Flow, lanes: Lane, ok: Any, reached: Any, rows: Any) -> Any:
-    """`f` at the saved states whose times may move: `[trajectory, time, *state]`, the times those of
-    `saveat`, or `t1` alone. Zero where there is none."""
+    """`f` at the saved states whose times may move: `[trajectory, time, *state]`, the times those
+    of `saveat`, or `t1` alone. Zero where there is none."""
     plan, n = flow.setup.plan, flow.n
     if plan.saving.mode == "times":
         there, t = _is_there(flow, ok, reached), jnp.asarray(lanes.saveat)
@@ -450,8 +458,6 @@ def _pull_dot(
     """The tangents of `pulled()`, the results of `pull`."""
     moving, dtimes = _moving(flow, lanes, ok, dlanes), _moving_times(flow, dlanes)
     more: list = []
-    n_real = len(_own(flow))
-
     if dtimes is not None and not _is_zero(dtimes):
         # J^T c at the saved states, and what the parameters of f there are moved by.
         (rows,) = _bind(solve_p, flow.with_moved(groups=1), lanes, ok, reached)
@@ -482,12 +488,15 @@ def _pull_dot(
         by = -_times_rate(to_u0, _each_t0(flow, dlanes.t0))
         to_u0, to_reals = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
         more.append([to_u0, *to_reals])
-    found: list = [None] * (n_real + 1)
+    found: list = [None] * len(_of_numbers(flow))
     for xs in more:
-        found = [b if a is None else a if b is None else a + b for a, b in zip(found, xs, strict=True)]
-    return [
-        ad.Zero(a) if x is None else x for x, a in zip(found, _of_numbers(flow), strict=True)
-    ]
+        found = list(map(_sum, found, xs))
+    return [ad.Zero(a) if x is None else x for x, a in zip(found, _of_numbers(flow), strict=True)]
+
+
+def _sum(a: Any, b: Any) -> Any:
+    """None is zero."""
+    return b if a is None else a if b is None else a + b
 
 
 def _by_group(flow: Flow, lanes: Lane) -> list:
@@ -525,7 +534,7 @@ def _is_still(dlanes: Lane) -> bool:
 
 
 def _solve_jvp(primals, tangents, *, flow):
-    lanes, ok, reached, *given = _numbers(flow, primals)
+    lanes, ok, reached, *_ = _numbers(flow, primals)
     dlanes, _ = _parts(flow, tangents)
     outs = solve_p.bind(*primals, flow=flow)
     out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, ok, reached)
@@ -553,9 +562,7 @@ def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
     dv0, *rest = dv
     flags = iter(rest)
     kept = [next(flags) if m is not None else None for m in flow.moved]
-    moved = [
-        None if m is None or _is_zero(x) else m for m, x in zip(flow.moved, kept, strict=True)
-    ]
+    moved = [None if m is None or _is_zero(x) else m for m, x in zip(flow.moved, kept, strict=True)]
     chosen = [x for x in rest if not _is_zero(x)]
     return flow.with_moved(moved), [ad.instantiate_zeros(dv0), *chosen]
 
@@ -579,9 +586,7 @@ def _bend_jvp(primals, tangents, *, flow):
         return outs, _bind(bend_p, with_v, lanes, ok, reached, c, *dv, dw)
     wide, both = _both(flow, lanes, v)
     c2 = jnp.stack([w, c], axis=2)
-    dc2 = dc
-    if not (_is_zero(dw) and _is_zero(dc)):
-        dc2 = jnp.stack([ad.instantiate_zeros(dw), ad.instantiate_zeros(dc)], axis=2)
+    dc2 = _stacked(dw, dc, axis=2)
 
     def pulled():
         return _bind(pull_p, wide, both, ok, reached, c2)
@@ -599,7 +604,7 @@ def _bend_jvp(primals, tangents, *, flow):
 
 def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     """Cotangents of cotangents of the numbers, as what `push` and `bend` are linear in."""
-    z0, *zs = map(lambda x: x, cts)
+    z0, *zs = cts
     k = flow.setup.groups
     moved, found = [], []
     for z, own in zip(zs, _own(flow), strict=True):

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ...core.saving import Saving
-from ...fields import parameters_of, staged, UntranslatableError
+from ...fields import Inputs, parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
@@ -111,7 +111,7 @@ class _Numbers(Numbers):
 
 def field_in(b: Builder, jaxpr: jex.Jaxpr, d: Description) -> Callable[[Held], Callable]:
     """The vector field of the trajectories that are held, as `Problem` has it."""
-    fn = lowered(jaxpr, d.layout.inputs, _LARGEST_RETURNED)
+    fn = _translated(jaxpr, d.layout.inputs, "f, or a derivative of f,")
 
     def of(held: Held) -> Callable:
         def field(y: tuple, t: Value, mask: Value) -> tuple:
@@ -120,6 +120,18 @@ def field_in(b: Builder, jaxpr: jex.Jaxpr, d: Description) -> Callable[[Held], C
         return field
 
     return of
+
+
+def _translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
+    try:
+        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED)
+        check(fn)
+    except UntranslatableError as e:
+        raise ValueError(
+            f"{what} can't be translated: it uses {e.what}, at {e.where}. Write that part "
+            'otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
+        ) from e
+    return fn
 
 
 def _evaluated(
@@ -373,14 +385,7 @@ def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
     own, shared = with_gradients(d)
     jaxpr = transposed(d.field, [*own, *shared])
     places = (*d.layout.inputs.places, ("forward", 0))
-    try:
-        fn = lowered(jaxpr, d.layout.inputs._replace(places=places), _LARGEST_RETURNED)
-        check(fn)
-    except UntranslatableError as e:
-        raise ValueError(
-            f"the derivative of f can't be translated: it uses {e.what}, at {e.where}. Write that "
-            'part otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
-        ) from e
+    fn = _translated(jaxpr, d.layout.inputs._replace(places=places), "the derivative of f")
 
     def of(held: Held) -> Callable:
         def pulled(y: tuple, t: Value, cotangent: tuple, mask: Value) -> tuple:
