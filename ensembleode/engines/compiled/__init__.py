@@ -9,8 +9,9 @@ own end and its own return code, and takes the next trajectory when it has finis
     `products.py`, `reading.py`, `uniformity.py` and `walking.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
     reverse mode, of the steps that were recorded.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `derivatives.py`: four
-    primitives over them, closed under differentiation; `gradients.py`: solves with these.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `flow.py`: the
+    field with tangents; `derivatives.py`: four primitives, closed under differentiation;
+    `gradients.py`: solves with these.
 - `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
     XLA's; `ptxas.py`: what it takes there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.

@@ -38,186 +38,20 @@ from jax.interpreters import ad, batching, mlir
 
 from ...core.lane import Lane
 from ...fields import parameters_of
-from ...tracing.program import is_jaxpr, params_of, Program, trace
 from ..rates import rates
 from . import solves
-from .solves import Setup
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Flow:
-    """What a primitive is of, but for the numbers.
-
-    - `setup`: the solve, in which each trajectory has its own first state.
-    - `tree`: the structure of its numbers, a `Lane`.
-    - `moved`: of each real parameter, whether there is a tangent (None: there is not), and whether
-        each trajectory has its own. (The first state has one always.)
-    """
-
-    setup: Setup
-    tree: Any
-    moved: tuple[bool | None, ...] = ()
-
-    @property
-    def n(self) -> int:
-        return self.setup.n
-
-    @property
-    def leaves(self) -> int:
-        return self.tree.num_leaves
-
-    def with_moved(self, moved: Sequence[bool | None] = (), **setup: Any) -> "Flow":
-        return Flow(self.setup._replace(**setup), self.tree, tuple(moved))
-
-    def __repr__(self) -> str:
-        return f"Flow({self.setup.plan.field}, n={self.n})"
-
-
-#
-# Parameters
-#
-
-
-def _real(field: Any) -> list[int]:
-    """Which of the constants and parameters of a program are real numbers."""
-    avals = parameters_of(field)
-    return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
-
-
-def _reals(flow: Flow, lanes: Lane) -> list:
-    every = (*lanes.consts, *lanes.p)
-    return [every[i] for i in _real(flow.setup.plan.field)]
-
-
-def _with_reals(flow: Flow, lanes: Lane, reals: Sequence) -> Lane:
-    every = [*lanes.consts, *lanes.p]
-    for i, x in zip(_real(flow.setup.plan.field), reals, strict=True):
-        every[i] = x
-    n = len(lanes.consts)
-    return lanes._replace(consts=tuple(every[:n]), p=tuple(every[n:]))
-
-
-def _own(flow: Flow) -> list[bool]:
-    """Which of the real parameters each trajectory has its own of."""
-    batched = flow.setup.plan.batched
-    return list(map(bool, _reals(flow, batched)))
-
-
-def _with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
-    """With these parameters as each trajectory's own, too."""
-    n, was = flow.n, _own(flow)
-    wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
-    if wanted == was:
-        return flow, lanes
-    reals = [
-        jnp.broadcast_to(x, (n, *x.shape)) if now and not before else x
-        for x, now, before in zip(_reals(flow, lanes), wanted, was, strict=True)
-    ]
-    plan = flow.setup.plan
-    plan = dataclasses.replace(plan, batched=_with_reals(flow, plan.batched, wanted))
-    return flow.with_moved(flow.moved, plan=plan), _with_reals(flow, lanes, reals)
-
-
-#
-# The field with tangents
-#
-
-
-@functools.lru_cache(maxsize=256)
-def _augmented(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
-    """The field of a state and its tangent, `[2, *state]`, with the tangents of these parameters
-    after the parameters (and all of them in `p`), and its constants."""
-    avals = parameters_of(field)
-    n = len(field.jaxpr.constvars)
-
-    def both(u, p, t):
-        numbers, tangents = p
-
-        def at(state, *chosen):
-            every = list(numbers)
-            for i, x in zip(moved, chosen, strict=True):
-                every[i] = x
-            return field(every[:n], state, tuple(every[n:]), t)
-
-        chosen = [numbers[i] for i in moved]
-        return jnp.stack(jax.jvp(at, (u[0], *chosen), (u[1], *tangents)))
-
-    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    (out,) = field.out_avals
-    state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
-    t: Any = field.jaxpr.invars[-1].aval
-    p = (tuple(structs), tuple(structs[i] for i in moved))
-    try:
-        program, consts = trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
-    except TypeError as e:
-        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
-            raise
-        raise TypeError(_NO_TANGENT) from e
-    if _is_reverse_only(program.jaxpr):
-        raise TypeError(_NO_TANGENT)
-    return program, consts
-
-
-_NO_TANGENT = (
-    "this solve is differentiated in forward mode or twice (jvp, jacfwd, hessian), but f calls a "
-    "jax.custom_vjp function, which has no forward derivative: write it with jax.custom_jvp, which "
-    "has both."
+from .flow import (
+    augmented,
+    augmented_tangents,
+    Flow,
+    is_zero,
+    own_of,
+    reals_of,
+    stacked,
+    with_own,
+    with_reals,
 )
-
-
-def _is_reverse_only(jaxpr: Any) -> bool:
-    """Whether it has what JAX leaves in the place of a tangent that there is none of."""
-    return any(
-        eqn.primitive.name == "custom_lin"
-        or any(_is_reverse_only(getattr(x, "jaxpr", x)) for x in params_of(eqn) if is_jaxpr(x))
-        for eqn in jaxpr.eqns
-    )
-
-
-def _both(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
-    """JF and its numbers, those of F and their tangents."""
-    v0, *tangents = v
-    plan = flow.setup.plan
-    which = [i for i, m in zip(_real(plan.field), flow.moved, strict=True) if m is not None]
-    own = (*plan.batched.consts, *plan.batched.p, *(m for m in flow.moved if m is not None))
-    program, consts = _augmented(plan.field, tuple(which))
-    wide = dataclasses.replace(
-        plan,
-        field=program,
-        state=jax.ShapeDtypeStruct((2, *plan.state.shape), plan.state.dtype),
-        batched=plan.batched._replace(p=own, consts=(False,) * len(consts)),
-    )
-    lanes = lanes._replace(
-        u0=jnp.stack([lanes.u0, v0], axis=1),
-        p=(*lanes.consts, *lanes.p, *tangents),
-        consts=tuple(consts),
-    )
-    tree = jax.tree.structure(lanes)
-    return Flow(flow.setup._replace(plan=wide), tree), lanes
-
-
-def _both_moved(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:
-    """The tangents of the numbers of JF."""
-    dv0, *tangents = dv
-    consts = wide.setup.plan.batched.consts
-    return dlanes._replace(
-        u0=_stacked(dlanes.u0, dv0, axis=1),
-        p=(*dlanes.consts, *dlanes.p, *tangents),
-        # (Constants of a derivative rule.)
-        consts=tuple(ad.Zero(jax.core.ShapedArray((), jnp.float32)) for _ in consts),
-    )
-
-
-def _stacked(a: Any, b: Any, axis: int) -> Any:
-    """Of tangents."""
-    if _is_zero(a) and _is_zero(b):
-        shape = (*a.aval.shape[:axis], 2, *a.aval.shape[axis:])
-        return ad.Zero(jax.core.ShapedArray(shape, a.aval.dtype))
-    return jnp.stack([ad.instantiate_zeros(a), ad.instantiate_zeros(b)], axis=axis)
-
-
-def _is_zero(x: Any) -> bool:
-    return type(x) is ad.Zero
+from .solves import Setup
 
 
 def _half(rows: Any, i: int) -> Any:
@@ -254,7 +88,7 @@ def _solve(flow: Flow, lanes: Lane, ok: Any, reached: Any) -> list:
 
 
 def _push(flow: Flow, lanes: Lane, ok: Any, reached: Any, *v: Any) -> list:
-    (rows,) = _solve(*_both(flow, lanes, v), ok, reached)
+    (rows,) = _solve(*augmented(flow, lanes, v), ok, reached)
     return [_half(rows, 1)]
 
 
@@ -263,14 +97,14 @@ def _pull(flow: Flow, lanes: Lane, ok: Any, reached: Any, c: Any) -> list:
     c = _where(_is_there(flow, ok, reached), c)
     pulled = solves.pull_back(flow.setup, lanes, ok, c, reached)
     parameters = [
-        _where(ok, x) if own else x for x, own in zip(pulled.parameters, _own(flow), strict=True)
+        _where(ok, x) if own else x for x, own in zip(pulled.parameters, own_of(flow), strict=True)
     ]
     return [_where(ok, pulled.u0), *parameters]
 
 
 def _bend(flow: Flow, lanes: Lane, ok: Any, reached: Any, c: Any, *rest: Any) -> list:
     *v, w = rest
-    wide, both = _both(flow, lanes, v)
+    wide, both = augmented(flow, lanes, v)
     u0, *parameters = _pull(wide, both, ok, reached, jnp.stack([w, c], axis=2))
     return [u0[:, 0], *parameters[: len(flow.moved)]]
 
@@ -283,8 +117,8 @@ def _of_rows(flow: Flow) -> list:
 def _of_numbers(flow: Flow) -> list:
     """Cotangents: of what all share, one a group."""
     plan = flow.setup.plan
-    avals = [parameters_of(plan.field)[i] for i in _real(plan.field)]
-    lead = [flow.n if own else flow.setup.groups for own in _own(flow)]
+    avals = [parameters_of(plan.field)[i] for i in flow.real]
+    lead = [flow.n if own else flow.setup.groups for own in own_of(flow)]
     parameters = [
         jax.core.ShapedArray((k, *a.shape), a.dtype) for k, a in zip(lead, avals, strict=True)
     ]
@@ -309,7 +143,7 @@ def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
 
 def _numbers(flow: Flow, operands: Sequence) -> list:
     """The operands of a primitive, the numbers as a `Lane`."""
-    n = flow.leaves
+    n = flow.tree.num_leaves
     return [jtu.tree_unflatten(flow.tree, operands[:n]), *operands[n:]]
 
 
@@ -336,14 +170,14 @@ bend_p = _primitive("bend", _bend, _of_numbers)
 def _moving(flow: Flow, lanes: Lane, ok: Any, dlanes: Lane) -> tuple[Flow, list] | None:
     """The tangents of x as operands, that of the first state with what it moves along the field
     when `t0` does; None where nothing moves."""
-    v0, reals = dlanes.u0, _reals(flow, dlanes)
-    if _is_zero(v0) and _is_zero(dlanes.t0) and all(map(_is_zero, reals)):
+    v0, reals = dlanes.u0, reals_of(flow, dlanes)
+    if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
     v0 = ad.instantiate_zeros(v0)
-    if not _is_zero(dlanes.t0):
+    if not is_zero(dlanes.t0):
         v0 = v0 - _times_rate(_start_rate(flow, lanes, ok), _each_t0(flow, dlanes.t0))
-    moved = [None if _is_zero(x) else own for x, own in zip(reals, _own(flow), strict=True)]
-    return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not _is_zero(x))]
+    moved = [None if is_zero(x) else own for x, own in zip(reals, own_of(flow), strict=True)]
+    return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not is_zero(x))]
 
 
 def _times_rate(rate: Any, dt: Any) -> Any:
@@ -445,7 +279,7 @@ def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, ok: Any, reache
     if moving is not None:
         with_v, v = moving
         (out,) = _bind(push_p, with_v, lanes, ok, reached, *v)
-    if dtimes is not None and not _is_zero(dtimes):
+    if dtimes is not None and not is_zero(dtimes):
         rate = _row_rates(flow, lanes, ok, reached, rows())
         along = _to_rows(flow, reached, _times_rate(rate, _at_times(flow, dtimes)))
         out = along if out is None else out + along
@@ -458,7 +292,7 @@ def _pull_dot(
     """The tangents of `pulled()`, the results of `pull`."""
     moving, dtimes = _moving(flow, lanes, ok, dlanes), _moving_times(flow, dlanes)
     more: list = []
-    if dtimes is not None and not _is_zero(dtimes):
+    if dtimes is not None and not is_zero(dtimes):
         # J^T c at the saved states, and what the parameters of f there are moved by.
         (rows,) = _bind(solve_p, flow.with_moved(groups=1), lanes, ok, reached)
         args = _by_group(flow, lanes)
@@ -476,9 +310,9 @@ def _pull_dot(
         with_v = with_v.with_moved(with_v.moved, groups=flow.setup.groups)
         w = ad.instantiate_zeros(dc)
         more.append(_bind(bend_p, with_v, lanes, ok, reached, c, *v, w))
-    elif not _is_zero(dc):
+    elif not is_zero(dc):
         more.append(_bind(pull_p, flow.with_moved(), lanes, ok, reached, dc))
-    if not _is_zero(dlanes.t0):
+    if not is_zero(dlanes.t0):
         to_u0 = pulled()[0]
 
         def leaving(u0, reals):
@@ -504,23 +338,23 @@ def _by_group(flow: Flow, lanes: Lane) -> list:
     k = flow.setup.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
-        for x, own in zip(_reals(flow, lanes), _own(flow), strict=True)
+        for x, own in zip(reals_of(flow, lanes), own_of(flow), strict=True)
     ]
 
 
 def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
     """With these parameters."""
-    k, own = flow.setup.groups, _own(flow)
+    k, own = flow.setup.groups, own_of(flow)
     if k == 1:
         reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
-        return flow, _with_reals(flow, lanes, reals)
+        return flow, with_reals(flow, lanes, reals)
     reals = [
         x if o else jnp.repeat(x, flow.n // k, axis=0) for x, o in zip(by_group, own, strict=True)
     ]
     plan = flow.setup.plan
-    batched = _with_reals(flow, plan.batched, [True] * len(own))
+    batched = with_reals(flow, plan.batched, [True] * len(own))
     plan = dataclasses.replace(plan, batched=batched)
-    return flow.with_moved(plan=plan), _with_reals(flow, lanes, reals)
+    return flow.with_moved(plan=plan), with_reals(flow, lanes, reals)
 
 
 def _parts(flow: Flow, xs: Sequence) -> tuple:
@@ -530,7 +364,7 @@ def _parts(flow: Flow, xs: Sequence) -> tuple:
 
 
 def _is_still(dlanes: Lane) -> bool:
-    return all(map(_is_zero, jtu.tree_leaves(dlanes, is_leaf=_is_zero)))
+    return all(map(is_zero, jtu.tree_leaves(dlanes, is_leaf=is_zero)))
 
 
 def _solve_jvp(primals, tangents, *, flow):
@@ -548,12 +382,12 @@ def _push_jvp(primals, tangents, *, flow):
     if _is_still(dlanes):
         with_v, dv = _linear(flow, dv)
         return outs, _bind(push_p, with_v, lanes, ok, reached, *dv)
-    wide, both = _both(flow, lanes, v)
+    wide, both = augmented(flow, lanes, v)
 
     def rows():
         return _bind(solve_p, wide, both, ok, reached)[0]
 
-    out = _solve_dot(wide, _both_moved(flow, dlanes, dv, wide), rows, both, ok, reached)
+    out = _solve_dot(wide, augmented_tangents(flow, dlanes, dv, wide), rows, both, ok, reached)
     return outs, [ad.Zero(_of_rows(flow)[0]) if out is None else _half(out, 1)]
 
 
@@ -562,8 +396,8 @@ def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
     dv0, *rest = dv
     flags = iter(rest)
     kept = [next(flags) if m is not None else None for m in flow.moved]
-    moved = [None if m is None or _is_zero(x) else m for m, x in zip(flow.moved, kept, strict=True)]
-    chosen = [x for x in rest if not _is_zero(x)]
+    moved = [None if m is None or is_zero(x) else m for m, x in zip(flow.moved, kept, strict=True)]
+    chosen = [x for x in rest if not is_zero(x)]
     return flow.with_moved(moved), [ad.instantiate_zeros(dv0), *chosen]
 
 
@@ -578,22 +412,22 @@ def _bend_jvp(primals, tangents, *, flow):
     lanes, ok, reached, c, *v, w = _numbers(flow, primals)
     dlanes, (dc, *dv, dw) = _parts(flow, tangents)
     outs = bend_p.bind(*primals, flow=flow)
-    if _is_still(dlanes) and _is_zero(dc):
-        if all(map(_is_zero, dv)):
+    if _is_still(dlanes) and is_zero(dc):
+        if all(map(is_zero, dv)):
             return outs, _bind(pull_p, flow.with_moved(), lanes, ok, reached, dw)
         with_v, dv = _linear(flow, dv)
         dw = ad.instantiate_zeros(dw)
         return outs, _bind(bend_p, with_v, lanes, ok, reached, c, *dv, dw)
-    wide, both = _both(flow, lanes, v)
+    wide, both = augmented(flow, lanes, v)
     c2 = jnp.stack([w, c], axis=2)
-    dc2 = _stacked(dw, dc, axis=2)
+    dc2 = stacked(dw, dc, axis=2)
 
     def pulled():
         return _bind(pull_p, wide, both, ok, reached, c2)
 
-    moved = _both_moved(flow, dlanes, dv, wide)
+    moved = augmented_tangents(flow, dlanes, dv, wide)
     u0, *parameters = _pull_dot(wide, moved, dc2, both, ok, reached, c2, pulled)
-    to_u0 = ad.Zero(_of_numbers(flow)[0]) if _is_zero(u0) else u0[:, 0]
+    to_u0 = ad.Zero(_of_numbers(flow)[0]) if is_zero(u0) else u0[:, 0]
     return outs, [to_u0, *parameters[: len(flow.moved)]]
 
 
@@ -607,9 +441,9 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     z0, *zs = cts
     k = flow.setup.groups
     moved, found = [], []
-    for z, own in zip(zs, _own(flow), strict=True):
-        moved.append(None if _is_zero(z) else own or k > 1)
-        if not _is_zero(z):
+    for z, own in zip(zs, own_of(flow), strict=True):
+        moved.append(None if is_zero(z) else own or k > 1)
+        if not is_zero(z):
             found.append(z if own else z[0] if k == 1 else jnp.repeat(z, flow.n // k, axis=0))
     return flow.with_moved(moved, groups=1), [ad.instantiate_zeros(z0), *found]
 
@@ -619,10 +453,10 @@ def _to_tangents(
 ) -> list:
     """Cotangents of the tangents of `like`: each trajectory's own, or their sum."""
     wanted = [bool(m) for m in like.moved]
-    flow, lanes = _with_own(flow.with_moved(flow.moved, groups=1), lanes, wanted)
+    flow, lanes = with_own(flow.with_moved(flow.moved, groups=1), lanes, wanted)
     to_u0, *found = _bind(prim, flow, lanes, ok, reached, *others)
     out = [to_u0]
-    for x, own, m in zip(found, _own(flow), like.moved, strict=True):
+    for x, own, m in zip(found, own_of(flow), like.moved, strict=True):
         if m is not None:
             out.append(x if m else x.sum(0) if own else x[0])
     return out
@@ -631,7 +465,7 @@ def _to_tangents(
 def _push_transpose(cts, *operands, flow):
     lanes, ok, reached, *v = _numbers(flow, operands)
     fixed = [None] * (len(operands) - len(v))
-    if _is_zero(cts[0]):
+    if is_zero(cts[0]):
         return [*fixed, *(None for _ in v)]
     found = _to_tangents(flow.with_moved(), pull_p, lanes, ok, reached, cts[0], like=flow)
     return [*fixed, *_where_undefined(v, found)]
@@ -645,7 +479,7 @@ def _where_undefined(operands: Sequence, found: Sequence) -> list:
 def _pull_transpose(cts, *operands, flow):
     lanes, ok, reached, _ = _numbers(flow, operands)
     fixed = [None] * (len(operands) - 1)
-    if all(map(_is_zero, cts)):
+    if all(map(is_zero, cts)):
         return [*fixed, None]
     with_z, z = _as_tangents(flow, cts)
     return [*fixed, *_bind(push_p, with_z, lanes, ok, reached, *z)]
@@ -654,7 +488,7 @@ def _pull_transpose(cts, *operands, flow):
 def _bend_transpose(cts, *operands, flow):
     lanes, ok, reached, c, *v, w = _numbers(flow, operands)
     fixed = [None] * (len(operands) - len(v) - 1)
-    if all(map(_is_zero, cts)):
+    if all(map(is_zero, cts)):
         return [*fixed, *(None for _ in v), None]
     with_z, z = _as_tangents(flow, cts)
     to_v: list = [None] * len(v)
@@ -716,7 +550,7 @@ def _batch(prim: Any, operands, axes, *, flow):
         found = [x.reshape(size, -1, *x.shape[1:]) for x in outs]
     else:
         found = [outs[0].reshape(size, -1, *outs[0].shape[1:])]
-        for x, was, now in zip(outs[1:], _own(flow), _own(wide), strict=True):
+        for x, was, now in zip(outs[1:], own_of(flow), own_of(wide), strict=True):
             if now and not was:
                 # Shared in each, but not by all: the sum over the trajectories of each group.
                 x = x.reshape(size, flow.setup.groups, -1, *x.shape[1:]).sum(2)
