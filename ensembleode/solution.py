@@ -32,8 +32,9 @@ class EnsembleError(RuntimeError):
 class Stats(eqx.Module):
     """Counts of work: `naccept` accepted and `nreject` rejected steps, `nf` evaluations of `f`.
 
-    Arrays over the trajectories (totals, where a `reduction` was given). `nf` is None for
-    methods whose engine doesn't count it (implicit ones).
+    Arrays over the trajectories (totals, where a `reduction` was given). Of implicit methods, `nf`
+    has the iterations of every step that was tried, and no Jacobians. It is None where it isn't
+    counted: for diffrax's own solvers, but explicit Runge-Kutta methods.
     """
 
     naccept: Any

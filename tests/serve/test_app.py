@@ -278,7 +278,7 @@ def test_implicit_methods():
         answer = running.solve("stiff", u0=[[1.0], [2.0]], saveat=[0.5, 1.0]).json()
         np.testing.assert_allclose(np.squeeze(answer["u"])[1], 2 * np.exp([-1.0, -2.0]), rtol=1e-2)
         assert answer["lengths"] == [2, 2]
-        assert answer["stats"]["nf"] is None
+        assert min(answer["stats"]["nf"]) > max(answer["stats"]["naccept"])
 
 
 #
