@@ -167,7 +167,7 @@ class Method(diffrax.AbstractESDIRK):
     root_finder: Any = diffrax.with_stepsize_controller_tols(SimplifiedNewton)()
     root_find_max_steps: int = SimplifiedNewton.iterations
 
-    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+    def step(self, terms, t0, t1, y0, args, solver_state: Any, made_jump):
         tableau: Any = self.tableau
         results: Any = diffrax.RESULTS
         stages, dtype = tableau.num_stages, jnp.result_type(*jtu.tree_leaves(y0))
@@ -181,7 +181,7 @@ class Method(diffrax.AbstractESDIRK):
             for rows in (tableau.a_lower, tableau.a_predictor)
         )
         diagonal = jnp.asarray(tableau.a_diagonal, dtype)
-        c = jnp.asarray(np.append(0.0, tableau.c), t1.dtype)
+        c = jnp.asarray(np.append(0.0, tableau.c), jnp.result_type(t0, t1))
         start, h = jax.lax.stop_gradient((y0, float(tableau.a_diagonal[-1]) * control))
         finder = dataclasses.replace(self.root_finder, y0=start, h=h)
         limits: Any = {"max_steps": self.root_find_max_steps, "throw": False}
@@ -226,7 +226,7 @@ class Method(diffrax.AbstractESDIRK):
         lost, solved = result == results.nonfinite, result == results.successful
         y1 = jtu.tree_map(lambda y: jnp.where(lost, jnp.nan, y), y1)
         error = jtu.tree_map(lambda e: jnp.where(solved, e, jnp.inf), _combined(b_error, ks))
-        return y1, Counted(error, nf.astype(t1.dtype)), dense, (False, f1), result
+        return y1, Counted(error, nf.astype(c.dtype)), dense, (False, f1), result
 
 
 def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
