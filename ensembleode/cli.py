@@ -7,6 +7,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
+from .core.logs import failed
+from .training.commands import train
+
 
 def julia_install(
     gpu: Literal["none", "AMDGPU", "CUDA", "Metal", "oneAPI"] = "none", all_methods: bool = False
@@ -82,19 +85,38 @@ def plan_measure(
         count: How many of that kind there are.
         json: Print JSON, not a table.
     """
-    from ensembleode.planning import commands
+    from ensembleode.planning import Kind, measure, PlanError
+    from ensembleode.planning.checks import whole
 
-    return commands.run_measure(
-        make_loss,
-        sizes,
-        iterations=iterations,
-        cores=cores,
-        repeats=repeats,
-        time_limit=time_limit,
-        as_kind=as_kind,
-        count=count,
-        as_json=json,
-    )
+    def numbers(text: str, what: str) -> list[int]:
+        # Of "1024,4096" or, from a configuration file, "[1024, 4096]".
+        return [whole(part, what) for part in text.strip("[] ").split(",")]
+
+    try:
+        if as_kind is not None:
+            if json or (cores is not None and "," in cores):
+                raise PlanError("--as-kind is for one number of cores, and without --json.")
+            Kind(as_kind, count, 1.0, 1, 1)  # wrong ones are refused before anything is measured
+        found = measure(
+            make_loss,
+            numbers(sizes, "sizes"),
+            iterations=None if iterations is None else whole(iterations, "iterations"),
+            cores=None if cores is None else numbers(cores, "cores"),
+            repeats=repeats,
+            time_limit=time_limit,
+            progress=sys.stderr.isatty(),
+        )
+        if as_kind is not None:
+            import yaml
+
+            print(found, file=sys.stderr)
+            kind = found.kind(as_kind, count).as_dict()
+            print(yaml.safe_dump([kind], sort_keys=False), end="")
+        else:
+            print(_as_json(found.as_dict()) if json else found)
+    except PlanError as error:
+        return failed(error)
+    return 0 if any(row.status == "ok" for row in found.rows) else 1
 
 
 def plan_estimate(
@@ -114,11 +136,14 @@ def plan_estimate(
         items_per_job: Independent jobs of so many items, not one run that all share.
         json: Print JSON, not tables.
     """
-    from ensembleode.planning import commands
+    from ensembleode.planning import estimate, PlanError, read_fleet
 
-    return commands.run_estimate(
-        items, iterations, fleet, items_per_job=items_per_job, as_json=json
-    )
+    try:
+        found = estimate(items, iterations, read_fleet(fleet), items_per_job=items_per_job)
+    except PlanError as error:
+        return failed(error)
+    print(_as_json(found.as_dict()) if json else found)
+    return 0
 
 
 def doctor(json: bool = False) -> int:
@@ -156,75 +181,6 @@ def _doctor_table(report: dict[str, Any]) -> str:
         "GPU": report["gpu"],
     }
     return _table(cells, report["problems"], "No problem was found.")
-
-
-def train(
-    problem: str,
-    *,
-    epochs: int | None = None,
-    maxiters: int | None = None,
-    batch_size: int | None = None,
-    optimizer: str = "adam",
-    learning_rate: float = 1e-3,
-    n_gpus: int | None = None,
-    devices: int | None = None,
-    dist: bool = False,
-    scaling: Literal["strong", "weak"] = "strong",
-    microbatch: int | Literal["auto"] | None = None,
-    seed: int = 0,
-    checkpoint: str | None = None,
-    fresh: bool = False,
-    log: str | None = None,
-    output: str | None = None,
-    distributed: bool = False,
-    quiet: bool = False,
-) -> int:
-    """Fit the parameters of a model to data, as `fit` does.
-
-    Args:
-        problem: A function without arguments, as "script.py:problem": it returns a dict with the
-            loss and params of fit, and if wanted data, optimizer and callback.
-        epochs: For how many passes over the data.
-        maxiters: Or for how many steps.
-        batch_size: How many items a step has; by default all.
-        optimizer: The name of one of optax's, where problem gives none.
-        learning_rate: Its learning rate.
-        n_gpus: How many GPUs share a batch.
-        devices: The same; devices of whatever kind JAX computes on.
-        dist: All devices share it.
-        scaling: Whether batch_size is that of a step (strong) or of each device (weak).
-        microbatch: How many items a device computes with at a time; auto finds the most that fit.
-        seed: Of the PRNG key.
-        checkpoint: A folder; a run that was interrupted goes on from its last checkpoint.
-        fresh: Begin anew, whatever checkpoints there are.
-        log: A file that gets a line of JSON for each step.
-        output: A file for the best parameters (by Equinox).
-        distributed: Join the processes that mpirun or srun started with this one.
-        quiet: Show no progress bar.
-    """
-    from ensembleode.training import commands
-
-    if n_gpus is not None and devices is not None:
-        return failed("n_gpus and devices are both given; drop one.")
-    return commands.run_train(
-        problem,
-        optimizer=optimizer,
-        learning_rate=learning_rate,
-        distributed=distributed,
-        output=output,
-        epochs=epochs,
-        maxiters=maxiters,
-        batch_size=batch_size,
-        devices=n_gpus if devices is None else devices,
-        dist=dist,
-        scaling=scaling,
-        microbatch=microbatch,
-        seed=seed,
-        checkpoint=checkpoint,
-        resume=not fresh,
-        log=log,
-        progress=not quiet,
-    )
 
 
 def bench(trajectories: int = 10_000, repeats: int = 3, json: bool = False) -> int:
@@ -310,12 +266,6 @@ def serve(
 #
 # What they print
 #
-
-
-def failed(error: object) -> int:
-    """Say so on stderr; the exit code."""
-    print(f"ensembleode: {error}", file=sys.stderr)
-    return 1
 
 
 def _as_json(report: dict[str, Any]) -> str:

@@ -152,11 +152,15 @@ def _check_costs(costs: Any) -> None:
         raise ValueError(f"costs must be an array of one number a trajectory, got {costs!r}.")
 
 
-class _OnCluster(EnsembleAlgorithm):
+class OnCluster(EnsembleAlgorithm):
     """What the algorithms on other processes share: a context, and its traffic."""
 
-    cluster: eqx.AbstractVar[Any]
-    workers: eqx.AbstractVar[int | None]
+    cluster: Any = eqx.field(default=None, static=True)
+    workers: int | None = eqx.field(default=None, static=True)
+
+    def __check_init__(self):
+        if self.workers is not None:
+            check_count("workers", self.workers)
 
     @abc.abstractmethod
     def _sizes(self) -> tuple[int, int]:
@@ -181,7 +185,7 @@ class _OnCluster(EnsembleAlgorithm):
         return dataclasses.replace(local.pool_of(self).traffic)
 
 
-class EnsembleDistributed(_OnCluster):
+class EnsembleDistributed(OnCluster):
     """Trajectories dealt out to processes, on this computer or a cluster of them, by Dask.
 
     - `cluster`: a Dask client or cluster, or the address of a scheduler; or any executor of
@@ -213,20 +217,16 @@ class EnsembleDistributed(_OnCluster):
     again, have the return code `Failure`; all others are solved.
     """
 
-    cluster: Any = eqx.field(default=None, static=True)
-    workers: int | None = eqx.field(default=None, static=True)
     costs: Any = None
 
     def __check_init__(self):
-        if self.workers is not None:
-            check_count("workers", self.workers)
         _check_costs(self.costs)
 
     def _sizes(self) -> tuple[int, int]:
         return self.workers or cpu_devices.cores(), 1
 
 
-class EnsembleSplitThreads(_OnCluster):
+class EnsembleSplitThreads(OnCluster):
     """Trajectories dealt out to processes, and there to threads.
 
     - `cluster`, `costs`: as in [`EnsembleDistributed`][ensembleode.EnsembleDistributed].
@@ -241,15 +241,12 @@ class EnsembleSplitThreads(_OnCluster):
     **Throws:** as there.
     """
 
-    cluster: Any = eqx.field(default=None, static=True)
-    workers: int | None = eqx.field(default=None, static=True)
     threads: int | None = eqx.field(default=None, static=True)
     costs: Any = None
 
     def __check_init__(self):
-        for name in ("workers", "threads"):
-            if getattr(self, name) is not None:
-                check_count(name, getattr(self, name))
+        if self.threads is not None:
+            check_count("threads", self.threads)
         if self.cluster is not None and self.threads is None:
             raise ValueError(
                 "threads is missing: say how many each worker of the cluster has, as in "

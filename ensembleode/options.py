@@ -12,18 +12,6 @@ from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
 
-# Options whose value may differ from trajectory to trajectory, and those that may not.
-LANE_OPTIONS = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
-STATIC_OPTIONS = (
-    "save_start",
-    "save_end",
-    "save_everystep",
-    "adaptive",
-    "maxiters",
-    "stepsize_controller",
-    "internalnorm",
-    "sensealg",
-)
 DEFAULTS = {
     "saveat": None,
     "save_start": None,
@@ -40,6 +28,9 @@ DEFAULTS = {
     "internalnorm": None,
     "sensealg": None,
 }
+# Those whose value may differ from trajectory to trajectory; and those whose may not.
+_OF_A_TRAJECTORY = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
+STATIC_OPTIONS = tuple(name for name in DEFAULTS if name not in _OF_A_TRAJECTORY)
 
 # What is said of a whole solve.
 _OF_SOLVE = (
@@ -56,6 +47,11 @@ _OF_SOLVE = (
     "on_interrupt",
     "store",
 )
+
+
+def among(arguments: Mapping[str, Any]) -> dict[str, Any]:
+    """The options that are among the arguments of a function."""
+    return {name: arguments[name] for name in DEFAULTS if name in arguments}
 
 
 def check_option_names(options: Mapping[str, Any]) -> None:
@@ -136,13 +132,7 @@ def _check_static(options: dict[str, Any]) -> None:
         what = f"{name} must be zero or positive, got {value!r}."
         if not is_tracer(value) and not np.all(_real(value, what) >= 0):
             raise ValueError(what)
-    dt = options["dt"]
-    if dt is not None and not is_tracer(dt):
-        what = f"dt must be a finite step size other than zero, got {dt!r}."
-        step = _real(dt, what)
-        if step.ndim or not (np.isfinite(step) and step != 0):
-            raise ValueError(what)
-    _check_bounds(options["dtmin"], options["dtmax"])
+    _check_steps(options)
     norm = options["internalnorm"]
     if not (norm is None or isinstance(norm, AbstractNorm)):
         raise TypeError(
@@ -153,18 +143,21 @@ def _check_static(options: dict[str, Any]) -> None:
         raise ValueError("saveat and save_everystep=True are both given; drop one of the two.")
 
 
-def _check_bounds(dtmin: Any, dtmax: Any) -> None:
+def _check_steps(options: dict[str, Any]) -> None:
     known = {}
-    for name, value in (("dtmin", dtmin), ("dtmax", dtmax)):
+    for name in ("dt", "dtmin", "dtmax"):
+        value = options[name]
         if value is None or is_tracer(value):
             continue
-        what = f"{name} must be a positive, finite step size, got {value!r}."
-        size = _real(value, what)
-        if size.ndim or not (np.isfinite(size) and size > 0):
+        kind = "finite step size other than zero" if name == "dt" else "positive, finite step size"
+        what = f"{name} must be a {kind}, got {value!r}."
+        size = known[name] = _real(value, what)
+        if size.ndim or not np.isfinite(size) or size == 0 or (size < 0 and name != "dt"):
             raise ValueError(what)
-        known[name] = size
-    if len(known) == 2 and known["dtmin"] > known["dtmax"]:
-        raise ValueError(f"dtmin is {dtmin!r}, and dtmax is smaller: {dtmax!r}.")
+    if "dtmin" in known and "dtmax" in known and known["dtmin"] > known["dtmax"]:
+        raise ValueError(
+            f"dtmin is {options['dtmin']!r}, and dtmax is smaller: {options['dtmax']!r}."
+        )
 
 
 def check_tolerance_shape(name: str, value: Any, shape: tuple) -> None:

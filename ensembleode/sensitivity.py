@@ -17,11 +17,16 @@ class SensitivityAlgorithm(eqx.Module):
 
 
 class ReplayAdjoint(SensitivityAlgorithm):
-    """Reverse mode by recording the steps and replaying them. The lanes engine's default.
+    """Reverse mode by recording the steps and replaying them. The default of our own engines.
 
     Exact derivatives of the numerical solution with its steps held constant; those with respect to
     times are the field's, exact to the tolerances. Memory grows with the square root of `maxiters`,
-    the cost with the steps taken. Reverse mode only.
+    the cost with the steps taken.
+
+    On the compiled engine forward mode and derivatives of any order work, too, in whichever way
+    they are nested: `jax.jvp`, `jax.hessian`, `jax.jvp(jax.grad(...), ...)`. Those of a higher
+    order are solves of `f` with its tangents, with steps that the state alone controls. On the
+    lanes engine: first derivatives, in reverse mode.
     """
 
 
@@ -99,7 +104,8 @@ class ForwardDiffSensitivity(SensitivityAlgorithm):
 _REVERSE_ONLY = (
     "this solve is differentiated in forward mode (jvp, jacfwd, hessian), but sensealg={} is for "
     "reverse mode only. Pass sensealg=ForwardDiffSensitivity() for forward mode (twice, as "
-    "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both."
+    "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both. By default "
+    'engine="compiled" has derivatives of any order.'
 )
 _FORWARD_ONLY = (
     "this solve is differentiated in reverse mode (grad, jacrev), but "
@@ -111,7 +117,8 @@ _FORWARD_ONLY = (
 _ONCE = (
     "this solve is differentiated twice, but sensealg={} is for first derivatives, in reverse mode "
     "only. Pass sensealg=DirectAdjoint() (of the diffrax engine), or "
-    "sensealg=ForwardDiffSensitivity() for forward mode twice, as jacfwd(jacfwd(...))."
+    "sensealg=ForwardDiffSensitivity() for forward mode twice, as jacfwd(jacfwd(...)). By default "
+    'engine="compiled" has derivatives of any order.'
 )
 
 

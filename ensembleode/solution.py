@@ -32,8 +32,9 @@ class EnsembleError(RuntimeError):
 class Stats(eqx.Module):
     """Counts of work: `naccept` accepted and `nreject` rejected steps, `nf` evaluations of `f`.
 
-    Arrays over the trajectories (totals, where a `reduction` was given). `nf` is None for
-    methods whose engine doesn't count it (implicit ones).
+    Arrays over the trajectories (totals, where a `reduction` was given). Of implicit methods, `nf`
+    has the iterations of every step that was tried, and no Jacobians. It is None where it isn't
+    counted: for diffrax's own solvers, but explicit Runge-Kutta methods.
     """
 
     naccept: Any
@@ -122,7 +123,7 @@ class ODESolution(_Solution):
         """
         from .analysis.plotting import plot_solution
 
-        return plot_solution(self, idxs, color=color, names=names, ax=ax, **line)
+        return plot_solution(self, idxs, color, names, ax, line)
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` of `u` over time and state, the return code and the counts.
@@ -324,16 +325,7 @@ class EnsembleSolution(_Solution):
         """
         from .analysis.plotting import plot_ensemble
 
-        return plot_ensemble(
-            self,
-            idxs,
-            trajectories=trajectories,
-            color=color,
-            names=names,
-            alpha=alpha,
-            ax=ax,
-            **line,
-        )
+        return plot_ensemble(self, idxs, trajectories, color, names, alpha, ax, line)
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
         """The states as one array; of a state that is a pytree, with its components flattened in

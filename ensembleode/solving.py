@@ -35,13 +35,14 @@ from .core.placement import as_jax_arrays
 from .core.plan import Plan, Result, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
+from .core.reruns import Batches
 from .core.retcode import count_codes, has_failed, ReturnCode
 from .core.trajectories import describe
 from .engines.checks import check_bounds, say_if_too_tight
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
-from .options import as_count
+from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
 from .solvers.norms import AbstractNorm
@@ -162,7 +163,7 @@ def solve(
     >>> sim.u.shape, sim.t.tolist(), sim.failed.tolist()
     ((100, 5, 1), [0.0, 0.25, 0.5, 0.75, 1.0], [])
     """
-    started = time.perf_counter()
+    started, options = time.perf_counter(), among(locals())
     if _unknown:
         _refuse_unknown(_unknown)
     alg, ensemblealg = solver_and_algorithm(alg, ensemblealg)
@@ -181,22 +182,6 @@ def solve(
     max_repeats = as_count("max_repeats", max_repeats)
     check_store_key(store_key, store)
     key = key_from(seed, key)
-    options = {
-        "saveat": saveat,
-        "save_start": save_start,
-        "save_end": save_end,
-        "save_everystep": save_everystep,
-        "abstol": abstol,
-        "reltol": reltol,
-        "dt": dt,
-        "dtmin": dtmin,
-        "dtmax": dtmax,
-        "adaptive": adaptive,
-        "maxiters": maxiters,
-        "stepsize_controller": stepsize_controller,
-        "internalnorm": internalnorm,
-        "sensealg": sensealg,
-    }
     where = EnsembleSerial() if alone else ensemblealg or EnsembleThreads()
 
     def planned(engine: str) -> tuple[Job, _Run]:
@@ -208,7 +193,7 @@ def solve(
         if executor.how:
             choice = choice._replace(reason=f"{choice.reason}; {executor.how}")
         how = (batch_size, max_repeats, progress, store, store_key)
-        return job, _Run(ens, alg, where, executor, choice, n, *how, started)
+        return job, _Run(ens, where, executor, choice, n, *how, started)
 
     job, run = planned(engine)
     if job.traced:
@@ -246,7 +231,6 @@ class _Run(NamedTuple):
     """
 
     ens: EnsembleProblem
-    alg: Any
     ensemblealg: EnsembleAlgorithm
     executor: Executor
     choice: EngineChoice
@@ -258,19 +242,15 @@ class _Run(NamedTuple):
     store_key: str | None
     started: float
 
-    def batch_size_for(self, job: Job) -> int:
-        """The batch size that was given, or one for the memory that there is; with a progress bar,
-        for twenty batches at least."""
-        if self.batch_size is not None:
-            return self.batch_size
-        size = default_batch_size(job, self.executor, self.n)
-        return min(size, -(-self.n // 20)) if self.progress and self.executor.vectorised else size
-
-    @property
-    def reduced(self) -> dict[str, Any]:
-        """How the results of batches become one, as `batches` takes it."""
-        ens = self.ens
-        return {"reduction": ens.reduction, "u_init": ens.u_init, "max_repeats": self.max_repeats}
+    def batches(self, job: Job) -> Batches:
+        """Of the size that was given, or one for the memory that there is; with a progress bar,
+        twenty of them at least."""
+        size = self.batch_size
+        if size is None:
+            size = default_batch_size(job, self.executor, self.n)
+            if self.progress and self.executor.vectorised:
+                size = min(size, -(-self.n // 20))
+        return Batches(job, self.executor, size, self.max_repeats)
 
 
 #
@@ -303,26 +283,24 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
     """An ensemble inside `jit`, `grad` or `vmap`."""
-    batch_size = run.batch_size_for(job)
-    result = batches.run_traced(job, run.executor, run.n, batch_size, **run.reduced)
+    result = batches.run_traced(run.batches(job), run.ens, run.n)
     return _ensemble_solution(job, run, result, jnp.nan)
 
 
 def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException | None]:
     """An ensemble, batch by batch, and what ended it early, if something did."""
-    batch_size = run.batch_size_for(job)
-    writer = None
+    every, writer = run.batches(job), None
     if run.store is not None:
         job = _make_storable(job, run.ens)
         writer = _writer(job, run)
-        batch_size = stores.batch_size_for(writer, run.executor, batch_size)
+        size = stores.batch_size_for(writer, run.executor, every.batch_size)
+        every = every._replace(batch_size=size)
     bar = Progress(run.n, 0 if writer is None else writer.done) if run.progress else None
     cause = result = None
     try:
         job = dataclasses.replace(job, report=None if bar is None else bar.report)
-        how = {**run.reduced, "gather": writer}
         with stoppable(job, local=run.executor.local) as watched:
-            result = batches.run_eagerly(watched, run.executor, run.n, batch_size, **how)
+            result = batches.run_eagerly(every._replace(job=watched), run.ens, run.n, writer)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause
@@ -443,11 +421,19 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
         )
+    return _with_room(job, "with a store")
+
+
+def _with_room(job: Job, where: str) -> Job:
+    """With room for every step, where they are saved and can't be counted first.
+
+    **Raises:** `ValueError` where nobody has said how many there are at most.
+    """
     if job.plan.saving.mode != "steps":
         return job
     if not job.trajectories.options["maxiters_given"]:
         raise ValueError(
-            "save_everystep=True with a store needs maxiters, as room is made for that many steps: "
+            f"save_everystep=True {where} needs maxiters, as room is kept for that many steps: "
             "pass the smallest that works, such as maxiters=256."
         )
     return bounded(job, job.plan.maxiters)
@@ -455,13 +441,7 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
 
 def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
     """What can't be decided by numbers, as there are none inside jit."""
-    if job.plan.saving.mode == "steps":
-        if not job.trajectories.options["maxiters_given"]:
-            raise ValueError(
-                "save_everystep=True inside jit, grad or vmap needs maxiters, as room is kept for "
-                "that many steps: pass the smallest that works, such as maxiters=256."
-            )
-        job = bounded(job, job.plan.maxiters)
+    job = _with_room(job, "inside jit, grad or vmap")
     if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
         raise ValueError(
             "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "
@@ -491,7 +471,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
-    stats = Stats(outcome.naccept, outcome.nreject, outcome.nf)
+    stats = Stats(*outcome.counts)
     if not job.traced:
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":

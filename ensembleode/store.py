@@ -292,8 +292,7 @@ class Writer:
     #
 
     def _rows(self, batch: int) -> np.ndarray:
-        start = batch * self.batch_size
-        return np.arange(start, min(start + self.batch_size, self.trajectories))
+        return np.asarray(self._files.layout.rows(batch))
 
     def _write(self, batch: int, leaves: list[np.ndarray]) -> None:
         rows = self._rows(batch)

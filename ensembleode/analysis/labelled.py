@@ -30,7 +30,8 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
         # An output may have the name of a count.
         variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
         return xarray.Dataset(variables, trajectory, attrs)
-    time = _times(sim.t, ("trajectory",))
+    t = np.asarray(sim.t)
+    time = (("trajectory", "step") if t.ndim == 2 else ("time",), t)
     variables, state = _states(sim, ("trajectory", time[0][-1]), names)
     variables |= {"length": ("trajectory", np.asarray(sim.lengths))}
     variables |= _counts(sim, ("trajectory",))
@@ -102,11 +103,6 @@ def _xarray(number: Any) -> Any:
     except ImportError as e:
         raise ImportError("this needs xarray: pip install 'ensembleode[plot]'.") from e
     return xarray
-
-
-def _times(t: Any, outer: tuple) -> tuple:
-    t = np.asarray(t)
-    return ((*outer, "step") if t.ndim == 2 else ("time",), t)
 
 
 def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:

@@ -4,7 +4,6 @@ The `plot` methods import it when they are called, as matplotlib is optional.
 """
 
 import operator
-from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -54,15 +53,7 @@ _NO_STATES = {
 
 
 def plot_ensemble(
-    sim: Any,
-    idxs: Any = None,
-    *,
-    trajectories: Any = None,
-    color: Any = None,
-    names: Sequence[str] | None = None,
-    alpha: float | None = None,
-    ax: Any = None,
-    **line: Any,
+    sim: Any, idxs: Any, trajectories: Any, color: Any, names: Any, alpha: Any, ax: Any, line: Any
 ) -> Axes:
     """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
     if sim.kind != "trajectories":
@@ -107,15 +98,7 @@ def plot_ensemble(
     return ax
 
 
-def plot_solution(
-    sol: Any,
-    idxs: Any = None,
-    *,
-    color: Any = None,
-    names: Sequence[str] | None = None,
-    ax: Any = None,
-    **line: Any,
-) -> Axes:
+def plot_solution(sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: Any) -> Axes:
     """See [`ODESolution.plot`][ensembleode.ODESolution.plot]."""
     u, du = (flattened(x, 1, sol._order) for x in (sol.u, sol._du))
     _check_numbers(u, sol.retcode, 0)
@@ -140,14 +123,7 @@ def plot_solution(
 
 
 def plot_summary(
-    summary: Any,
-    idxs: Any = None,
-    *,
-    ci_type: str = "quantile",
-    error_style: str = "ribbon",
-    names: Sequence[str] | None = None,
-    ax: Any = None,
-    **line: Any,
+    summary: Any, idxs: Any, ci_type: str, error_style: str, names: Any, ax: Any, line: Any
 ) -> Axes:
     """See [`EnsembleSummary.plot`][ensembleode.EnsembleSummary.plot]."""
     _check_one_of("ci_type", ci_type, ("quantile", "SEM"))

@@ -164,11 +164,9 @@ class EnsembleSummary(eqx.Module):
         **Raises:** `ValueError` and `TypeError` for bad arguments; `ImportError` without
         matplotlib.
         """
-        from . import plotting
+        from .plotting import plot_summary
 
-        return plotting.plot_summary(
-            self, idxs, ci_type=ci_type, error_style=error_style, names=names, ax=ax, **line
-        )
+        return plot_summary(self, idxs, ci_type, error_style, names, ax, line)
 
     def to_xarray(self, names: Any = None) -> Any:
         """An `xarray.Dataset` of `mean`, `variance`, `median`, `qlow`, `qhigh` over time and
@@ -225,7 +223,8 @@ class _Made(NamedTuple):
 
 def _statistics(u: Any, levels: tuple[float, ...]) -> _Numbers:
     """Of the states `[trajectory, time, *state]`, with the quantiles of `_levels`."""
-    if _is_on_host(u):
+    on_host = isinstance(u, np.ndarray)
+    if on_host or (not is_tracer(u) and {d.platform for d in u.devices()} == {"cpu"}):
         return _statistics_on_host(np.asarray(u), levels)
     return _statistics_on_device(u, jnp.asarray(levels, u.dtype))
 
@@ -236,12 +235,6 @@ def _statistics_on_device(u: Any, levels: Any) -> _Numbers:
     quantiles = componentwise_quantile(u, levels)
     there = ~jnp.any(jnp.isnan(u), axis=tuple(range(2, u.ndim)))
     return _Numbers(mean, variance, *_of_levels(quantiles), jnp.sum(there, axis=0))
-
-
-def _is_on_host(u: Any) -> bool:
-    if is_tracer(u):
-        return False
-    return isinstance(u, np.ndarray) or {d.platform for d in u.devices()} == {"cpu"}
 
 
 def _statistics_on_host(u: np.ndarray, levels: tuple[float, ...]) -> _Numbers:

@@ -17,93 +17,69 @@ _PIECES = (
 _CONTROLLER = (
     "it is a constant of the controller, such as stepsize_controller=eo.PIController(gamma=0.8)"
 )
+_PROBLEM = "the problem, ODEProblem(f, u0, tspan, p)"
 _DENSE = "pass save_everystep=True, and call the solution with times, sol(t)"
-_DEVICES = "where it runs is said by ensemblealg, such as eo.EnsembleThreads(devices=4)"
-_ENSEMBLE = "it is an argument of EnsembleProblem"
-_PROBLEM = "it belongs to the problem, ODEProblem(f, u0, tspan, p)"
-_METHOD = "the solver is the second argument, alg, such as eo.Tsit5(), or eo.Kvaerno5() if stiff"
+
+
+def _by_name(names_of: dict[str, str]) -> dict[str, str]:
+    """The hint for each name, of the names that each hint is for."""
+    return {name: hint for hint, names in names_of.items() for name in names.split()}
+
 
 # Options of SciPy, SciML, diffrax and torchdiffeq, and what to do here.
-_OPTIONS = {
-    "rtol": "it is called reltol",
-    "atol": "it is called abstol",
-    "tol": "there are two, reltol and abstol",
-    "method": _METHOD,
-    "solver": _METHOD,
-    "algorithm": _METHOD,
-    "alg_hints": _METHOD,
-    "t_eval": "it is called saveat: an array of times is saved exactly as it is",
-    "ts": "it is called saveat: an array of times is saved exactly as it is",
-    "save_at": "it is called saveat",
-    "dense": _DENSE,
-    "dense_output": _DENSE,
-    "save_on": "leave it out: without saveat the two ends are saved",
-    "save_idxs": "pass EnsembleProblem(prob, output_func=lambda sol, ctx: (sol.u[:, idxs], False))",
-    "max_step": "it is called dtmax",
-    "min_step": "it is called dtmin",
-    "controller": "it is called stepsize_controller",
-    "norm": "it is called internalnorm, such as eo.MaxNorm()",
-    "gamma": _CONTROLLER,
-    "qmin": _CONTROLLER,
-    "qmax": _CONTROLLER,
-    "beta1": _CONTROLLER,
-    "beta2": _CONTROLLER,
-    "first_step": "it is called dt",
-    "dt0": "it is called dt",
-    "h0": "it is called dt",
-    "max_steps": "it is called maxiters",
-    "max_num_steps": "it is called maxiters",
-    "mxstep": "it is called maxiters",
-    "events": _PIECES,
-    "event": _PIECES,
-    "callback": _PIECES,
-    "callbacks": _PIECES,
-    "tstops": _PIECES,
-    "d_discontinuities": _PIECES,
-    "jump_ts": _PIECES,
-    "step_ts": _PIECES,
-    "jac": "leave it out: Jacobians come from f by JAX",
-    "jac_sparsity": "leave it out: Jacobians come from f by JAX",
-    "vectorized": "leave it out: f(u, p, t) is written for one trajectory",
-    "adjoint": "it is called sensealg, such as eo.DirectAdjoint()",
-    "args": "the parameters are called p, and belong to the problem, ODEProblem(f, u0, tspan, p)",
-    "y0": "the state is called u0, and belongs to the problem, ODEProblem(f, u0, tspan, p)",
-    "t_span": "it is called tspan, and belongs to the problem, ODEProblem(f, u0, tspan, p)",
-    "t0": "the times are tspan=(t0, t1), and belong to the problem, ODEProblem(f, u0, tspan, p)",
-    "t1": "the times are tspan=(t0, t1), and belong to the problem, ODEProblem(f, u0, tspan, p)",
-    "fun": "it is called f, and belongs to the problem, ODEProblem(f, u0, tspan, p)",
-    "f": _PROBLEM,
-    "u0": _PROBLEM,
-    "tspan": _PROBLEM,
-    "p": _PROBLEM,
-    "prob_func": _ENSEMBLE,
-    "output_func": _ENSEMBLE,
-    "reduction": _ENSEMBLE,
-    "u_init": _ENSEMBLE,
-    "safetycopy": "leave it out: trajectories share nothing that one of them could change",
-    "num_trajectories": "it is called trajectories",
-    "n_jobs": _DEVICES,
-    "workers": _DEVICES,
-    "devices": _DEVICES,
-    "rng": "random numbers of JAX come from seed or key",
-    "random_state": "random numbers of JAX come from seed or key",
-}
+_OPTIONS = _by_name(
+    {
+        "it is called reltol": "rtol",
+        "it is called abstol": "atol",
+        "there are two, reltol and abstol": "tol",
+        "the solver is the second argument, alg, such as eo.Tsit5(), or eo.Kvaerno5() if stiff": (
+            "method solver algorithm alg_hints"
+        ),
+        "it is called saveat: an array of times is saved exactly as it is": "t_eval ts",
+        "it is called saveat": "save_at",
+        _DENSE: "dense dense_output",
+        "leave it out: without saveat the two ends are saved": "save_on",
+        "pass EnsembleProblem(prob, output_func=lambda sol, ctx: (sol.u[:, idxs], False))": (
+            "save_idxs"
+        ),
+        "it is called dtmax": "max_step",
+        "it is called dtmin": "min_step",
+        "it is called stepsize_controller": "controller",
+        "it is called internalnorm, such as eo.MaxNorm()": "norm",
+        _CONTROLLER: "gamma qmin qmax beta1 beta2",
+        "it is called dt": "first_step dt0 h0",
+        "it is called maxiters": "max_steps max_num_steps mxstep",
+        _PIECES: "events event callback callbacks tstops d_discontinuities jump_ts step_ts",
+        "leave it out: Jacobians come from f by JAX": "jac jac_sparsity",
+        "leave it out: f(u, p, t) is written for one trajectory": "vectorized",
+        "it is called sensealg, such as eo.DirectAdjoint()": "adjoint",
+        f"the parameters are called p, and belong to {_PROBLEM}": "args",
+        f"the state is called u0, and belongs to {_PROBLEM}": "y0",
+        f"it is called tspan, and belongs to {_PROBLEM}": "t_span",
+        f"the times are tspan=(t0, t1), and belong to {_PROBLEM}": "t0 t1",
+        f"it is called f, and belongs to {_PROBLEM}": "fun",
+        f"it belongs to {_PROBLEM}": "f u0 tspan p",
+        "it is an argument of EnsembleProblem": "prob_func output_func reduction u_init",
+        "leave it out: trajectories share nothing that one of them could change": "safetycopy",
+        "it is called trajectories": "num_trajectories",
+        "where it runs is said by ensemblealg, such as eo.EnsembleThreads(devices=4)": (
+            "n_jobs workers devices"
+        ),
+        "random numbers of JAX come from seed or key": "rng random_state",
+    }
+)
 
 # Methods that are here under another name.
-_RENAMED = {
-    "RK45": "eo.Dopri5(), or better eo.Tsit5()",
-    "ode45": "eo.Dopri5(), or better eo.Tsit5()",
-    "DP5": "eo.Dopri5()",
-    "RK23": "eo.Bosh3()",
-    "ode23": "eo.Bosh3()",
-    "BS3": "eo.Bosh3()",
-    "DOP853": "eo.Dopri8()",
-    "DP8": "eo.Dopri8()",
-    "BackwardEuler": "eo.ImplicitEuler()",
-    "Feagin10": "eo.Vern9()",
-    "Feagin12": "eo.Vern9()",
-    "Feagin14": "eo.Vern9()",
-}
+_RENAMED = _by_name(
+    {
+        "eo.Dopri5(), or better eo.Tsit5()": "RK45 ode45",
+        "eo.Dopri5()": "DP5",
+        "eo.Bosh3()": "RK23 ode23 BS3",
+        "eo.Dopri8()": "DOP853 DP8",
+        "eo.ImplicitEuler()": "BackwardEuler",
+        "eo.Vern9()": "Feagin10 Feagin12 Feagin14",
+    }
+)
 _STIFF_ELSEWHERE = "BDF Radau Radau5 CVODE_BDF CVODE ode15s ode23s ode23t ode23tb Rodas"
 _SWITCHING = "LSODA lsoda odeint AutoTsit5 AutoVern6 AutoVern7 AutoVern8 AutoVern9 AutoDP5"
 _STOCHASTIC = "EM EulerHeun LambaEM SRIW1 SRIW2 SOSRI SOSRA SRA1 RKMil SDEProblem SDEFunction"
@@ -111,43 +87,40 @@ _SYMPLECTIC = "VelocityVerlet VerletLeapfrog McAte5 KahanLi8 Yoshida6 SecondOrde
 _STIFF_PACKAGES = ("Rosenbrock", "SDIRK", "BDF", "FIRK", "StabilizedRK")
 
 # Attributes of the solutions of SciPy, diffrax and xarray.
-_OF_A_SOLUTION = {
-    "save": "to_xarray().to_netcdf(path) writes it, and solve(..., store=path) keeps an ensemble",
-    "to_netcdf": "it is to_xarray().to_netcdf(path)",
-    "to_csv": "it is to_pandas().to_csv(path)",
-    "to_dataframe": "it is called to_pandas()",
-    "to_df": "it is called to_pandas()",
-    "y": "the states are called u: [trajectory, time, *state] of an ensemble",
-    "ys": "the states are called u: [trajectory, time, *state] of an ensemble",
-    "ts": "the times are called t",
-    "success": "see retcode; of an ensemble, successful is a mask",
-    "status": "see retcode",
-    "message": "see retcode",
-    "result": "see retcode",
-    "nfev": "it is called stats.nf",
-    "sol": _DENSE,
-    "evaluate": _DENSE,
-    "interp": _DENSE,
-}
+_OF_A_SOLUTION = _by_name(
+    {
+        "to_xarray().to_netcdf(path) writes it, and solve(..., store=path) keeps an ensemble": (
+            "save"
+        ),
+        "it is to_xarray().to_netcdf(path)": "to_netcdf",
+        "it is to_pandas().to_csv(path)": "to_csv",
+        "it is called to_pandas()": "to_dataframe to_df",
+        "the states are called u: [trajectory, time, *state] of an ensemble": "y ys",
+        "the times are called t": "ts",
+        "see retcode; of an ensemble, successful is a mask": "success",
+        "see retcode": "status message result",
+        "it is called stats.nf": "nfev",
+        _DENSE: "sol evaluate interp",
+    }
+)
 
 # What is no method.
-_THINGS = {
-    "SaveAt": "saved times are an option, solve(..., saveat=...)",
-    "diffeqsolve": "it is called solve",
-    "solve_ivp": "it is called solve, of an ODEProblem(f, u0, tspan, p) with f(u, p, t)",
-    "ODETerm": "pass f(u, p, t) to ODEProblem",
-    "ODEFunction": "pass f(u, p, t) to ODEProblem",
-    "ClipStepSizeController": (
-        "it is diffrax's: solve(..., stepsize_controller=diffrax.ClipStepSizeController(...))"
-    ),
-    "ContinuousCallback": _PIECES,
-    "DiscreteCallback": _PIECES,
-    "PresetTimeCallback": _PIECES,
-    "CallbackSet": _PIECES,
-    "Event": _PIECES,
-    "DAEProblem": "there are ordinary differential equations only: reduce the index, or use Julia",
-    "DDEProblem": "there are ordinary differential equations only",
-}
+_THINGS = _by_name(
+    {
+        "saved times are an option, solve(..., saveat=...)": "SaveAt",
+        "it is called solve": "diffeqsolve",
+        "it is called solve, of an ODEProblem(f, u0, tspan, p) with f(u, p, t)": "solve_ivp",
+        "pass f(u, p, t) to ODEProblem": "ODETerm ODEFunction",
+        "it is diffrax's: solve(..., stepsize_controller=diffrax.ClipStepSizeController(...))": (
+            "ClipStepSizeController"
+        ),
+        _PIECES: "ContinuousCallback DiscreteCallback PresetTimeCallback CallbackSet Event",
+        "there are ordinary differential equations only: reduce the index, or use Julia": (
+            "DAEProblem"
+        ),
+        "there are ordinary differential equations only": "DDEProblem",
+    }
+)
 
 
 #

@@ -28,7 +28,9 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
     state = max(1, math.prod(u0.shape))
     rows = job.plan.saving.rows or 256
     # Stages twice over (XLA keeps old and new), or the Jacobian of an implicit method.
-    work = 2 * (job.plan.method.value.stages or state + 8) + 16
+    factorises = job.plan.engine.factorises(job.plan)
+    stages = None if factorises else job.plan.method.value.stages
+    work = 2 * (stages or state + 8) + 16
     step_bytes = u0.dtype.itemsize * state * work
     all_bytes = step_bytes + u0.dtype.itemsize * state * rows
     device = default_device()
@@ -36,7 +38,7 @@ def default_batch_size(job: Job, executor: Executor, trajectories: int) -> int:
         most = max(1, HOST // all_bytes)
         if executor.vectorised and not job.plan.engine.chunked:
             fitting = _CACHE // step_bytes
-            if job.plan.engine.factorises(job.plan) and not job.traced:
+            if factorises and not job.traced:
                 narrow = 2 ** int(math.log2(min(max(fitting, _NARROW[0]), _NARROW[1])))
                 wide = max(_LEAST, fitting)
                 return min(most, narrow if trajectories <= _FEW * narrow else wide)

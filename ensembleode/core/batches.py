@@ -11,14 +11,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..problem import EnsembleProblem
 from ..tracing.program import being_staged
-from .executor import Executor
 from .gather import Ensemble, Gather, ranges
-from .job import cause_of, codes_and_counts, integers, Job, Unfinished
+from .job import cause_of, codes_and_counts, integers, Unfinished
 from .placement import as_jax_arrays
 from .plan import Result
 from .reductions import adds_up, check_structure, checked, empty, sum_reduction
-from .reruns import Batches, solve_traced
+from .reruns import Batches
 from .retcode import ReturnCode
 
 
@@ -37,15 +37,7 @@ class Stopped(Exception):
 
 
 def run_eagerly(
-    job: Job,
-    executor: Executor,
-    trajectories: int,
-    batch_size: int,
-    *,
-    reduction: Callable | None,
-    u_init: Any,
-    max_repeats: int,
-    gather: Any = None,
+    batches: Batches, ens: EnsembleProblem, trajectories: int, gather: Any = None
 ) -> Ensemble | None:
     """Run batch after batch.
 
@@ -54,9 +46,9 @@ def run_eagerly(
 
     **Raises:** `Stopped`, with what was done, for whatever ends it before its end.
     """
-    batches = Batches(job, executor, batch_size, max_repeats)
-    if reduction is not None:
-        return _reduce_eagerly(batches, trajectories, reduction, u_init)
+    if ens.reduction is not None:
+        return _reduce_eagerly(batches, trajectories, ens.reduction, ens.u_init)
+    job, batch_size = batches.job, batches.batch_size
     if gather is None and trajectories <= batch_size:
         try:
             outcome = batches.solve(np.arange(trajectories))
@@ -100,21 +92,16 @@ def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_
         except (Exception, KeyboardInterrupt) as e:
             raise Stopped(ensemble(), cause_of(e)) from None
         codes.append(np.asarray(outcome.retcode))
-        new = jax.tree.map(lambda x: int(np.asarray(x).sum()), _counts(outcome))
+        new = jax.tree.map(lambda x: int(np.asarray(x).sum()), outcome.counts)
         counts = new if counts is None else jax.tree.map(int.__add__, counts, new)
         if converged := bool(stop):
             break
     return ensemble()
 
 
-def _counts(outcome: Result) -> tuple:
-    return outcome.naccept, outcome.nreject, outcome.nf
-
-
 def _total(retcode: Any, counts: Any) -> Result:
     """The outcome of a reduced ensemble: return codes of each, and total counts."""
-    naccept, nreject, nf = counts
-    return Result(None, None, None, None, retcode, naccept, nreject, nf, None)
+    return Result(None, None, None, None, retcode, *counts)
 
 
 #
@@ -122,26 +109,19 @@ def _total(retcode: Any, counts: Any) -> Result:
 #
 
 
-def run_traced(
-    job: Job,
-    executor: Executor,
-    trajectories: int,
-    batch_size: int,
-    *,
-    reduction: Callable | None,
-    u_init: Any,
-    max_repeats: int,
-) -> Ensemble:
+def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ensemble:
     """The same as one traced program."""
+    job, executor, batch_size, _ = batches
+    reduction, u_init = ens.reduction, ens.u_init
 
     def batch(indices):
-        return solve_traced(job, executor, indices, max_repeats)
+        return batches.solve_traced(indices)
 
     indices = np.arange(trajectories)
     if reduction is sum_reduction and u_init is None:
         if adds_up(job, executor):
             u, outcome = executor.total(job, integers(indices))
-            sums = jax.tree.map(jnp.sum, _counts(outcome))
+            sums = jax.tree.map(jnp.sum, outcome.counts)
             return Ensemble(u, _total(outcome.retcode, sums), jnp.asarray(False))
         u_init = empty(reduction, jax.eval_shape(batch, integers(indices)).u)
     if reduction is None:
@@ -187,7 +167,7 @@ def run_traced(
     if len(rest):
         carry, last = step(carry, rest)
         outcome = _join(outcome, last)
-    sums = jax.tree.map(jnp.sum, _counts(outcome))
+    sums = jax.tree.map(jnp.sum, outcome.counts)
     return Ensemble(carry[0], _total(outcome.retcode, sums), carry[1])
 
 

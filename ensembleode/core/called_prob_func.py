@@ -1,6 +1,7 @@
 """A `prob_func` that can't be traced: called once a trajectory, and its results stacked."""
 
-from collections.abc import Sequence
+import functools
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -22,7 +23,7 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
         """Leaf by leaf, the values in all lanes."""
         return list(zip(*map(jtu.tree_leaves, lanes), strict=True))
 
-    keep = _Keeper()
+    keep = _keeper()
     made = [keep(maker(i, 1, key)) for i in range(n)]
     structure = jtu.tree_structure(made[0])
     names = [n for n, x in zip(Lane._fields, made[0], strict=True) for _ in jtu.tree_leaves(x)]
@@ -55,11 +56,7 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
         return jax.tree.map(lambda x, v: x[0] if v else x, every, batched)
 
     batched = jtu.tree_unflatten(structure, varies)
-    return Trajectories(
-        field=maker.kept["field"],
-        saving=maker.kept["saving"],
-        tree=maker.kept["tree"],
-        options=maker.options,
+    return maker.trajectories(
         batched=batched,
         lanes=lanes,
         lane=lane,
@@ -69,24 +66,21 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
     )
 
 
-class _Keeper:
-    """Copies NumPy arrays, which the next call may write into: one copy for as long as an array
-    stays as it is."""
+def _keeper() -> Callable[[Lane], Lane]:
+    """What copies NumPy arrays, which the next call may write into: one copy for as long as an
+    array stays as it is."""
+    copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
-    def __init__(self):
-        self.copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-
-    def __call__(self, lane: Lane) -> Lane:
-        return jax.tree.map(self._kept, lane)
-
-    def _kept(self, x: Any) -> Any:
+    def kept(x: Any) -> Any:
         if not isinstance(x, np.ndarray):
             return x
-        original, copy = self.copies.get(id(x), (None, None))
+        original, copy = copies.get(id(x), (None, None))
         if original is not x or copy is None or contents([copy]) != contents([x]):
             copy = x.copy()
-            self.copies[id(x)] = x, copy
+            copies[id(x)] = x, copy
         return copy
+
+    return functools.partial(jax.tree.map, kept)
 
 
 _ARRAYS = ("u0", "p", "consts")

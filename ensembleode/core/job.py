@@ -180,8 +180,7 @@ def may_rerun(plan: Plan) -> bool:
 
 
 def solution_of(result: Result, plan: Plan, engine: EngineChoice | None = None) -> ODESolution:
-    stats = Stats(result.naccept, result.nreject, result.nf)
-    u, t, length = result.u, result.t, result.length
+    u, t, length, stats = result.u, result.t, result.length, Stats(*result.counts)
     return ODESolution(u, t, result.retcode, stats, length, result.du, engine, plan.order)
 
 

@@ -9,14 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..problem import EnsembleProblem
-
 
 NUMPY_INDEXED = (jax.errors.TracerArrayConversionError, jax.errors.TracerIntegerConversionError)
-
-
-def with_prob_func(ens: EnsembleProblem, prob_func: Callable) -> EnsembleProblem:
-    return EnsembleProblem(ens.prob, prob_func, ens.output_func, ens.reduction, ens.u_init)
 
 
 def lift_numpy(fn: Any) -> Callable | None:

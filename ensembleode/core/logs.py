@@ -1,7 +1,8 @@
-"""One logger, and messages worth saying once."""
+"""One logger, messages worth saying once, and what a command fails with."""
 
 import functools
 import logging
+import sys
 import warnings
 
 
@@ -18,3 +19,9 @@ def log_once(message: str) -> None:
 def warn_once(message: str) -> None:
     """Warn the first time it is due in this process."""
     warnings.warn(message, RuntimeWarning, stacklevel=2)
+
+
+def failed(error: object) -> int:
+    """Say so on stderr; the exit code."""
+    print(f"ensembleode: {error}", file=sys.stderr)
+    return 1

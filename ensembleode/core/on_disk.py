@@ -77,7 +77,8 @@ def _of_numpy(part: Any) -> Any:
 def _read_and_pick(index: tuple, shape: tuple[int, ...]) -> tuple[list, tuple]:
     """Which of each axis to read, in ascending order, and the index of the result in that."""
     index = _without_masks(index)
-    taken = sum(_takes(x) for x in index)
+    # How many axes the parts of the index are of.
+    taken = sum(not (x is None or x is ... or isinstance(x, bool | np.bool_)) for x in index)
     arrays = [x for x in index if not (x is None or x is Ellipsis or isinstance(x, slice))]
     read, pick = [], []
     for part in index:
@@ -87,7 +88,8 @@ def _read_and_pick(index: tuple, shape: tuple[int, ...]) -> tuple[list, tuple]:
                 pick.append(part)
             case slice():
                 wanted = range(n)[part]
-                read.append(_ascending(wanted))
+                up = wanted if wanted.step > 0 else wanted[::-1]
+                read.append(slice(up.start, up.stop, up.step))
                 pick.append(slice(None) if wanted.step > 0 else slice(None, None, -1))
             case int():
                 at = range(n)[part]
@@ -115,17 +117,6 @@ def _without_masks(index: tuple) -> tuple:
         is_mask = isinstance(part, np.ndarray) and part.dtype == bool and part.ndim
         parts += np.nonzero(part) if is_mask else [part]
     return tuple(parts)
-
-
-def _takes(part: Any) -> int:
-    """How many axes this part of an index is of."""
-    return int(not (part is None or part is Ellipsis or isinstance(part, bool | np.bool_)))
-
-
-def _ascending(wanted: range) -> slice:
-    if wanted.step < 0:
-        wanted = wanted[::-1]
-    return slice(wanted.start, wanted.stop, wanted.step)
 
 
 def _count(read: Any, n: int) -> int:

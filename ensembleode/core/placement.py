@@ -1,5 +1,6 @@
 """On which device results are, and how much of its memory they may take."""
 
+import contextlib
 from typing import Any
 
 import jax
@@ -20,7 +21,8 @@ def as_jax_arrays(tree: Any) -> Any:
     gathered = [x for x in jtu.tree_leaves(tree) if isinstance(x, np.ndarray)]
     home = None
     if device.platform != "cpu" and sum(x.nbytes for x in gathered) > share_of_memory(device):
-        home = _cpu_device()
+        with contextlib.suppress(RuntimeError):  # JAX_PLATFORMS may leave it out
+            home = jax.devices("cpu")[0]
 
     def put(x):
         return jax.device_put(x, home, may_alias=True) if isinstance(x, np.ndarray) else x
@@ -40,13 +42,6 @@ def default_device() -> Any:
     """Where JAX computes what is on no device yet."""
     chosen: Any = getattr(jax.config, "jax_default_device", None)
     return chosen if isinstance(chosen, jax.Device) else jax.devices()[0]
-
-
-def _cpu_device() -> Any:
-    try:
-        return jax.devices("cpu")[0]
-    except RuntimeError:  # JAX_PLATFORMS leaves it out
-        return None
 
 
 def share_of_memory(device: Any) -> int:

@@ -92,6 +92,11 @@ class Result(NamedTuple):
     nf: Any
     rerun: Any = None
 
+    @property
+    def counts(self) -> tuple:
+        """Of work."""
+        return self.naccept, self.nreject, self.nf
+
 
 def shared_times(plan: Plan, lanes: Lane) -> Any:
     """The saved times of `lanes`, where all trajectories share them: `[time]`."""

@@ -43,6 +43,28 @@ class Batches(NamedTuple):
         self._report(outcome)
         return outcome
 
+    def solve_traced(self, indices: Any) -> Result:
+        """The same as one traced program."""
+        job, executor, _, max_repeats = self
+        first = executor.run(job, indices, 1)
+        if first.rerun is None:
+            return first
+
+        def again(outcome, repeat):
+            def redo():
+                new = executor.run(job, indices, repeat)
+
+                def pick(old, new):
+                    mask = outcome.rerun.reshape(-1, *(1,) * (old.ndim - 1))
+                    return jnp.where(mask, new, old)
+
+                return jax.tree.map(pick, outcome, new)
+
+            return jax.lax.cond(jnp.any(outcome.rerun), redo, lambda: outcome), None
+
+        outcome, _ = jax.lax.scan(again, first, integers(np.arange(2, max_repeats + 1)))
+        return _give_up(outcome, jnp)
+
     def solve_into(self, gather: Any, wanted: np.ndarray) -> Result:
         """As they are done, where the executor gives them as they are."""
         if not hasattr(gather, "part") or may_rerun(self.job.plan):
@@ -91,28 +113,6 @@ class Batches(NamedTuple):
     def _report(self, outcome: Result) -> None:
         if self.job.report is not None and not self.executor.reports:
             self.job.report(np.asarray(outcome.retcode))
-
-
-def solve_traced(job: Job, executor: Executor, indices: Any, max_repeats: int) -> Result:
-    """The same as one traced program."""
-    first = executor.run(job, indices, 1)
-    if first.rerun is None:
-        return first
-
-    def again(outcome, repeat):
-        def redo():
-            new = executor.run(job, indices, repeat)
-
-            def pick(old, new):
-                mask = outcome.rerun.reshape(-1, *(1,) * (old.ndim - 1))
-                return jnp.where(mask, new, old)
-
-            return jax.tree.map(pick, outcome, new)
-
-        return jax.lax.cond(jnp.any(outcome.rerun), redo, lambda: outcome), None
-
-    outcome, _ = jax.lax.scan(again, first, integers(np.arange(2, max_repeats + 1)))
-    return _give_up(outcome, jnp)
 
 
 def _give_up(outcome: Result, np_: Any) -> Result:

@@ -19,7 +19,7 @@ from ..problem import EnsembleContext, EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
 from .called_prob_func import called
 from .lane import Trajectories
-from .lifting import lift_numpy, NUMPY_INDEXED, with_prob_func
+from .lifting import lift_numpy, NUMPY_INDEXED
 from .logs import log_once
 from .recent import jit_recent
 from .saving import grid, Saving, Spacing
@@ -63,9 +63,10 @@ def _evaluated(maker: Maker, key: Any, n: int) -> Trajectories:
         if lifted is not None:
             # NumPy raises for an index past the end, where JAX takes the last row.
             ens.make(EnsembleContext(n - 1, 1, key))
-            ens = with_prob_func(ens, lifted)
+            ens = dataclasses.replace(ens, prob_func=lifted)
             return _evaluated(Maker(ens, maker.solve_options, maker.n), key, n)
-        message = _CALLED_AS_NOT_TRACEABLE.format(_summary(error))
+        first_line = str(error).partition("\n")[0]
+        message = _CALLED_AS_NOT_TRACEABLE.format(f"{type(error).__name__}: {first_line}")
     # Either prob_func needs a concrete index, or it is wrong. Called with one it works in the first
     # case, and raises its plain error in the second. (Here, where the trace is forgotten: as long
     # as a constant of it lives, JAX takes it for the NumPy array that it was made of, even where
@@ -86,11 +87,6 @@ _CALLED_AS_IMPURE = (
     "or the clock), so it is called once a trajectory, which is slow. Draw them by jax.random with "
     "ctx.key: fast, and the same whatever the batches or devices."
 )
-
-
-def _summary(error: Exception) -> str:
-    first_line = str(error).partition("\n")[0]
-    return f"{type(error).__name__}: {first_line}"
 
 
 def _traced(maker: Maker, key: Any, n: int) -> Trajectories:
@@ -122,11 +118,7 @@ def _traced(maker: Maker, key: Any, n: int) -> Trajectories:
             "prob_func makes the same problem for every trajectory: let it depend on ctx.index, or "
             "draw random numbers by jax.random with ctx.key."
         )
-    return Trajectories(
-        field=maker.kept["field"],
-        saving=maker.kept["saving"],
-        tree=maker.kept["tree"],
-        options=maker.options,
+    return maker.trajectories(
         batched=fill(varies, [False] * len(values)),
         lanes=lanes,
         lane=lane,
@@ -193,11 +185,7 @@ def _is_plain(maker: Maker, key: Any) -> bool:
 
 def _shared_by_all(maker: Maker, key: Any) -> Trajectories:
     lane = jax.tree.map(as_input, maker(0, 1, key))
-    return Trajectories(
-        field=maker.kept["field"],
-        saving=maker.kept["saving"],
-        tree=maker.kept["tree"],
-        options=maker.options,
+    return maker.trajectories(
         batched=jax.tree.map(lambda _: False, lane),
         lanes=lambda indices, repeat: lane,
         lane=lambda index, repeat: lane,

@@ -25,7 +25,7 @@ from ..tracing.purity import (
     numbers_among,
     numbers_in,
 )
-from .lane import Lane
+from .lane import Lane, Trajectories
 from .saving import resolve_saving
 from .state_tree import StateTree, tree_of
 
@@ -65,7 +65,8 @@ class Maker:
 
     def _is_number(self, x: Any) -> bool:
         """Whether a leaf of p is traced."""
-        return _is_numeric(x) and not (self.fixes_whole and is_whole(x))
+        is_numeric = eqx.is_array_like(x) and not isinstance(x, str)
+        return is_numeric and not (self.fixes_whole and is_whole(x))
 
     def _lane(self, prob: ODEProblem, index: Any) -> Lane:
         tree = tree_of(prob.u0, prob._order)
@@ -106,6 +107,11 @@ class Maker:
         self._keep("field", field, "the computation that f does", index)
         self._f = (same, (field, consts))
         return consts
+
+    def trajectories(self, **fields: Any) -> Trajectories:
+        """With these fields, and with what it kept."""
+        kept = {name: self.kept[name] for name in ("field", "saving", "tree")}
+        return Trajectories(**kept, options=self.options, **fields)
 
     def again(self) -> "Maker":
         """One that is to make the same, to find whether it does."""
@@ -219,10 +225,6 @@ def trace_field(
             "of another precision are the usual cause)."
         )
     return program, tuple(consts)
-
-
-def _is_numeric(x: Any) -> bool:
-    return eqx.is_array_like(x) and not isinstance(x, str)
 
 
 def _as_real(x: Any, dtype: np.dtype) -> Any:

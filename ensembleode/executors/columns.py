@@ -37,7 +37,7 @@ class Columns(Executor):
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         lanes = job.trajectories.lanes(indices, repeat)
         args = (job.plan, lanes, indices, repeat, job.key, job.output_consts)
-        return _solve(*args) if job.traced else finished(job, _solve, *args)
+        return finished(job, _solve, *args)
 
 
 class _ColumnsField(NamedTuple):

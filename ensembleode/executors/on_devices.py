@@ -64,12 +64,6 @@ def _solve(plan: Plan) -> Callable:
     return local
 
 
-def _mapped(mesh: Mesh, fn: Callable, in_specs: Any, out_specs: Any, args: tuple) -> Any:
-    return jax.shard_map(fn, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False)(
-        *args
-    )
-
-
 def evaluated_on_each(
     mesh: Mesh,
     fn: Callable,
@@ -106,7 +100,8 @@ def evaluated_on_each(
         result = jtu.tree_unflatten(tree, flat)
         return result if post is None else post(result)
 
-    return _mapped(mesh, local, (_WHOLE, *in_specs), out_specs, (closed.consts, *args))
+    specs = {"in_specs": (_WHOLE, *in_specs), "out_specs": out_specs}
+    return jax.shard_map(local, mesh=mesh, check_vma=False, **specs)(closed.consts, *args)
 
 
 @eqx.filter_custom_vjp

@@ -24,7 +24,10 @@ class Serial(Executor):
             lanes = job.trajectories.lanes(indices, repeat)
             return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)
         each: list[Result] = []
-        cause = None
+
+        def stacked():
+            return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
+
         try:
             for index in np.asarray(indices):
                 outcome = self.run_one(job, index, repeat)
@@ -32,19 +35,16 @@ class Serial(Executor):
         except KeyboardInterrupt as e:
             if not each:
                 raise
-            cause = e
-        done = np.arange(len(indices)) < len(each)
-        each += [each[0]] * (len(indices) - len(each))
-        outcome = jax.tree.map(lambda *leaves: np.stack(leaves), *each)
-        if cause is not None:
-            raise Unfinished(outcome, done, cause)
-        return outcome
+            done = np.arange(len(indices)) < len(each)
+            each += [each[0]] * np.count_nonzero(~done)
+            raise Unfinished(stacked(), done, e) from None
+        return stacked()
 
     def run_one(self, job: Job, index: Any, repeat: Any) -> Result:
         """By the program that solves its problem alone."""
         lane = job.trajectories.lane(index, repeat)
         args = (job.plan, lane, index, repeat, job.key, job.output_consts)
-        return _solve(*args) if job.traced else finished(job, _solve, *args)
+        return finished(job, _solve, *args)
 
 
 _solve = jit_recent(solve_lane)

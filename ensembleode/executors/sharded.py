@@ -46,9 +46,8 @@ class Devices(Executor):
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         mesh = _mesh(self.devices, job.plan, indices.shape[0])
         if mesh is None:
-            if job.traced:
-                return _solve(job.plan, *numbers)
-            return finished(job, _fastest(_solve), job.plan, *numbers)
+            solve = _solve if job.traced else _fastest(_solve)
+            return finished(job, solve, job.plan, *numbers)
         if being_staged():
             return _solve_sharded(job.plan, mesh, *numbers)
         # Wherever they are: committed to one device, they could not go with the others.

@@ -1,8 +1,9 @@
 """A vector field, from its traced program to what an engine runs of it.
 
 - `lanes/`: for all lanes of a chunk at once, as arrays of JAX whose last axis is the lane.
-- `ir.py`: the small language that a field is lowered to; `lowering/`: jaxpr to it, a rule a
-    primitive; `scalarise.py`: small programs taken apart into scalars first.
+- `ir.py`: the small language that a field is lowered to, and `walking.py`, through what is written
+    in it; `lowering/`: jaxpr to it, a rule a primitive; `scalarise.py`: small programs taken apart
+    into scalars first.
 - `plain/`: what indexes, pads or accumulates written in plainer equations, before it is lowered.
 - What both share: `equations.py`, which equations are used and what they call; `movements.py`,
     what only moves data; `gather_scatter.py`, the arithmetic of indices; `combining.py`, by what

@@ -1,13 +1,17 @@
-"""The equations of a jaxpr: which are used, what they call, what they carry."""
+"""The equations of a jaxpr: which are used, what they call, what they carry; and rules by their
+primitives."""
 
 import collections
-from typing import Any
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 import jax.extend.core as jex
 import numpy as np
 from jax.extend import source_info_util
 
+
+_Rule = TypeVar("_Rule", bound=Callable)
 
 # The primitives that act component by component, on numbers that are not complex.
 ELEMENTWISE = """
@@ -29,6 +33,20 @@ CALLS = {
     "jit": "jaxpr",
     "remat2": "jaxpr",
 }
+
+
+def registers(rules: dict[str, _Rule]) -> Callable[[str], Callable[[_Rule], _Rule]]:
+    """A decorator `rule(names)`, which makes a function the rule of the primitives of these names,
+    with spaces between."""
+
+    def rule(names: str) -> Callable[[_Rule], _Rule]:
+        def register(fn: _Rule) -> _Rule:
+            rules.update(dict.fromkeys(names.split(), fn))
+            return fn
+
+        return register
+
+    return rule
 
 
 def called(eqn: Any) -> Any:

@@ -10,18 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from .equations import registers
+
 
 MOVEMENTS: dict[str, Callable] = {}
-
-
-def movement(name: str) -> Callable:
-    """Registers how the primitive of this name moves arrays."""
-
-    def register(fn: Callable) -> Callable:
-        MOVEMENTS[name] = fn
-        return fn
-
-    return register
+movement = registers(MOVEMENTS)
 
 
 @movement("reshape")

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from ..tracing.program import with_constants
 from .equations import branch_here, called, used
 from .lanes import control_flow as control_flow, indexing as indexing, primitives as primitives
-from .lanes.interpreter import Interpreter, Limits, NotInLanesError, TooLong
+from .lanes.interpreter import bind, Interpreter, Limits, NotInLanesError, TooLong
 from .lanes.values import fill, Scalars, unpack
 
 
@@ -84,10 +84,7 @@ def _inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
             elif eqn.primitive.name == "platform_index":
                 outs = [branch_here(eqn)]
             else:
-                params = eqn.primitive.get_bind_params(eqn.params)
-                with eqn.ctx.manager:
-                    outs = eqn.primitive.bind(*ins, **params)
-                outs = outs if eqn.primitive.multiple_results else [outs]
+                outs = bind(eqn, ins)
             env.update(zip(eqn.outvars, outs, strict=True))
         return [read(v) for v in jaxpr.outvars]
 

@@ -4,11 +4,11 @@ import dataclasses
 import math
 from collections.abc import Sequence
 from fractions import Fraction
-from typing import Any
+from typing import Any, NamedTuple
 
 from .checks import whole
 from .fleet import check_fleet, Kind
-from .tables import columns, hours
+from .tables import columns, hours, plain
 
 
 HOUR = 3600
@@ -78,8 +78,7 @@ class Estimate:
 
     def as_dict(self) -> dict[str, Any]:
         """As dictionaries, lists and numbers, for JSON."""
-        fields = dataclasses.asdict(self)
-        return {name: list(x) if isinstance(x, tuple) else x for name, x in fields.items()}
+        return plain(self)
 
     def __str__(self) -> str:
         title = f"{self.items:,} items x {self.iterations:,} iterations"
@@ -162,7 +161,8 @@ def estimate(
     if items_per_job is not None:
         items_per_job = whole(items_per_job, "items_per_job")
     check_fleet(fleet)
-    run_hours, parts, jobs = _planned(items, iterations, fleet, items_per_job)
+    run = _Run(items, iterations, items_per_job)
+    run_hours, parts, jobs = _planned(run, fleet)
     shares = []
     for kind, part, dealt in zip(fleet, parts, jobs or [None] * len(fleet), strict=True):
         share = Share(
@@ -171,32 +171,35 @@ def estimate(
             hours_per_day=kind.hours_per_day,
             unit_time=1000 * kind.cost,
             compute_hours=items * iterations * kind.cost / HOUR,
-            alone_hours=_planned(items, iterations, [kind], items_per_job)[0],
+            alone_hours=_planned(run, [kind])[0],
             fraction=part / items,
             items=part,
             jobs=dealt,
         )
         shares.append(share)
     return Estimate(
-        items=items,
-        iterations=iterations,
-        items_per_job=items_per_job,
+        **run._asdict(),
         jobs=None if jobs is None else sum(jobs),
         run_hours=run_hours,
         compute_hours=math.fsum(share.fraction * share.compute_hours for share in shares),
         shares=tuple(shares),
-        assumptions=tuple(_assumptions(items, iterations, fleet, items_per_job, run_hours)),
+        assumptions=tuple(_assumptions(run, fleet, run_hours)),
         notes=tuple(_notes(fleet, items_per_job, jobs)),
     )
 
 
-def _planned(
-    items: int, iterations: int, fleet: Sequence[Kind], items_per_job: int | None
-) -> tuple[float, list[int], list[int] | None]:
+class _Run(NamedTuple):
+    items: int
+    iterations: int
+    items_per_job: int | None
+
+
+def _planned(run: _Run, fleet: Sequence[Kind]) -> tuple[float, list[int], list[int] | None]:
     """The run time in hours, the items of each kind, and the jobs of each kind.
 
     In fractions, exactly: counts of items and jobs must not depend on rounding.
     """
+    items, iterations, items_per_job = run
     costs = [Fraction(kind.cost) * DAY / Fraction(kind.hours_per_day) for kind in fleet]
     if items_per_job is None:
         speeds = [kind.count / cost for kind, cost in zip(fleet, costs, strict=True)]
@@ -256,18 +259,11 @@ def _rounded(parts: Sequence[Fraction]) -> list[int]:
     return down
 
 
-def _assumptions(
-    items: int,
-    iterations: int,
-    fleet: Sequence[Kind],
-    items_per_job: int | None,
-    run_hours: float,
-) -> list[Assumption]:
+def _assumptions(run: _Run, fleet: Sequence[Kind], run_hours: float) -> list[Assumption]:
     found = []
 
     def suppose(what: str, fleet: Sequence[Kind] = fleet, **numbers: Any) -> None:
-        sizes = {"items": items, "iterations": iterations, "items_per_job": items_per_job}
-        then = _planned(fleet=fleet, **(sizes | numbers))[0]
+        then = _planned(run._replace(**numbers), fleet)[0]
         found.append(Assumption(what, then, then / run_hours))
 
     for i, kind in enumerate(fleet):
@@ -278,7 +274,8 @@ def _assumptions(
             fewer = dataclasses.replace(kind, count=kind.count // 2)
             what = f"{kind.name}: {fewer.count:,}, not {kind.count:,}"
         else:
-            fewer = _half_as_fast(kind)
+            field = "seconds" if kind.unit_time is None else "unit_time"
+            fewer = dataclasses.replace(kind, **{field: 2 * getattr(kind, field)})
             what = f"{kind.name}: half as fast"
         suppose(what, [*fleet[:i], fewer, *fleet[i + 1 :]])
     for day in (16, DAY):
@@ -290,16 +287,11 @@ def _assumptions(
         ]
         if others != list(fleet):
             suppose(f"{day} hours a day", others)
-    suppose("twice the items", items=2 * items)
-    suppose("twice the iterations", iterations=2 * iterations)
-    if items_per_job is not None:
+    suppose("twice the items", items=2 * run.items)
+    suppose("twice the iterations", iterations=2 * run.iterations)
+    if run.items_per_job is not None:
         suppose("split freely, not into jobs", items_per_job=None)
     return found
-
-
-def _half_as_fast(kind: Kind) -> Kind:
-    field = "seconds" if kind.unit_time is None else "unit_time"
-    return dataclasses.replace(kind, **{field: 2 * getattr(kind, field)})
 
 
 def _notes(

@@ -39,9 +39,35 @@ class Kind:
     hours_per_day: int | float = 24.0
 
     def __post_init__(self):
-        fields = {field: value for field, value in vars(self).items() if value is not None}
-        for field, value in _checked(fields).items():
-            object.__setattr__(self, field, value)
+        name = self.name
+        if not isinstance(name, str) or not name.strip():
+            raise PlanError(
+                f"a kind must have a name, such as 'gpu', got {name!r}. (In YAML, quote a name "
+                "that is a number.)"
+            )
+        given = {field: value for field, value in vars(self).items() if value is not None}
+        measured = [field for field in MEASURED if field in given]
+        missing = [field for field in MEASURED if field not in given]
+        if "unit_time" in given and measured:
+            raise PlanError(
+                f"the kind {name!r} has unit_time and {', '.join(measured)}: give the one or the "
+                "other."
+            )
+        if "unit_time" not in given and missing:
+            raise PlanError(
+                f"the kind {name!r} lacks {', '.join(missing)}: give seconds, items and iterations "
+                "as measured, or unit_time (seconds an item and 1000 iterations)."
+            )
+        for field, value in given.items():
+            if field != "name":
+                kind_of_number = whole if field in ("count", "items", "iterations") else number
+                value = kind_of_number(value, f"the kind {name!r}: {field}")
+                object.__setattr__(self, field, value)
+        if "hours_per_day" in given and self.hours_per_day > 24:
+            raise PlanError(
+                f"the kind {name!r}: hours_per_day must be 24 at most, got "
+                f"{given['hours_per_day']!r}."
+            )
 
     @property
     def cost(self) -> float:
@@ -123,38 +149,4 @@ def _kind(entry: Any, place: int) -> Kind:
         if entry.get(field) is None:
             raise PlanError(f"{called} lacks {field}.")
     # (In YAML, a field without a value is None.)
-    return Kind(**_checked({field: x for field, x in entry.items() if x is not None}))
-
-
-def _checked(fields: dict[str, Any]) -> dict[str, Any]:
-    """The fields that were given, with their numbers as numbers.
-
-    **Raises:** `PlanError`.
-    """
-    name = fields["name"]
-    if not isinstance(name, str) or not name.strip():
-        raise PlanError(
-            f"a kind must have a name, such as 'gpu', got {name!r}. (In YAML, quote a name that is "
-            "a number.)"
-        )
-    measured = [field for field in MEASURED if field in fields]
-    missing = [field for field in MEASURED if field not in fields]
-    if "unit_time" in fields and measured:
-        raise PlanError(
-            f"the kind {name!r} has unit_time and {', '.join(measured)}: give the one or the other."
-        )
-    if "unit_time" not in fields and missing:
-        raise PlanError(
-            f"the kind {name!r} lacks {', '.join(missing)}: give seconds, items and iterations as "
-            "measured, or unit_time (seconds an item and 1000 iterations)."
-        )
-    found: dict[str, Any] = {"name": name}
-    for field, value in fields.items():
-        if field != "name":
-            kind_of_number = whole if field in ("count", "items", "iterations") else number
-            found[field] = kind_of_number(value, f"the kind {name!r}: {field}")
-    if found.get("hours_per_day", 24) > 24:
-        raise PlanError(
-            f"the kind {name!r}: hours_per_day must be 24 at most, got {fields['hours_per_day']!r}."
-        )
-    return found
+    return Kind(**{field: x for field, x in entry.items() if x is not None})

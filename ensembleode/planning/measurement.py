@@ -21,7 +21,7 @@ from ..core.progress import bar
 from ..tools.scripts import ScriptError, split
 from .checks import number, PlanError, whole
 from .fleet import Kind
-from .tables import columns, size
+from .tables import columns, plain, size
 
 
 # Set in the processes that measure.
@@ -140,19 +140,10 @@ class Measurement:
 
     def as_dict(self) -> dict[str, Any]:
         """As dictionaries, lists and numbers, for JSON, where NaN is None."""
-        rows = [
-            {**dataclasses.asdict(row), "times": list(row.times)}
-            | {"seconds": row.seconds, "spread": row.spread, "unit_time": row.unit_time}
-            for row in self.rows
-        ]
-        fits = [
-            {
-                field: None if isinstance(x, float) and math.isnan(x) else x
-                for field, x in dataclasses.asdict(fit).items()
-            }
-            for fit in self.fits
-        ]
-        return {"make_loss": self.make_loss, "rows": rows, "fits": fits}
+        found = plain(self)
+        for row, fields in zip(self.rows, found["rows"], strict=True):
+            fields |= {"seconds": row.seconds, "spread": row.spread, "unit_time": row.unit_time}
+        return found
 
     def __str__(self) -> str:
         head = ["device", "items", "iterations", "seconds", "spread", "unit time", "first (s)"]
@@ -239,7 +230,10 @@ def measure(
             "a script that is measured must not measure when it is imported: put that under "
             '`if __name__ == "__main__":`.'
         )
-    source, function = _named(make_loss)
+    try:
+        source, function = split(make_loss)
+    except ScriptError as e:
+        raise PlanError(str(e)) from e
     sizes = _distinct(sizes, "sizes")
     settings = [None] if cores is None else _distinct(cores, "cores")
     usable = cpu_devices.cores()
@@ -260,13 +254,6 @@ def measure(
                 rows.append(_row(task | {"items": items}, count, time_limit))
                 shown.update()
     return Measurement(make_loss, tuple(rows), tuple(_fits(rows)))
-
-
-def _named(make_loss: str) -> tuple[str, str]:
-    try:
-        return split(make_loss)
-    except ScriptError as e:
-        raise PlanError(str(e)) from e
 
 
 def _distinct(values: Sequence[Any], what: str) -> list[int]:
@@ -295,17 +282,8 @@ def _row(task: dict[str, Any], cores: int | None, time_limit: float) -> Timing:
         report |= _ended(code, said, time_limit)
     if report["status"] == "unusable":
         raise PlanError(f"can't measure: {report['reason']}")
-    return Timing(
-        items=task["items"],
-        cores=report.get("cores", cores),
-        device=report.get("device"),
-        status=report["status"],
-        reason=report.get("reason", ""),
-        iterations=report.get("iterations"),
-        times=tuple(report.get("times", ())),
-        first=report.get("first"),
-        memory=report.get("memory"),
-    )
+    report["times"] = tuple(report.get("times", ()))
+    return Timing(**{"items": task["items"], "cores": cores, "device": None, **report})
 
 
 def _run(arguments: list[str], log: pathlib.Path, cores: int | None, limit: float) -> int | None:

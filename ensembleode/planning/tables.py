@@ -1,18 +1,27 @@
-"""Numbers as text, in columns."""
+"""What was found as text, in columns, and as JSON has it."""
 
+import dataclasses
+import math
 from collections.abc import Sequence
+from typing import Any
 
 
-def columns(rows: Sequence[Sequence[str]], left: int = 1) -> list[str]:
-    """The lines of a table: the first `left` columns are flush left, the others right."""
+def plain(found: Any) -> Any:
+    """Dataclasses, and what is in them, as dictionaries, lists and numbers; NaN is None."""
+    if dataclasses.is_dataclass(found):
+        return {name: plain(x) for name, x in vars(found).items()}
+    if isinstance(found, tuple):
+        return list(map(plain, found))
+    return None if isinstance(found, float) and math.isnan(found) else found
+
+
+def columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    """The lines of a table: the first column is flush left, the others right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     lines = []
-    for row in rows:
-        cells = [
-            cell.ljust(width) if i < left else cell.rjust(width)
-            for i, (cell, width) in enumerate(zip(row, widths, strict=True))
-        ]
-        lines.append("  ".join(cells).rstrip())
+    for name, *cells in rows:
+        right = [cell.rjust(width) for cell, width in zip(cells, widths[1:], strict=True)]
+        lines.append("  ".join([name.ljust(widths[0]), *right]).rstrip())
     return lines
 
 

@@ -23,6 +23,7 @@ except ImportError as e:
     raise ImportError("the service needs FastAPI: pip install 'ensembleode[serve]'.") from e
 
 from ..core.version import __version__
+from ..options import check_count
 from . import documented, tokens as tokens_of, wire
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
@@ -87,9 +88,8 @@ def create_app(
         raise TypeError(f"registry must be an eo.serve.Registry, got {type(registry).__name__}.")
     if not len(registry):
         raise ValueError("registry is empty; add a problem.")
-    for name, value in (("max_batch", max_batch), ("queue", queue)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-            raise ValueError(f"{name} must be a positive integer, got {value!r}.")
+    check_count("max_batch", max_batch)
+    check_count("queue", queue)
     for name, value in (("max_wait_ms", max_wait_ms), ("drain_seconds", drain_seconds)):
         if not 0 <= value < float("inf"):
             raise ValueError(f"{name} must be zero or positive, got {value!r}.")
@@ -98,8 +98,8 @@ def create_app(
     if tokens is not None and not isinstance(tokens, tokens_of.Tokens):
         tokens = tokens_of.Tokens(tokens)
     service = Service(
-        registry, ensemblealg, max_batch, max_wait_ms, queue, tokens, hosts, store, drain_seconds,
-        batching, batch_seconds,
+        registry, ensemblealg, max_batch, tokens, hosts, store, drain_seconds,
+        max_wait=max_wait_ms / 1000, queue=queue, coalesce=batching, limit=batch_seconds,
     )  # fmt: skip
 
     @contextlib.asynccontextmanager
@@ -217,7 +217,7 @@ def _json(content: Any, status: int = 200) -> Response:
 
 
 def _add_problems(app: App, service: Service) -> None:
-    @app.takes("solve", **documented.solve())
+    @app.takes("solve", **documented.SOLVE)
     async def solve(call: Call) -> Reply:
         """Solve one trajectory, or many."""
         entry, asked = await _asked(service, call)
@@ -231,7 +231,7 @@ def _add_problems(app: App, service: Service) -> None:
 
         return await _replied(call, answer, asked.n * asked.rows * max(1, entry.u0.size))
 
-    @app.takes("vjp", **documented.vjp())
+    @app.takes("vjp", **documented.VJP)
     async def vjp(call: Call) -> Reply:
         """Pull a cotangent of the saved states back to u0 and p."""
         solver = service.solvers[service.entry(call.name).name]
@@ -252,12 +252,12 @@ def _add_problems(app: App, service: Service) -> None:
 
         return await _replied(call, answer, asked.n * (entry.u0.size + entry.p.size))
 
-    @app.get("/v1/problems", **documented.problems())
+    @app.get("/v1/problems", **documented.PROBLEMS)
     async def problems() -> Response:
         """The problems that are served."""
         return _json({"problems": [x.describe() for x in service.solvers.values()]})
 
-    @app.get("/v1/problems/{name}", **documented.problem())
+    @app.get("/v1/problems/{name}", **documented.PROBLEM)
     async def problem(name: str) -> Response:
         """One of them."""
         return _json(service.solvers[service.entry(name).name].describe())
@@ -313,7 +313,7 @@ def _add_ensembles(app: App, service: Service) -> None:
 
     Owner = Annotated[str, Depends(owner)]
 
-    @app.takes("ensembles", status_code=202, **documented.ensembles())
+    @app.takes("ensembles", status_code=202, **documented.ENSEMBLES)
     async def create(call: Call) -> Reply:
         """Solve an ensemble, which is kept."""
         key, here = call.header(b"idempotency-key") or None, jobs()
@@ -325,35 +325,35 @@ def _add_ensembles(app: App, service: Service) -> None:
         call.count = job["trajectories"]
         return in_json(job, 202)
 
-    @app.get("/v1/ensembles", **documented.jobs())
+    @app.get("/v1/ensembles", **documented.JOBS)
     async def every(
         owner: Owner, after: str = "", most: Annotated[int, Query(ge=1)] = _PAGE_OF_JOBS
     ) -> Response:
         """The ensembles that are kept, page by page."""
         return _json(await asyncio.to_thread(jobs().every, after, min(most, _PAGE_OF_JOBS), owner))
 
-    @app.get("/v1/ensembles/{id}", **documented.job())
+    @app.get("/v1/ensembles/{id}", **documented.JOB)
     async def one(owner: Owner, id: str) -> Response:
         """How far an ensemble is."""
         return _json(await asyncio.to_thread(jobs().status, id, owner))
 
-    @app.delete("/v1/ensembles/{id}", **documented.job())
+    @app.delete("/v1/ensembles/{id}", **documented.JOB)
     async def delete(owner: Owner, id: str) -> Response:
         """Delete one that has ended, with what is in it; or cancel it."""
         return _json(await asyncio.to_thread(jobs().delete, id, owner))
 
-    @app.post("/v1/ensembles/{id}/cancel", **documented.job())
+    @app.post("/v1/ensembles/{id}/cancel", **documented.JOB)
     async def cancel(owner: Owner, id: str) -> Response:
         """Stop it, if it has not ended; what is done stays."""
         return _json(await asyncio.to_thread(jobs().cancel, id, owner))
 
-    @app.post("/v1/ensembles/{id}/resume", **documented.job())
+    @app.post("/v1/ensembles/{id}/resume", **documented.JOB)
     async def resume(owner: Owner, id: str) -> Response:
         """Go on with one that was cancelled, or failed."""
         service.ready()
         return _json(await asyncio.to_thread(jobs().resume, id, owner))
 
-    @app.get("/v1/ensembles/{id}/download", **documented.download())
+    @app.get("/v1/ensembles/{id}/download", **documented.DOWNLOAD)
     async def download(
         owner: Owner,
         id: str,
@@ -370,13 +370,13 @@ def _add_ensembles(app: App, service: Service) -> None:
 
 
 def _add_health(app: FastAPI, service: Service) -> None:
-    @app.get("/healthz", **documented.health())
+    @app.get("/healthz", **documented.HEALTH)
     async def healthz() -> Response:
         """Whether the process works; where it doesn't, only a new one will."""
         dead = service.dead()
         return _json({"status": "dead", "dead": dead}, 503) if dead else _json({"status": "ok"})
 
-    @app.get("/readyz", **documented.health())
+    @app.get("/readyz", **documented.HEALTH)
     async def readyz() -> Response:
         """Whether it solves."""
         status: dict[str, Any] = {"status": service.status}
@@ -388,7 +388,7 @@ def _add_health(app: FastAPI, service: Service) -> None:
             status["ensembles"] = "waiting for another process"
         return _json(status, 200 if service.status == "ready" else 503)
 
-    @app.get("/metrics", **documented.metrics())
+    @app.get("/metrics", **documented.METRICS)
     async def metrics() -> Response:
         """For Prometheus."""
         return Response(service.metrics.text(), headers={"Content-Type": CONTENT_TYPE})
@@ -402,9 +402,6 @@ class _PageFiles(StaticFiles):
 
 
 def _add_page(app: FastAPI) -> None:
-    if not (_PAGE / "index.html").exists():
-        return
-
     @app.get("/", include_in_schema=False)
     async def index() -> Response:
         return FileResponse(_PAGE / "index.html", headers=_HEADERS)

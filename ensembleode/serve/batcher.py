@@ -10,6 +10,7 @@ large item is split, and others are not stuck behind it.
 import asyncio
 import collections
 import contextlib
+import dataclasses
 import logging
 import math
 import queue
@@ -81,37 +82,33 @@ class Done(NamedTuple):
     seconds: float
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Item:
-    __slots__ = (
-        "background", "future", "given", "n", "payload", "results", "seconds", "settled", "started",
-        "submitted", "timer", "waiting", "where",
-    )  # fmt: skip
-
-    def __init__(self, payload: Any, n: int, now: float, future: Any, background: bool):
-        self.payload = payload
-        self.n = n
-        self.given = 0  # how many of it have gone into batches
-        self.waiting = n
-        self.submitted = now
-        self.started = math.nan
-        self.seconds = 0.0
-        self.future = future
-        self.results: list[Any] = []
-        self.background = background
-        self.timer: Any = None
-        self.settled: Any = None  # called when the future is done
-        self.where: Any = None  # its problem and line
+    where: tuple[Any, Any]  # its problem and line
+    payload: Any
+    n: int
+    waiting: int
+    submitted: float
+    future: Any
+    background: bool
+    given: int = 0  # how many of it have gone into batches
+    started: float = math.nan
+    seconds: float = 0.0
+    results: list[Any] = dataclasses.field(default_factory=list)
+    timer: Any = None
+    settled: Any = None  # called when the future is done
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class _Line:
-    """The items that can be run together, in order of their turns."""
+    """The items that can be run together, in order of their turns; when the first and the last of
+    those that wait came."""
 
-    def __init__(self, most: int):
-        self.most = most
-        self.items: dict[_Item, None] = {}  # an ordered set
-        self.waiting = 0
-        # When the first and the last of those that wait came.
-        self.first, self.last = math.inf, -math.inf
+    most: int
+    items: dict[_Item, None] = dataclasses.field(default_factory=dict)  # an ordered set
+    waiting: int = 0
+    first: float = math.inf
+    last: float = -math.inf
 
 
 class _Runner:
@@ -204,10 +201,6 @@ class Batcher:
         return self._waiting
 
     @property
-    def draining(self) -> bool:
-        return self._draining
-
-    @property
     def is_dead(self) -> bool:
         """Whether its task or a thread of it has ended, though nobody told it to."""
         if self._ended or self._task is None:
@@ -266,23 +259,18 @@ class Batcher:
         if runner is not None and runner.hangs:
             raise Hung(problem, mine=False)
         if not background and self._waiting and self._waiting + n > self._queue:
-            raise QueueFull(self._until_there_is_room(n))
+            excess = self._waiting + n - self._queue
+            raise QueueFull(min(60.0, max(1.0, math.ceil(excess / self._rate))))
         now = time.monotonic()
-        item = _Item(payload, n, now, loop.create_future(), background)
+        item = _Item((problem, line), payload, n, n, now, loop.create_future(), background)
         if deadline is not None:
             if deadline <= now:
                 raise DeadlineExceeded
-            item.timer = loop.call_later(deadline - now, self._expire, item)
-        self._add(problem, line, item)
+            item.timer = loop.call_later(deadline - now, _refuse, [item], DeadlineExceeded())
+        self._add(item)
         item.settled = lambda _: self._settled(item)
         item.future.add_done_callback(item.settled)
         return item.future
-
-    def _settled(self, item: _Item) -> None:
-        item.settled = None
-        if item.timer is not None:
-            item.timer.cancel()
-        self._forget(item)
 
     async def drain(self, seconds: float) -> bool:
         """Take nothing more, finish what was taken, and end.
@@ -316,14 +304,12 @@ class Batcher:
     def _items(self, problem: Any) -> list[_Item]:
         return [x for line in self._problems.get(problem, {}).values() for x in line.items]
 
-    def _add(self, problem: Any, key: Any, item: _Item) -> None:
-        lines = self._problems.get(problem)
-        if lines is None:
-            lines = self._problems[problem] = collections.OrderedDict()
+    def _add(self, item: _Item) -> None:
+        problem, key = item.where
+        lines = self._problems.setdefault(problem, collections.OrderedDict())
         line = lines.get(key)
         if line is None:
             line = lines[key] = _Line(self._most(key))
-        item.where = (problem, key)
         line.items[item] = None
         line.waiting += item.n
         line.first = min(line.first, item.submitted)
@@ -335,12 +321,11 @@ class Batcher:
         if len(line.items) == 1 or line.waiting >= line.most:
             self._wake.set()
 
-    def _expire(self, item: _Item) -> None:
-        if not item.future.done():
-            item.future.set_exception(DeadlineExceeded())
-
-    def _forget(self, item: _Item) -> None:
-        """Drop what of it waits."""
+    def _settled(self, item: _Item) -> None:
+        """Drop what waits of an item whose future is done."""
+        item.settled = None
+        if item.timer is not None:
+            item.timer.cancel()
         if not item.waiting:
             return
         problem, key = item.where
@@ -364,10 +349,6 @@ class Batcher:
     def _rest(self) -> None:
         if not self._problems and not self._running:
             self._idle.set()
-
-    def _until_there_is_room(self, n: int) -> float:
-        excess = self._waiting + n - self._queue
-        return min(60.0, max(1.0, math.ceil(excess / self._rate)))
 
     #
     # Batches
@@ -396,11 +377,9 @@ class Batcher:
             await asyncio.sleep(0)
             return
         self._wake.clear()
-        try:
+        with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(None if seconds == math.inf else seconds - _TICK):
                 await self._wake.wait()
-        except TimeoutError:
-            pass
 
     def _next(self, now: float) -> tuple[Any, float]:
         """The line whose turn it is; or when one is due."""
@@ -565,10 +544,8 @@ class Batcher:
                 return [self._crash(key, e)] * len(slices)
         runs_left[0] -= 2
         half = len(slices) // 2
-        parts = [
-            self._apart(runner, key, part, runs_left) for part in (slices[:half], slices[half:])
-        ]
-        return [*parts[0], *parts[1]]
+        first = self._apart(runner, key, slices[:half], runs_left)
+        return [*first, *self._apart(runner, key, slices[half:], runs_left)]
 
     def _crash(self, key: Any, cause: BaseException) -> BatchFailed:
         failure = BatchFailed(secrets.token_hex(8))

@@ -4,6 +4,7 @@ A small request is solved in ten microseconds; Starlette's objects for one take 
 """
 
 import asyncio
+import dataclasses
 import json
 import logging
 from collections import Counter
@@ -60,6 +61,7 @@ class Bodies:
         call.held = 0
 
 
+@dataclasses.dataclass(eq=False, slots=True)
 class Call:
     """A request.
 
@@ -72,17 +74,14 @@ class Call:
     - `held`: how many bytes of its body are counted.
     """
 
-    __slots__ = ("count", "future", "gone", "headers", "held", "name", "owner", "receive")
-
-    def __init__(self, headers: Mapping[bytes, bytes], receive: Any, name: str = ""):
-        self.headers = headers
-        self.receive = receive
-        self.name = name
-        self.count: int | None = None
-        self.future: asyncio.Future | None = None
-        self.gone = False
-        self.owner: str | None = None
-        self.held = 0
+    headers: Mapping[bytes, bytes]
+    receive: Any
+    name: str = ""
+    count: int | None = None
+    future: asyncio.Future | None = None
+    gone: bool = False
+    owner: str | None = None
+    held: int = 0
 
     def leave(self) -> None:
         """Who asked has gone."""
@@ -178,10 +177,6 @@ def without_token() -> Refused:
         "a token is needed: send the header Authorization: Bearer TOKEN.",
         headers={"WWW-Authenticate": "Bearer"},
     )
-
-
-def too_long() -> Refused:
-    return Refused(431, "headers", "the headers are too long.")
 
 
 def too_late() -> Refused:

@@ -7,7 +7,7 @@ import math
 import time
 import urllib.parse
 import uuid
-from collections.abc import Callable, Generator, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -15,13 +15,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..solution import EngineChoice, EnsembleSolution, ODESolution
+from ..solution import EngineChoice, ODESolution
 from ..tracing.program import is_tracer
 from . import exchange, remote
 from .exchange import ServiceError as ServiceError
 
 
-_ARGUMENTS = ("u0", "p", "tspan", "saveat")
 # The service closes connections that are idle for half a minute; what else may serve its app, or
 # stand before it, after five seconds (uvicorn does): not the moment one is used again.
 _IDLE = 4.0
@@ -47,107 +46,55 @@ class _Request:
     query: Mapping[str, Any] | None = None
     deadline: float | None = None
     repeatable: bool = True
-    binary: bool = True
     key: str | None = None
-    _content: bytes | None = None
 
     def options(self, attempts: exchange.Attempts) -> dict[str, Any]:
         """Of HTTPX's `request`."""
-        options: dict[str, Any] = {
+        headers = {} if self.key is None else {"idempotency-key": self.key}
+        content = None
+        if self.body is not None:
+            headers["content-type"] = exchange.BINARY
+            # (The service is told what is left of it.)
+            late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
+            content = exchange.pack({**self.body, **late})
+        return {
             "method": self.method,
             "url": self.path,
-            "headers": {"accept": exchange.BINARY if self.binary else exchange.JSON},
+            "params": self.query,
+            "headers": headers,
+            "content": content,
             "timeout": attempts.patience,
         }
-        if self.key is not None:
-            options["headers"]["idempotency-key"] = self.key
-        if self.query:
-            options["params"] = self.query
-        if self.body is not None:
-            options["headers"]["content-type"] = exchange.BINARY
-            options["content"] = self._packed(attempts)
-        return options
-
-    def _packed(self, attempts: exchange.Attempts) -> bytes:
-        body = self.body or {}
-        if self.deadline is not None:  # what is left of it
-            return exchange.pack({**body, "deadline_ms": max(1.0, 1e3 * attempts.left)})
-        if self._content is None:
-            self._content = exchange.pack(body)
-        return self._content
 
 
-def _solve_path(name: str, what: str) -> str:
-    return f"/v1/problems/{urllib.parse.quote(name, safe='')}/{what}"
+def _path(kind: str, name: str, what: str = "") -> str:
+    return f"/v1/{kind}/{urllib.parse.quote(name, safe='')}{what}"
 
 
-def _solving(name: str, what: str, body: Mapping[str, Any], deadline: float | None) -> _Request:
-    return _Request("POST", _solve_path(name, what), body, deadline=deadline)
+def _bounds(name: str, pair: Any) -> dict[str, Any]:
+    if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
+        raise ValueError(
+            f"with trajectories, {name} must be a pair (low, high), between which each "
+            f"trajectory's is drawn, got {pair!r:.200}."
+        )
+    return {"low": _numbers(name, pair[0]), "high": _numbers(name, pair[1])}
 
 
-def _looking(path: str) -> _Request:
-    return _Request("GET", path, binary=False)
+def _arguments(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
+    """Those that are not None, as arrays: of NumPy, but for those that are traced."""
+    return {name: _numbers(name, x, may_be_traced) for name, x in given.items() if x is not None}
 
 
-def _page_of_jobs(after: str) -> _Request:
-    return dataclasses.replace(_looking("/v1/ensembles"), query={"after": after})
-
-
-def _job_request(method: str, id: str, what: str = "", *, repeatable: bool = True) -> _Request:
-    path = f"/v1/ensembles/{urllib.parse.quote(id, safe='')}{what}"
-    return _Request(method, path, binary=False, repeatable=repeatable)
-
-
-def _part_request(id: str, start: int, stop: int) -> _Request:
-    request = _job_request("GET", id, "/download")
-    return dataclasses.replace(request, query={"start": start, "stop": stop}, binary=True)
-
-
-def _submission(
-    name: str, arguments: Mapping[str, Any], trajectories: int | None, seed: int | None
-) -> _Request:
-    body: dict[str, Any] = {}
-    for argument, x in arguments.items():
-        if x is None:
-            continue
-        if trajectories is not None and argument in ("u0", "p"):
-            if not (isinstance(x, list | tuple | np.ndarray) and len(x) == 2):
-                raise ValueError(
-                    f"with trajectories, {argument} must be a pair (low, high), between which "
-                    f"each trajectory's is drawn, got {x!r:.200}."
-                )
-            ends = zip(("low", "high"), x, strict=True)
-            body[argument] = {end: _on_host(argument, numbers) for end, numbers in ends}
-        else:
-            body[argument] = _on_host(argument, x)
-    body |= {} if trajectories is None else {"trajectories": int(trajectories)}
-    body |= {} if seed is None else {"seed": int(seed)}
-    # By its key a service tells that a request has come again, and makes no second job.
-    return _Request("POST", _solve_path(name, "ensembles"), body, key=uuid.uuid4().hex)
-
-
-def _arguments(u0: Any, p: Any, tspan: Any, saveat: Any) -> dict[str, Any]:
-    """Those that are given, as arrays: of NumPy, but for those that are traced."""
-    given = {"u0": u0, "p": _as_vector(p), "tspan": tspan, "saveat": saveat}
-    found = {}
-    for name, x in given.items():
-        if x is None:
-            continue
-        if remote.is_traced(x):
-            found[name] = x if is_tracer(x) else jnp.asarray(x)
-        else:
-            found[name] = exchange.numbers(name, x)
-    return found
-
-
-def _on_host(name: str, x: Any) -> np.ndarray:
+def _numbers(name: str, x: Any, may_be_traced: bool = False) -> Any:
     x = _as_vector(x) if name == "p" else x
-    if remote.is_traced(x):
+    if not remote.is_traced(x):
+        return exchange.numbers(name, x)
+    if not may_be_traced:
         raise TypeError(
             f"{name} is traced: only Client.solve works inside jit, grad and vmap. Call this "
             "outside of them."
         )
-    return exchange.numbers(name, x)
+    return x if is_tracer(x) else jnp.asarray(x)
 
 
 def _as_vector(p: Any) -> Any:
@@ -172,13 +119,9 @@ def _as_vector(p: Any) -> Any:
 #
 
 
-# What is to be sent (a request with its attempts), and pauses (seconds), to what is found by that.
-_Steps = Generator[Any, Any, Any]
-
-
-def _asking(method: Callable[..., _Steps]) -> Callable[..., Any]:
-    """The method of both clients from its steps, which each makes in its own way: of one it gives
-    what these return, and of the other it is awaited for that."""
+def _both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
+    """The method of both clients: of the asynchronous one it is awaited, and of the other it is
+    made to its end, as its requests and pauses are over when they return."""
 
     @functools.wraps(method)
     def asking(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -188,10 +131,13 @@ def _asking(method: Callable[..., _Steps]) -> Callable[..., Any]:
 
 
 class _Both:
-    """What both clients are; each has its `_made` of steps."""
+    """What both clients are. Each has its way to send a request and to pause, and its `_made`: what
+    a coroutine of these two is to who calls a method."""
 
     _kind = ""  # HTTPX's class
-    _made: Callable[[_Steps], Any]
+    _sent: Callable[[_Request, exchange.Attempts], Coroutine]
+    _paused: Callable[[float], Coroutine]
+    _made: Callable[[Coroutine], Any]
 
     def __init__(
         self, url: str, token: str | None = None, *, timeout: float = 60.0, retries: int = 4
@@ -207,7 +153,8 @@ class _Both:
         self._httpx = httpx = _httpx()
         self._http = getattr(httpx, self._kind)(
             base_url=self.url,
-            headers={} if token is None else {"authorization": f"Bearer {token}"},
+            headers={"accept": f"{exchange.BINARY}, {exchange.JSON}"}
+            | ({} if token is None else {"authorization": f"Bearer {token}"}),
             limits=httpx.Limits(max_connections=None, keepalive_expiry=_IDLE),
         )
         self._known: dict[str, Any] = {}
@@ -215,20 +162,19 @@ class _Both:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    @_asking
-    def problems(self) -> Any:
+    @_both
+    async def problems(self) -> Any:
         """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
-        return (yield from self._ask(_looking("/v1/problems")))["problems"]
+        return (await self._ask(_Request("GET", "/v1/problems")))["problems"]
 
-    @_asking
-    def problem(self, name: str) -> Any:
+    @_both
+    async def problem(self, name: str) -> Any:
         """A problem: its description, its `state` (shape, dtype, labels and the registered
         numbers), `parameters`, `tspan`, `saveat` and `limits`.
 
         **Arguments:** `name`: the one it is registered by.
         """
-        found = yield from self._ask(_looking(_solve_path(name, "").rstrip("/")))
-        self._known[name] = found
+        self._known[name] = found = await self._ask(_Request("GET", _path("problems", name)))
         return found
 
     def vjp(
@@ -251,12 +197,11 @@ class _Both:
 
         **Raises:** as `solve`.
         """
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat, "cotangent": cotangent}
-        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
+        body = _arguments(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
         return self._ask_gradients(name, body, deadline)
 
-    @_asking
-    def submit(
+    @_both
+    async def submit(
         self,
         name: str,
         u0: Any = None,
@@ -281,49 +226,64 @@ class _Both:
 
         **Raises:** as `solve`.
         """
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        answer = yield from self._ask(_submission(name, arguments, trajectories, seed))
+        numbers = _numbers if trajectories is None else _bounds
+        body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
+        body |= _arguments(tspan=tspan, saveat=saveat)
+        body |= {} if trajectories is None else {"trajectories": int(trajectories)}
+        body |= {} if seed is None else {"seed": int(seed)}
+        # By its key a service tells that a request has come again, and makes no second job.
+        key = uuid.uuid4().hex
+        answer = await self._ask(
+            _Request("POST", _path("problems", name, "/ensembles"), body, key=key)
+        )
         return EnsembleJob(self, answer["id"], name)
 
-    @_asking
-    def job(self, id: str) -> Any:
+    @_both
+    async def job(self, id: str) -> Any:
         """The handle of a job that was submitted before.
 
         **Arguments:** `id`: the job's.
         """
-        return EnsembleJob(self, id, (yield from self._ask(_job_request("GET", id)))["problem"])
+        found = await self._ask(_Request("GET", _path("ensembles", id)))
+        return EnsembleJob(self, id, found["problem"])
 
-    @_asking
-    def jobs(self) -> Any:
+    @_both
+    async def jobs(self) -> Any:
         """The handles of all jobs of the service, the oldest first."""
         found, after = [], ""
         while after is not None:
-            page = yield from self._ask(_page_of_jobs(after))
+            page = await self._ask(_Request("GET", "/v1/ensembles", query={"after": after}))
             found += [EnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]]
             after = page["next"]
         return found
 
     # (What `remote` asks.)
 
-    @_asking
-    def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
+    @_both
+    async def _ask_solution(
+        self, name: str, body: Mapping[str, Any], deadline: float | None
+    ) -> Any:
         """The solution of a request of NumPy arrays."""
         started = time.perf_counter()
-        answer = yield from self._ask(_solving(name, "solve", body, deadline))
+        request = _Request("POST", _path("problems", name, "/solve"), body, deadline=deadline)
+        answer = await self._ask(request)
         return exchange.solution(answer, self._engine(name), time.perf_counter() - started)
 
-    @_asking
-    def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: float | None) -> Any:
+    @_both
+    async def _ask_gradients(
+        self, name: str, body: Mapping[str, Any], deadline: float | None
+    ) -> Any:
         """The `Gradients` of a request of NumPy arrays."""
-        return exchange.gradients((yield from self._ask(_solving(name, "vjp", body, deadline))))
+        request = _Request("POST", _path("problems", name, "/vjp"), body, deadline=deadline)
+        return exchange.gradients(await self._ask(request))
 
-    def _ask(self, request: _Request) -> _Steps:
+    async def _ask(self, request: _Request) -> Any:
         attempts = exchange.Attempts(
             self._retries, self._timeout, request.deadline, request.repeatable
         )
         while True:
             try:
-                response = yield request, attempts
+                response = await self._sent(request, attempts)
             except self._httpx.TransportError as e:
                 pause = self._after_loss(attempts, e)
             else:
@@ -334,7 +294,7 @@ class _Both:
                     response.status_code, kind, response.content,
                     response.headers.get("retry-after"),
                 )  # fmt: skip
-            yield pause
+            await self._paused(pause)
 
     def _engine(self, name: str) -> EngineChoice:
         return EngineChoice("service", f"{name!r} at {self.url}")
@@ -344,12 +304,11 @@ class _Both:
         httpx = self._httpx
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         slow = isinstance(error, httpx.TimeoutException) and not unsent
-        why = str(error) or type(error).__name__
-        if slow and attempts.left <= 0:
-            message, code = f"{self.url} did not answer within the deadline", "deadline"
-        elif slow:
-            message, code = f"{self.url} did not answer within {attempts.patience:.3g} s", "timeout"
+        if slow:
+            limit = "the deadline" if attempts.left <= 0 else f"{attempts.patience:.3g} s"
+            message, code = f"{self.url} did not answer within {limit}", "timeout"
         else:
+            why = str(error) or type(error).__name__
             message, code = f"{self.url} can't be reached, or left off: {why}", "connection"
         broken = isinstance(error, httpx.UnsupportedProtocol | httpx.LocalProtocolError)
         again = not slow and not broken and (unsent or attempts.repeatable)
@@ -364,7 +323,9 @@ def _httpx() -> Any:
         import httpx
         import msgpack  # noqa: F401
     except ImportError as e:
-        raise ImportError(exchange.NEEDED) from e
+        raise ImportError(
+            "the client of a service needs HTTPX and msgpack: pip install 'ensembleode[serve]'."
+        ) from e
     return httpx
 
 
@@ -437,11 +398,11 @@ class Client(_Both):
         **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
         """
-        arguments, engine = _arguments(u0, p, tspan, saveat), self._engine(name)
+        arguments = _arguments(may_be_traced=True, u0=u0, p=p, tspan=tspan, saveat=saveat)
         if not any(map(is_tracer, arguments.values())):
             return self._ask_solution(name, arguments, deadline)
         known = self._known.get(name) or self.problem(name)
-        return remote.solve(self, known, arguments, deadline, engine)
+        return remote.solve(self, known, arguments, deadline, self._engine(name))
 
     def close(self) -> None:
         """Close the connections."""
@@ -453,21 +414,16 @@ class Client(_Both):
     def __exit__(self, *_: Any) -> None:
         self.close()
 
-    def _made(self, steps: _Steps) -> Any:
-        make = steps.__next__
-        while True:
-            try:
-                step = make()
-            except StopIteration as end:
-                return end.value
-            try:
-                found = self._sent(*step) if isinstance(step, tuple) else time.sleep(step)
-            except self._httpx.TransportError as e:
-                make = functools.partial(steps.throw, e)
-            else:
-                make = functools.partial(steps.send, found)
+    def _made(self, coroutine: Coroutine) -> Any:
+        try:
+            coroutine.send(None)
+        except StopIteration as end:
+            return end.value
 
-    def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
+    async def _paused(self, seconds: float) -> None:
+        time.sleep(seconds)
+
+    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
         """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
         byte at a time there may be many.)"""
         parts = []
@@ -503,8 +459,7 @@ class AsyncClient(_Both):
         deadline: float | None = None,
     ) -> Any:
         """As [`Client.solve`][ensembleode.Client.solve], of numbers that are not traced."""
-        arguments = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        body = {key: _on_host(key, x) for key, x in arguments.items() if x is not None}
+        body = _arguments(u0=u0, p=p, tspan=tspan, saveat=saveat)
         return self._ask_solution(name, body, deadline)
 
     async def aclose(self) -> None:
@@ -517,91 +472,23 @@ class AsyncClient(_Both):
     async def __aexit__(self, *_: Any) -> None:
         await self.aclose()
 
-    async def _made(self, steps: _Steps) -> Any:
-        make = steps.__next__
-        while True:
-            try:
-                step = make()
-            except StopIteration as end:
-                return end.value
-            try:
-                sending = isinstance(step, tuple)
-                found = await (self._sent(*step) if sending else asyncio.sleep(step))
-            except self._httpx.TransportError as e:
-                make = functools.partial(steps.throw, e)
-            else:
-                make = functools.partial(steps.send, found)
+    def _made(self, coroutine: Coroutine) -> Any:
+        return coroutine
 
-    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
+    async def _paused(self, seconds: float) -> None:
+        await asyncio.sleep(seconds)
+
+    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> Any:
         try:
             async with asyncio.timeout(attempts.rest):
-                response = await self._http.request(**request.options(attempts))
+                return await self._http.request(**request.options(attempts))
         except TimeoutError as e:
             raise self._httpx.ReadTimeout("too late") from e
-        return _Response(response.status_code, response.headers, response.content)
 
 
 #
 # Long jobs
 #
-
-
-class _Looks:
-    """When to look at a job again: seldom, the longer it takes."""
-
-    def __init__(self, id: str, timeout: float | None):
-        self.id, self.timeout = id, timeout
-        self._started, self._pause = time.monotonic(), _FIRST_LOOK
-
-    def pause(self, status: Mapping[str, Any]) -> float | None:
-        """Seconds to the next look; None where it has ended.
-
-        **Raises:** `TimeoutError`.
-        """
-        if status["status"] in _ENDED:
-            return None
-        pause = self._pause
-        if self.timeout is not None:
-            left = self._started + self.timeout - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(
-                    f"the job {self.id} has not ended after {self.timeout:g} s: "
-                    f"{status['done']} of {status['trajectories']} trajectories are done."
-                )
-            pause = min(pause, left)
-        self._pause = min(_LONGEST_LOOK, 1.5 * self._pause)
-        return pause
-
-
-class _Parts:
-    """The parts that a result is fetched in: the first trajectory, then as many as are 16 MiB."""
-
-    def __init__(self, status: Mapping[str, Any], start: int, stop: int | None):
-        if status["status"] == "failed":
-            raise ServiceError(str(status.get("error") or "the job failed."), code="job_failed")
-        n = status["trajectories"]
-        self.start, self.stop, _ = slice(start, stop).indices(n)
-        if self.start >= self.stop:
-            raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
-        self._size, self._found = 1, []
-        self._elapsed = float(status.get("seconds", math.nan))
-
-    @property
-    def missing(self) -> tuple[int, int] | None:
-        if self.start >= self.stop:
-            return None
-        return self.start, min(self.stop, self.start + self._size)
-
-    def add(self, answer: Any, engine: EngineChoice) -> None:
-        part = exchange.solution(answer, engine, self._elapsed)
-        if isinstance(part, ODESolution) or not len(part):
-            raise ServiceError("the answer is not of an ensemble.", code="bad_answer")
-        self._found.append(part)
-        self.start += len(part)
-        self._size = max(1, _PART // max(1, part.u[0].nbytes))
-
-    def joined(self) -> EnsembleSolution:
-        return exchange.concatenated(self._found)
 
 
 class EnsembleJob:
@@ -616,50 +503,58 @@ class EnsembleJob:
         self._client, self.id, self.problem = client, id, problem
         self._made = client._made
 
-    def _ask(self, method: str, what: str = "", *, repeatable: bool = True) -> _Steps:
-        return self._client._ask(_job_request(method, self.id, what, repeatable=repeatable))
+    async def _ask(self, method: str, what: str = "", **options: Any) -> Any:
+        request = _Request(method, _path("ensembles", self.id, what), **options)
+        return await self._client._ask(request)
 
-    @_asking
-    def status(self) -> Any:
+    @_both
+    async def status(self) -> Any:
         """How far it is: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`, `"failed"`
         or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their `"retcodes"`,
         when it was `"created"`, for how many `"seconds"` it has run, and its `"error"`."""
-        return (yield from self._ask("GET"))
+        return await self._ask("GET")
 
-    @_asking
-    def wait(self, timeout: float | None = None) -> Any:
+    @_both
+    async def wait(self, timeout: float | None = None) -> Any:
         """Its status once it has ended: done, failed or cancelled.
 
         **Arguments:** `timeout`: in seconds; None for as long as it takes.
 
         **Raises:** `TimeoutError` after that.
         """
-        return (yield from self._ended(timeout))
+        return await self._ended(timeout)
 
-    def _ended(self, timeout: float | None) -> _Steps:
-        looks = _Looks(self.id, timeout)
-        while (pause := looks.pause(status := (yield from self._ask("GET")))) is not None:
-            yield pause
+    async def _ended(self, timeout: float | None) -> Any:
+        started, pause = time.monotonic(), _FIRST_LOOK
+        while (status := await self._ask("GET"))["status"] not in _ENDED:
+            left = math.inf if timeout is None else started + timeout - time.monotonic()
+            if left <= 0:
+                raise TimeoutError(
+                    f"the job {self.id} has not ended after {timeout:g} s: "
+                    f"{status['done']} of {status['trajectories']} trajectories are done."
+                )
+            await self._client._paused(min(pause, left))
+            pause = min(_LONGEST_LOOK, 1.5 * pause)
         return status
 
-    @_asking
-    def cancel(self) -> Any:
+    @_both
+    async def cancel(self) -> Any:
         """Stop it, unless it has ended; what is done stays. Returns its status."""
-        return (yield from self._ask("POST", "/cancel"))
+        return await self._ask("POST", "/cancel")
 
-    @_asking
-    def delete(self) -> Any:
+    @_both
+    async def delete(self) -> Any:
         """Delete it from the service, with all that it has computed; stop it first, if it runs."""
-        yield from self._ask("POST", "/cancel")
-        yield from self._ask("DELETE", repeatable=False)
+        await self._ask("POST", "/cancel")
+        await self._ask("DELETE", repeatable=False)
 
-    @_asking
-    def resume(self) -> Any:
+    @_both
+    async def resume(self) -> Any:
         """Go on with a job that was cancelled or failed. Returns its status."""
-        return (yield from self._ask("POST", "/resume", repeatable=False))
+        return await self._ask("POST", "/resume", repeatable=False)
 
-    @_asking
-    def result(
+    @_both
+    async def result(
         self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
     ) -> Any:
         """Wait for the end, and fetch the solution.
@@ -674,12 +569,26 @@ class EnsembleJob:
 
         **Raises:** `TimeoutError`; `ServiceError` for a job that failed.
         """
-        parts = _Parts((yield from self._ended(timeout)), start, stop)
-        engine = self._client._engine(self.problem)
-        while missing := parts.missing:
-            answer = yield from self._client._ask(_part_request(self.id, *missing))
-            parts.add(answer, engine)
-        return parts.joined()
+        status = await self._ended(timeout)
+        if status["status"] == "failed":
+            raise ServiceError(str(status.get("error") or "the job failed."), code="job_failed")
+        n = status["trajectories"]
+        at, end, _ = slice(start, stop).indices(n)
+        if at >= end:
+            raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
+        engine, elapsed = self._client._engine(self.problem), float(status.get("seconds", math.nan))
+        # The first trajectory by itself, then as many at a time as are a part.
+        parts, size = [], 1
+        while at < end:
+            query = {"start": at, "stop": min(end, at + size)}
+            answer = await self._ask("GET", "/download", query=query)
+            part = exchange.solution(answer, engine, elapsed)
+            if isinstance(part, ODESolution) or not len(part):
+                raise ServiceError("the answer is not of an ensemble.", code="bad_answer")
+            parts.append(part)
+            at += len(part)
+            size = max(1, _PART // max(1, part.u[0].nbytes))
+        return exchange.concatenated(parts)
 
     def __repr__(self) -> str:
         return f"EnsembleJob({self.id!r}, problem={self.problem!r})"

@@ -31,13 +31,13 @@ def _object(properties: dict[str, Any], *required: str) -> dict[str, Any]:
 
 
 _ARRAY = _list({})
+_MAYBE_TEXT = {"type": ["string", "null"]}
 _WRONG = _has(
     code=_TEXT,
     message=_TEXT,
-    path={"type": ["string", "null"], "description": "The field that is wrong."},
-    id={"type": ["string", "null"], "description": "What the log calls it."},
-)
-_WRONG["required"] = [*_WRONG["properties"]]
+    path=_MAYBE_TEXT | {"description": "The field that is wrong."},
+    id=_MAYBE_TEXT | {"description": "What the log calls it."},
+) | {"required": ["code", "message", "path", "id"]}
 _ERROR = _has(error=_WRONG) | {"required": ["error"]}
 _WHY = {
     400: "It is not HTTP, JSON or MessagePack as it should be.",
@@ -144,7 +144,7 @@ _PROBLEM = _has(
     saveat=_list({"type": "number"}),
     limits=_has(),
     alg=_TEXT,
-    no_gradient={"type": ["string", "null"], "description": "Why it has none, if so."},
+    no_gradient=_MAYBE_TEXT | {"description": "Why it has none, if so."},
 )
 _JOB = _has(
     id=_TEXT,
@@ -155,7 +155,7 @@ _JOB = _has(
     retcodes=_has(),
     created=_TEXT,
     seconds={"type": "number", "description": "For which it has run."},
-    error={"type": ["string", "null"]},
+    error=_MAYBE_TEXT,
 )
 
 
@@ -181,75 +181,51 @@ def _extra(
 
 
 _OF_SOLVES = (400, 404, 405, 408, 413, 415, 422, 429, 500, 503, 504)
+_SOLVED = _has(
+    u=_ARRAY | {"description": "[time, *state], or [trajectory, time, *state]."},
+    t=_ARRAY | {"description": "[time], or [trajectory, time]."},
+    retcode=_CODE,
+    stats=_has(),
+    lengths={"description": "How many times were reached, or one a trajectory."},
+    seconds=_SECONDS,
+)
+_PULLED = _has(
+    u0={"description": "The gradient by u0, of its shape."},
+    p={"description": "The gradient by p, of its shape (summed up where it is shared)."},
+    retcode=_CODE,
+    seconds=_SECONDS,
+)
+_AFTER = _MAYBE_TEXT | {"description": "The after of the next page; null where there is none."}
+_KEY = {
+    "name": "Idempotency-Key",
+    "in": "header",
+    "schema": _TEXT,
+    "description": "Sent again with the same, it is the same ensemble.",
+}
 
-
-def solve() -> dict[str, Any]:
-    answer = _has(
-        u=_ARRAY | {"description": "[time, *state], or [trajectory, time, *state]."},
-        t=_ARRAY | {"description": "[time], or [trajectory, time]."},
-        retcode=_CODE,
-        stats=_has(),
-        lengths={"description": "How many times were reached, or one a trajectory."},
-        seconds=_SECONDS,
-    )
-    return _extra(_solves, answer, 200, _OF_SOLVES)
-
-
-def vjp() -> dict[str, Any]:
-    answer = _has(
-        u0={"description": "The gradient by u0, of its shape."},
-        p={"description": "The gradient by p, of its shape (summed up where it is shared)."},
-        retcode=_CODE,
-        seconds=_SECONDS,
-    )
-    return _extra(_pulls, answer, 200, _OF_SOLVES)
-
-
-def ensembles() -> dict[str, Any]:
-    errors = (400, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503)
-    found = _extra(_keeps, _JOB, 202, errors)
-    what = "Sent again with the same, it is the same ensemble."
-    key = {"name": "Idempotency-Key", "in": "header", "schema": {"type": "string"}}
-    found["openapi_extra"]["parameters"] = [key | {"description": what}]
-    return found
-
-
-def problems() -> dict[str, Any]:
-    return _extra(None, _has(problems=_list(_PROBLEM)), 200, (405, 500))
-
-
-def problem() -> dict[str, Any]:
-    return _extra(None, _PROBLEM, 200, (404, 405, 500))
-
-
-def jobs() -> dict[str, Any]:
-    what = "The after of the next page; null where there is none."
-    answer = _has(ensembles=_list(_JOB), next={"type": ["string", "null"], "description": what})
-    return _extra(None, answer, 200, (404, 405, 422, 500, 503))
-
-
-def job() -> dict[str, Any]:
-    return _extra(None, _JOB, 200, (403, 404, 405, 409, 422, 429, 500, 503))
-
-
-def download() -> dict[str, Any]:
-    found = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500, 503))
-    binary = {"schema": {"type": "string", "format": "binary"}}
-    kinds = (BINARY, "application/x-npz")
-    found["responses"][200]["content"] = dict.fromkeys(kinds, binary)
-    return found
-
-
-def health() -> dict[str, Any]:
-    answer = _has(status=_TEXT)
-    return {
-        "responses": {
-            code: {"description": what, "content": {JSON: {"schema": answer}}}
-            for code, what in ((200, "It is."), (503, "Not now."))
+# What FastAPI's decorators of the endpoints take.
+SOLVE = _extra(_solves, _SOLVED, 200, _OF_SOLVES)
+VJP = _extra(_pulls, _PULLED, 200, _OF_SOLVES)
+ENSEMBLES = _extra(_keeps, _JOB, 202, (400, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503))
+ENSEMBLES["openapi_extra"]["parameters"] = [_KEY]
+PROBLEMS = _extra(None, _has(problems=_list(_PROBLEM)), 200, (405, 500))
+PROBLEM = _extra(None, _PROBLEM, 200, (404, 405, 500))
+JOBS = _extra(None, _has(ensembles=_list(_JOB), next=_AFTER), 200, (404, 405, 422, 500, 503))
+JOB = _extra(None, _JOB, 200, (403, 404, 405, 409, 422, 429, 500, 503))
+DOWNLOAD = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500, 503))
+_FILE = {"schema": _TEXT | {"format": "binary"}}
+DOWNLOAD["responses"][200]["content"] = {BINARY: _FILE, "application/x-npz": _FILE}
+HEALTH: dict[str, Any] = {
+    "responses": {
+        code: {"description": what, "content": {JSON: {"schema": _has(status=_TEXT)}}}
+        for code, what in ((200, "It is."), (503, "Not now."))
+    }
+}
+METRICS: dict[str, Any] = {
+    "responses": {
+        200: {
+            "description": "Prometheus's text format.",
+            "content": {"text/plain": {"schema": _TEXT}},
         }
     }
-
-
-def metrics() -> dict[str, Any]:
-    content = {"text/plain": {"schema": {"type": "string"}}}
-    return {"responses": {200: {"description": "Prometheus's text format.", "content": content}}}
+}

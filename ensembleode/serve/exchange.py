@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from datetime import datetime, UTC
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ..core.retcode import ReturnCode
@@ -83,7 +84,9 @@ def numbers(name: str, x: Any) -> np.ndarray:
 
 def pack(body: Mapping[str, Any]) -> bytes:
     """The body of a request: a dictionary of numbers, strings, arrays and dictionaries of these."""
-    return _msgpack().packb(body, default=_packed)
+    import msgpack
+
+    return msgpack.Packer(default=_packed).pack(body)
 
 
 def _packed(x: Any) -> Any:
@@ -100,9 +103,11 @@ def unpack(kind: str, content: bytes) -> Any:
 
     **Raises:** `ServiceError` for one that can't be read.
     """
+    import msgpack
+
     try:
         if kind.startswith(BINARY):
-            return _msgpack().unpackb(content, object_hook=_unpacked)
+            return msgpack.unpackb(content, object_hook=_unpacked)
         return json.loads(content)
     except Exception as e:
         raise ServiceError(
@@ -119,17 +124,6 @@ def _unpacked(x: dict) -> Any:
         raise ValueError(f"an array of {dtype}")
     # (Copied: those of a buffer can't be written to.)
     return np.frombuffer(x["data"], dtype).reshape(x["shape"]).copy()
-
-
-def _msgpack() -> Any:
-    try:
-        import msgpack
-    except ImportError as e:
-        raise ImportError(NEEDED) from e
-    return msgpack
-
-
-NEEDED = "the client of a service needs HTTPX and msgpack: pip install 'ensembleode[serve]'."
 
 
 #
@@ -198,30 +192,14 @@ def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
     if len(parts) == 1:
         return parts[0]
     first = parts[0]
-
-    def joined(of: Any) -> Any:
-        arrays = [of(part) for part in parts]
-        return None if arrays[0] is None else np.concatenate(arrays)
-
     shared = all(p.t.ndim == 1 and np.array_equal(p.t, first.t, equal_nan=True) for p in parts)
-
-    def times(part: EnsembleSolution) -> np.ndarray:
-        return np.broadcast_to(part.t, part.u.shape[:2])
-
+    t = first.t
+    if not shared:
+        t = np.concatenate([np.broadcast_to(part.t, part.u.shape[:2]) for part in parts])
+    columns = [(part.u, part.retcode, part.lengths, part.stats) for part in parts]
+    u, retcode, lengths, stats = jax.tree.map(lambda *pages: np.concatenate(pages), *columns)
     return EnsembleSolution(
-        joined(lambda part: part.u),
-        first.t if shared else joined(times),
-        joined(lambda part: part.retcode),
-        joined(lambda part: part.lengths),
-        Stats(
-            joined(lambda part: part.stats.naccept),
-            joined(lambda part: part.stats.nreject),
-            joined(lambda part: part.stats.nf),
-        ),
-        True,
-        first.elapsed,
-        first.engine,
-        kind="trajectories",
+        u, t, retcode, lengths, stats, True, first.elapsed, first.engine, kind="trajectories"
     )
 
 

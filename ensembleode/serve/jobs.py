@@ -323,7 +323,9 @@ class Jobs:
         counts = {"naccept": sim.stats.naccept, "nreject": sim.stats.nreject, "nf": sim.stats.nf}
         stats = {k: x[at] for k, x in counts.items() if x is not None}
         if npz:
-            return _npz(arrays | stats)
+            file = io.BytesIO()
+            np.savez(file, allow_pickle=False, **arrays, **stats)  # pyright: ignore
+            return file.getvalue()
         codes = [ReturnCode(i).name for i in arrays["retcode"].tolist()]
         return wire.encoded(arrays | {"retcode": codes, "stats": stats, "start": start}, True)
 
@@ -491,7 +493,7 @@ class Jobs:
         solve(
             EnsembleProblem(entry.prob, _prob_func(entry, job, arrays)),
             entry.alg,
-            ThroughBatcher(current.run),
+            ThroughBatcher(current),
             trajectories=job["trajectories"],
             saveat=arrays["times"],
             seed=job["seed"],
@@ -574,13 +576,13 @@ class _Current:
 class ThroughBatcher(EnsembleAlgorithm):
     """Trajectories solved by a service, beside its requests: the same programs, the same bits."""
 
-    run: Callable[[Program, Numbers], Answer] = eqx.field(static=True)
+    current: _Current = eqx.field(static=True)
 
 
 class _Executor(Executor):
     def __init__(self, ensemblealg: ThroughBatcher, engine: Any):
         del engine
-        self._current: _Current = ensemblealg.run.__self__  # pyright: ignore
+        self._current = ensemblealg.current
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         plan, solver = job.plan, self._current.solver
@@ -633,18 +635,30 @@ def _specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict
     """
     if "trajectories" in body or "seed" in body:
         return _drawn(entry, body)
+    asked = _asked(entry, body, ensemble=entry.limits.ensemble)
+    return {"trajectories": asked.n, "seed": 0, "drawn": False}, _arrays(asked)
+
+
+def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> wire.Query:
     if "deadline_ms" in body:
         raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
-    asked = wire.query(entry, body, ensemble=entry.limits.ensemble)
-    numbers = asked.numbers
-    own_u0, own_p = asked.own
-    arrays = {"u0": numbers.u0 if own_u0 else numbers.u0[0], "times": _filled(asked)}
+    return wire.query(entry, body, **options)
+
+
+def _arrays(asked: wire.Query) -> dict[str, np.ndarray]:
+    """What is kept of the numbers; those that all trajectories have are there once."""
+    numbers, times, (own_u0, own_p) = asked.numbers, asked.times, asked.own
+    if times.ndim == 2:  # those that are missing are the end again
+        times = np.where(np.isnan(times), numbers.t1[:, None], times)
+    tspan = np.stack([numbers.t0, numbers.t1], axis=1)
+    arrays = {
+        "u0": numbers.u0 if own_u0 else numbers.u0[0],
+        "tspan": tspan[0] if (tspan == tspan[0]).all() else tspan,
+        "times": np.array(times),
+    }
     if numbers.p is not None:
         arrays["p"] = numbers.p if own_p else numbers.p[0]
-    arrays["tspan"] = np.stack([numbers.t0, numbers.t1], axis=1)
-    if (arrays["tspan"] == arrays["tspan"][0]).all():
-        arrays["tspan"] = arrays["tspan"][0]
-    return {"trajectories": asked.n, "seed": 0, "drawn": False}, arrays
+    return arrays
 
 
 def _check_store(entry: Entry, n: int, times: np.ndarray) -> None:
@@ -672,47 +686,25 @@ def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     if type(seed) is not int or not 0 <= seed < 2**31:
         raise wire.invalid("seed", "seed must be an integer, 0 or more and below 2^31.")
     arrays: dict[str, np.ndarray] = {}
-    fixed: dict[str, Any] = {}
+    rest = {k: v for k, v in body.items() if k not in ("trajectories", "seed")}
     for name in ("u0", "p"):
         given = body.get(name)
         if not (isinstance(given, dict) and "low" in given):
-            fixed[name] = given
             continue
+        del rest[name]
         if set(given) != {"low", "high"}:
             raise wire.invalid(name, f"{name} must be an array, or have low and high.")
-        bounds = []
-        for end in ("low", "high"):
-            value = wire.bound(entry, name, given[end], f"{name}.{end}")
-            bounds.append(value)
+        bounds = [wire.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
         if (low_above := bounds[0] > bounds[1]).any():
             at = np.argwhere(low_above)[0]
             raise wire.invalid(wire.path_of(f"{name}.low", at), "low is above high.")
         arrays[f"{name}_low"], arrays[f"{name}_high"] = bounds
-    rest = {k: v for k, v in body.items() if k not in ("trajectories", "seed", "u0", "p")}
-    if "deadline_ms" in rest:
-        raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
-    asked = wire.query(entry, rest | fixed)
+    asked = _asked(entry, rest)
     if asked.many:
         raise wire.invalid(
             "trajectories", "with trajectories, u0, p and tspan are those of one, or bounds."
         )
-    numbers = asked.numbers
-    arrays |= {
-        "u0": numbers.u0[0],
-        "tspan": np.stack([numbers.t0[0], numbers.t1[0]]),
-        "times": _filled(asked),
-    }
-    if numbers.p is not None:
-        arrays["p"] = numbers.p[0]
-    return {"trajectories": n, "seed": seed, "drawn": True}, arrays
-
-
-def _filled(asked: wire.Query) -> np.ndarray:
-    """The times to save; those that are missing are the end again."""
-    times = asked.times
-    if times.ndim == 2:
-        times = np.where(np.isnan(times), asked.numbers.t1[:, None], times)
-    return np.array(times)
+    return {"trajectories": n, "seed": seed, "drawn": True}, arrays | _arrays(asked)
 
 
 def _prob_func(entry: Entry, job: dict[str, Any], arrays: dict[str, np.ndarray]) -> Callable:
@@ -799,9 +791,3 @@ def _remove(path: Path) -> None:
     shutil.rmtree(path, ignore_errors=True)
     if path.exists():
         logger.warning("%s can't be removed", path)
-
-
-def _npz(arrays: dict[str, np.ndarray]) -> bytes:
-    file = io.BytesIO()
-    np.savez(file, allow_pickle=False, **arrays)  # pyright: ignore
-    return file.getvalue()

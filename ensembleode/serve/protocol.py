@@ -18,6 +18,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 from . import calls
 from .calls import Bodies, Call, LARGE, Reply, too_large, too_late
 from .service import Service
+from .wire import Refused
 
 
 # Bytes of the headers of a request (more are no request: 431), and seconds for them to arrive.
@@ -97,9 +98,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
         def _wait_or_not(self) -> None:
             """For the rest of what has come, if nothing else is to be done."""
             if self._is_answering or (self._is_whole and not self._unread):
-                if self._patience is not None:
-                    self._patience.cancel()
-                    self._patience = None
+                self._unset("_patience")
             elif self._patience is None and not self.transport.is_closing():
                 self._be_patient()
 
@@ -114,7 +113,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
             """Answer to headers without end, where nothing else is being answered."""
             self._refused = True
             if not (self._is_answering or self.transport.is_closing()):
-                reply = calls.reply_to(calls.too_long())
+                reply = calls.reply_to(Refused(431, "headers", "the headers are too long."))
                 self.transport.write(reply.head(self._headers(None), close=True) + reply.body)
             self.transport.close()
 
@@ -128,18 +127,13 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
 
         def connection_lost(self, exc: Exception | None) -> None:
             super().connection_lost(exc)
-            self._unset_timer()
-            if self._patience is not None:
-                self._patience.cancel()
-                self._patience = None
-            if self._keeper is not None:
-                self._keeper.cancel()
-                self._keeper = None
+            self._unset("_timer", "_patience", "_keeper")
 
-        def _unset_timer(self) -> None:
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
+        def _unset(self, *timers: str) -> None:
+            for name in timers:
+                if (timer := getattr(self, name)) is not None:
+                    timer.cancel()
+                    setattr(self, name, None)
 
         def _end_waiting(self) -> None:
             exchange = self._exchange
@@ -218,7 +212,7 @@ def protocol(service: Service, endpoints: dict[str, Callable]) -> type[asyncio.P
                 if not isinstance(self.cycle, _Exchange):
                     super().on_message_complete()
                 return
-            self._unset_timer()
+            self._unset("_timer")
             # (Event loops don't keep their tasks.)
             if sys.version_info >= (3, 12):
                 exchange.task = asyncio.Task(

@@ -117,16 +117,9 @@ class Registry:
             raise TypeError(f"limits must be an eo.serve.Limits, got {type(limits).__name__}.")
         if params is not None:
             prob = remake(prob, p=eqx.tree_deserialise_leaves(os.fspath(params), prob.p))
-        self._entries[name] = _entry(
-            name,
-            prob,
-            Tsit5() if alg is None else alg,
-            saveat,
-            limits or Limits(),
-            description,
-            labels,
-            options,
-        )
+        alg, limits = Tsit5() if alg is None else alg, limits or Limits()
+        entry = _entry(name, prob, alg, saveat, limits, description, labels, options)
+        self._entries[name] = entry
         return self
 
     @property
@@ -188,19 +181,15 @@ class Entry:
     @functools.cached_property
     def default_times(self) -> np.ndarray:
         """Of a request without `tspan` and `saveat`."""
-        return self.times(*self.tspan)
+        if self.saveat is None:
+            return self.default_span
+        if np.ndim(self.saveat):
+            return self.saveat
+        return grid(Spacing(self.saveat, True), *self.tspan, self.time_dtype)[0]
 
     @functools.cached_property
     def default_span(self) -> np.ndarray:
         return np.array(self.tspan, self.time_dtype)
-
-    def times(self, t0: float, t1: float) -> np.ndarray:
-        """The times that are saved without `saveat`."""
-        if self.saveat is None:
-            return np.array([t0, t1], self.time_dtype)
-        if np.ndim(self.saveat):
-            return self.saveat
-        return grid(Spacing(self.saveat, True), t0, t1, self.time_dtype)[0]
 
     def with_parameters(self, flat: Any) -> Any:
         """`prob.p` with its inexact leaves from a vector, which may be traced."""
@@ -226,8 +215,6 @@ class Entry:
 
     def describe(self) -> dict[str, Any]:
         """As JSON, for clients."""
-        low, high = _nested(self.u0_limits)
-        p_low, p_high = _nested(self.p_limits)
         limits = dataclasses.asdict(self.limits)
         del limits["u0"], limits["p"]  # they are with the state and the parameters
         if self.limits.tspan is not None:
@@ -235,22 +222,9 @@ class Entry:
         return {
             "name": self.name,
             "description": self.description,
-            "state": {
-                "shape": list(self.shape),
-                "dtype": self.dtype.name,
-                "labels": self.u0_labels,
-                "default": self.u0.tolist(),
-                "low": low,
-                "high": high,
-            },
-            "parameters": {
-                "size": self.p.size,
-                "dtype": self.p.dtype.name,
-                "labels": self.p_labels,
-                "default": self.p.tolist(),
-                "low": p_low,
-                "high": p_high,
-            },
+            "state": {"shape": list(self.shape)}
+            | _described(self.u0, self.u0_labels, self.u0_limits),
+            "parameters": {"size": self.p.size} | _described(self.p, self.p_labels, self.p_limits),
             "tspan": list(self.tspan),
             "saveat": self.default_times.tolist(),
             "limits": limits,
@@ -265,19 +239,21 @@ def is_parameter(x: Any) -> bool:
     )
 
 
-def _nested(pair: tuple | None) -> tuple:
-    if pair is None:
-        return None, None
-    return tuple(
-        # No limit is null, as infinity is not JSON.
-        _replaced(x.tolist())
-        for x in pair
-    )
+def _described(default: np.ndarray, labels: list[str] | None, limits: Any) -> dict[str, Any]:
+    low, high = (None, None) if limits is None else (_nested(x.tolist()) for x in limits)
+    return {
+        "dtype": default.dtype.name,
+        "labels": labels,
+        "default": default.tolist(),
+        "low": low,
+        "high": high,
+    }
 
 
-def _replaced(x: Any) -> Any:
+def _nested(x: Any) -> Any:
+    """(No limit is null, as infinity is not JSON.)"""
     if isinstance(x, list):
-        return [_replaced(y) for y in x]
+        return [_nested(y) for y in x]
     return x if math.isfinite(x) else None
 
 

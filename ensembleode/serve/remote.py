@@ -302,11 +302,6 @@ def _masked(cotangent: Any, retcode: Any, length: Any) -> Any:
 _answered.defvjp(_answered_fwd, _answered_bwd)
 
 
-def _marked(x: Any, forward: str | None, reverse: str | None) -> Any:
-    """The identity; raises `TypeError` when it is differentiated in a mode with an error."""
-    return sensitivity._mark(x, forward_error=forward, second_error=None, reverse_error=reverse)
-
-
 #
 # Solves
 #
@@ -358,7 +353,8 @@ def solve(
             x = x.astype(_time_dtype(dtype))
         held = name in ("tspan", "saveat")
         reverse = _NOT_DIFFERENTIATED.format(name) if held else None
-        operands.append(_marked(x, reverse or _FORWARD, reverse))
+        errors = {"forward_error": reverse or _FORWARD, "reverse_error": reverse}
+        operands.append(sensitivity._mark(x, second_error=None, **errors))
     if len(set(counts.values())) > 1:
         raise ValueError(f"the arguments have different numbers of trajectories: {counts}.")
     n = next(iter(counts.values()), None)

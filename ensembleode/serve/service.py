@@ -39,14 +39,11 @@ class Service:
         registry: Registry,
         ensemblealg: Any,
         max_batch: int,
-        max_wait_ms: float,
-        queue: int,
         tokens: tokens_of.Tokens | None,
         hosts: Sequence[str] | None,
         store: str | Path | None,
         drain_seconds: float,
-        batching: bool,
-        batch_seconds: float,
+        **batching: Any,  # options of a `Batcher`
     ):
         self.registry = registry
         self.solvers = {e.name: Solver(e, ensemblealg, max_batch) for e in registry}
@@ -62,12 +59,9 @@ class Service:
         self._make_batcher = lambda: Batcher(
             self._run,
             most=lambda program: program.most,
-            max_wait=max_wait_ms / 1000,
-            queue=queue,
             share=max(128, max_batch // 8),
-            coalesce=batching,
-            limit=batch_seconds,
             observe=self._observe,
+            **batching,
         )
         self.batcher: Batcher | None = None
         self.metrics = Metrics(registry.names, lambda: self.batcher.waiting if self.batcher else 0)
@@ -202,7 +196,7 @@ class Service:
         self.metrics.batch(program.problem, count, seconds)
 
     def _in_background(self, program: Program, numbers: Numbers) -> Any:
-        """From another thread: a function that waits for the answer, and one that gives it up."""
+        """From another thread: a future of the results."""
         loop, batcher = self._loop, self.batcher
         assert loop is not None
         assert batcher is not None

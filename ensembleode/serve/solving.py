@@ -174,11 +174,6 @@ class Solver:
             return (entry.u0.size + entry.p.size) * entry.dtype.itemsize
         return numbers.times.shape[1] * entry.u0.size * entry.dtype.itemsize
 
-    def warm(self) -> None:
-        """Compile everything."""
-        for step in self.warming():
-            step()
-
     def warming(self) -> Iterator[Callable[[], Any]]:
         """What compiles everything, one after the other."""
         for program in self.programs():
@@ -291,7 +286,8 @@ class Solver:
             **entry.options,
         )
         assert isinstance(sim, EnsembleSolution)
-        return Answer(sim.u, sim.lengths, sim.retcode, *_counts(sim.stats))
+        stats = sim.stats
+        return Answer(sim.u, sim.lengths, sim.retcode, stats.naccept, stats.nreject, stats.nf)
 
     def _vjp(self, own: bool, leaves, u0, p, t0, t1, times, cotangent) -> Gradients:
         def states(u0, p):
@@ -310,8 +306,7 @@ def joined(results: Sequence[Any]) -> Any:
     """The answers of the parts of a request, in order, as one."""
     if len(results) == 1:
         return results[0]
-    columns = zip(*results, strict=True)
-    return type(results[0])(*(None if c[0] is None else np.concatenate(c) for c in columns))
+    return jax.tree.map(lambda *parts: np.concatenate(parts), *results)
 
 
 def _stacked(column: Sequence[Any], size: int, n: int) -> Any:
@@ -343,10 +338,6 @@ def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
         out[start:end, :rows] = some
         start = end
     return out
-
-
-def _counts(stats: Any) -> tuple:
-    return stats.naccept, stats.nreject, stats.nf
 
 
 def _described(entry: Entry) -> tuple[str, bool]:

@@ -34,26 +34,20 @@ _LISTS = 2**20
 _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}
 
 
+@dataclasses.dataclass(eq=False)
 class Refused(Exception):
     """A request that can't be answered: the status, a code, what is wrong, and where."""
 
-    def __init__(
-        self,
-        status: int,
-        code: str,
-        message: str,
-        path: str | None = None,
-        *,
-        id: str | None = None,
-        headers: dict[str, str] | None = None,
-    ):
-        super().__init__(message)
-        self.status = status
-        self.code = code
-        self.message = message
-        self.path = path
-        self.id = id
-        self.headers = headers
+    status: int
+    code: str
+    message: str
+    path: str | None = None
+    _: dataclasses.KW_ONLY
+    id: str | None = None
+    headers: dict[str, str] | None = None
+
+    def __str__(self) -> str:
+        return self.message
 
     def body(self) -> dict[str, Any]:
         error = {"code": self.code, "message": self.message, "path": self.path, "id": self.id}
@@ -534,7 +528,6 @@ def _short(e: Exception) -> str:
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; arrays are NumPy's."""
     rows = asked.rows
-    seconds = {"wait": wait, "solve": solve}
     counts = {"naccept": answer.naccept, "nreject": answer.nreject, "nf": answer.nf}
     if asked.many:
         # Filled-up times that the engine saved as well are not among those asked for.
@@ -543,25 +536,22 @@ def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str,
         if lengths.min() < rows:
             reached = np.arange(rows) < lengths[:, None]
             u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
-        return {
-            "u": u,
-            "t": asked.times,
-            "retcode": [_CODES[i] for i in answer.retcode.tolist()],
-            "stats": counts,
-            "lengths": lengths,
-            "seconds": seconds,
-        }
-    u, length = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
-    if length < rows:
-        u = u.copy()
-        u[length:] = np.nan
+        times, codes = asked.times, [_CODES[i] for i in answer.retcode.tolist()]
+    else:
+        u, lengths = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
+        if lengths < rows:
+            u = u.copy()
+            u[lengths:] = np.nan
+        times = asked.times if asked.times.ndim == 1 else asked.times[0]
+        codes = _CODES[int(answer.retcode[0])]
+        counts = {k: None if x is None else int(x[0]) for k, x in counts.items()}
     return {
         "u": u,
-        "t": asked.times if asked.times.ndim == 1 else asked.times[0],
-        "retcode": _CODES[int(answer.retcode[0])],
-        "stats": {k: None if x is None else int(x[0]) for k, x in counts.items()},
-        "lengths": length,
-        "seconds": seconds,
+        "t": times,
+        "retcode": codes,
+        "stats": counts,
+        "lengths": lengths,
+        "seconds": {"wait": wait, "solve": solve},
     }
 
 
@@ -588,7 +578,7 @@ def encoded(content: Any, binary: bool) -> bytes:
 
 
 def _packed(x: Any) -> Any:
-    if isinstance(x, np.ndarray):
+    if isinstance(x, np.ndarray | np.generic):  # (a sum of scalars is no array)
         kind = _KINDS.get(x.dtype)
         if kind is None:
             x = x.astype(x.dtype.newbyteorder("<"))

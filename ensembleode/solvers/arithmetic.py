@@ -67,19 +67,9 @@ class Arithmetic(Protocol):
         ...
 
 
-class ArrayArithmetic:
-    """The arrays of a module, NumPy or one like it: numbers of a trajectory each."""
-
-    def __init__(self, module: Any):
-        self.where, self.minimum, self.maximum = module.where, module.minimum, module.maximum
-        self.abs, self.sign, self.floor = module.abs, module.sign, module.floor
-        self.sqrt, self.equal = module.sqrt, module.equal
-
-    def cast(self, x: Any, dtype: Any) -> Any:
-        return x.astype(dtype)
-
-    def bitcast(self, x: Any, dtype: Any) -> Any:
-        return x.view(dtype)
+class PlainArithmetic:
+    """What is the same wherever a component is a number a trajectory, which nobody differentiates
+    and which is computed once anyway."""
 
     def stopped(self, x: Any) -> Any:
         return x
@@ -96,6 +86,21 @@ class ArrayArithmetic:
 
     def total(self, components: Components) -> Any:
         return functools.reduce(operator.add, components)
+
+
+class ArrayArithmetic(PlainArithmetic):
+    """The arrays of a module, NumPy or one like it: numbers of a trajectory each."""
+
+    def __init__(self, module: Any):
+        self.where, self.minimum, self.maximum = module.where, module.minimum, module.maximum
+        self.abs, self.sign, self.floor = module.abs, module.sign, module.floor
+        self.sqrt, self.equal = module.sqrt, module.equal
+
+    def cast(self, x: Any, dtype: Any) -> Any:
+        return x.astype(dtype)
+
+    def bitcast(self, x: Any, dtype: Any) -> Any:
+        return x.view(dtype)
 
     def largest(self, components: Components) -> Any:
         return functools.reduce(self.maximum, components)

@@ -3,11 +3,10 @@
 from typing import ClassVar
 
 from .base import ExplicitRungeKutta
-from .tableau import cubic_hermite, Tableau
+from .tableau import Tableau
 
 
 # fmt: off
-_b = (2/9, 1/3, 4/9, 0)
 _tableau = Tableau(
     c=(0, 1/2, 3/4, 1),
     a=(
@@ -15,11 +14,10 @@ _tableau = Tableau(
         (0,   3/4),
         (2/9, 1/3, 4/9),
     ),
-    b=_b,
+    b=(2/9, 1/3, 4/9, 0),
     order=3,
     error=(-5/72, 1/12, 1/9, -1/8),
     embedded_order=2,
-    interpolant=cubic_hermite(_b, order=3, fsal=True),
 )
 # fmt: on
 

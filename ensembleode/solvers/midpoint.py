@@ -3,18 +3,16 @@
 from typing import ClassVar
 
 from .base import ExplicitRungeKutta
-from .tableau import cubic_hermite, Tableau
+from .tableau import Tableau
 
 
-_b = (0, 1)
 _tableau = Tableau(
     c=(0, 1 / 2),
     a=((1 / 2,),),
-    b=_b,
+    b=(0, 1),
     order=2,
     error=(-1, 1),
     embedded_order=1,
-    interpolant=cubic_hermite(_b, order=2, fsal=False),
 )
 
 

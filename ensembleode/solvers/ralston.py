@@ -3,18 +3,16 @@
 from typing import ClassVar
 
 from .base import ExplicitRungeKutta
-from .tableau import cubic_hermite, Tableau
+from .tableau import Tableau
 
 
-_b = (1 / 4, 3 / 4)
 _tableau = Tableau(
     c=(0, 2 / 3),
     a=((2 / 3,),),
-    b=_b,
+    b=(1 / 4, 3 / 4),
     order=2,
     error=(-3 / 4, 3 / 4),
     embedded_order=1,
-    interpolant=cubic_hermite(_b, order=2, fsal=False),
 )
 
 

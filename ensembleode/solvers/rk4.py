@@ -3,11 +3,10 @@
 from typing import ClassVar
 
 from .base import ExplicitRungeKutta
-from .tableau import cubic_hermite, Tableau
+from .tableau import Tableau
 
 
 # fmt: off
-_b = (1/6, 1/3, 1/3, 1/6)
 _tableau = Tableau(
     c=(0, 1/2, 1/2, 1),
     a=(
@@ -15,9 +14,8 @@ _tableau = Tableau(
         (0,   1/2),
         (0,   0,   1),
     ),
-    b=_b,
+    b=(1/6, 1/3, 1/3, 1/6),
     order=4,
-    interpolant=cubic_hermite(_b, order=4, fsal=False),
 )
 # fmt: on
 

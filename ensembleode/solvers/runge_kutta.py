@@ -12,8 +12,14 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from .arithmetic import Arithmetic, Components
-from .method import Attempt, Method
-from .tableau import Interpolant, Tableau
+from .tableau import Tableau
+
+
+class Attempt(NamedTuple):
+    """A step that was tried: its end, and the derivatives at its stages."""
+
+    y2: Components
+    ks: tuple[Components, ...]
 
 
 class Stage(NamedTuple):
@@ -24,9 +30,12 @@ class Stage(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class RungeKutta(Method):
-    """An explicit method: between steps it keeps the derivative at their end, where that is its
-    last stage."""
+class RungeKutta:
+    """An explicit method: what a time loop asks of its tableau.
+
+    `field(y, t)` is the vector field, `h` the signed size of a step from the state `y` at `t`.
+    Between steps it keeps the derivative at their end, where that is its last stage.
+    """
 
     tableau: Tableau
 
@@ -36,27 +45,50 @@ class RungeKutta(Method):
 
     @property
     def embedded_order(self) -> int | None:
+        """Of the solution that it is compared with; None where there is no error estimate."""
         return self.tableau.embedded_order
 
     @property
     def stages(self) -> int:
+        """Evaluations of the field in a step."""
         return self.tableau.stages
 
     @property
     def keeps(self) -> bool:
+        """Whether a step hands on the derivative at its end to the next, which then needs one
+        evaluation less."""
         return self.tableau.fsal
 
     @property
     def has_extra_stages(self) -> bool:
+        """Whether dense output takes more evaluations."""
         return bool(self.tableau.interpolant.extra_c)
+
+    def evaluations(self, ntried: Any) -> Any:
+        """How many evaluations of the field so many steps take, accepted or not."""
+        return ntried * (self.stages - 1) + 1 if self.keeps else ntried * self.stages
 
     def step(
         self, xp: Arithmetic, field: Callable, y: Components, k: Components | None, t: Any, h: Any
     ) -> Attempt:
-        k1 = field(y, t) if k is None or not self.keeps else k
-        return Attempt(*step(xp, self.tableau, field, y, k1, t, h))
+        """A step; `k`: what the one before handed on. (Without it, it is computed.)"""
+        tableau = self.tableau
+        ks = [field(y, t) if k is None or not self.keeps else k]
+        new = y
+        for c, row in zip(tableau.c[1:], tableau.a, strict=True):
+            new = _once(xp, add_scaled(xp, y, h, row, ks))
+            ks.append(_once(xp, field(new, t + c * h)))
+        if not tableau.fsal:
+            new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
+        return Attempt(new, tuple(ks))
+
+    def kept(self, attempt: Attempt) -> Components:
+        """What an accepted step hands on, of a method that `keeps` something."""
+        return attempt.ks[-1]
 
     def errors(self, xp: Arithmetic, attempt: Attempt, h: Any) -> tuple[Components, ...]:
+        """The estimates of the error of the step, component by component: the largest counts."""
+
         def estimate(weights):
             # From the last stage to the first: where the error is all rounding, it is then of the
             # size of OrdinaryDiffEq's.
@@ -68,15 +100,24 @@ class RungeKutta(Method):
     def dense(
         self, xp: Arithmetic, field: Callable, y: Components, attempt: Attempt, t: Any, h: Any
     ) -> tuple[Components, ...]:
-        return dense_stages(xp, self.tableau.interpolant, field, y, attempt.ks, t, h)
+        """The stages of the step with those that only its dense output needs."""
+        interpolant, every = self.tableau.interpolant, list(attempt.ks)
+        for c, row in zip(interpolant.extra_c, interpolant.extra_a, strict=True):
+            at = _once(xp, add_scaled(xp, y, h, row, every))
+            every.append(_once(xp, field(at, t + c * h)))
+        return tuple(every)
 
     def weights(self, xp: Arithmetic, theta: Any) -> list[Any]:
-        return weights_at(xp, self.tableau.interpolant, theta)
+        """The weights of all `dense` stages in the state at `t + theta h`, which is
+        `y + h sum_i(weights_i k_i)`; the number zero for those that have none."""
+        weights = [polynomial(w, theta) for w in self.tableau.interpolant.weights]
+        return [w if isinstance(w, float) else xp.once(w) for w in weights]
 
     def interpolate(
         self, xp: Arithmetic, y: Components, dense: tuple[Components, ...], h: Any, theta: Any
     ) -> Components:
-        return interpolate(xp, self.tableau.interpolant, y, dense, h, theta)
+        """The state at `t + theta h`."""
+        return _once(xp, add_scaled(xp, y, h, self.weights(xp, theta), dense))
 
     #
     # For those that go through the stages themselves, such as adjoints
@@ -93,53 +134,6 @@ class RungeKutta(Method):
     def end(self) -> tuple[float, ...]:
         """The weights of the stages in the state at the end of the step."""
         return self.tableau.b
-
-
-def step(
-    xp: Arithmetic, tableau: Tableau, field: Callable, y: Components, k1: Components, t: Any, h: Any
-) -> tuple:
-    """The state after a step of size `h`, and the derivatives at the stages.
-
-    `field(y, t)` is the vector field, `k1` its value at the start.
-    """
-    ks = [k1]
-    new = y
-    for c, row in zip(tableau.c[1:], tableau.a, strict=True):
-        new = _once(xp, add_scaled(xp, y, h, row, ks))
-        ks.append(_once(xp, field(new, t + c * h)))
-    if not tableau.fsal:
-        new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
-    return new, tuple(ks)
-
-
-def dense_stages(
-    xp: Arithmetic,
-    interpolant: Interpolant,
-    field: Callable,
-    y: Components,
-    ks: tuple,
-    t: Any,
-    h: Any,
-) -> tuple:
-    """The stages of a step with those that only its dense output needs."""
-    every = list(ks)
-    for c, row in zip(interpolant.extra_c, interpolant.extra_a, strict=True):
-        at = _once(xp, add_scaled(xp, y, h, row, every))
-        every.append(_once(xp, field(at, t + c * h)))
-    return tuple(every)
-
-
-def interpolate(
-    xp: Arithmetic, interpolant: Interpolant, y: Components, ks: tuple, h: Any, theta: Any
-) -> Components:
-    """The state at `t + theta h`, from all `dense_stages`."""
-    return _once(xp, add_scaled(xp, y, h, weights_at(xp, interpolant, theta), ks))
-
-
-def weights_at(xp: Arithmetic, interpolant: Interpolant, theta: Any) -> list:
-    """The weight of each stage at `theta`; the number zero where it has none."""
-    weights = [polynomial(w, theta) for w in interpolant.weights]
-    return [w if isinstance(w, float) else xp.once(w) for w in weights]
 
 
 def polynomial(weights: tuple, theta: Any) -> Any:

@@ -8,9 +8,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arithmetic import Arithmetic, Components
-from .method import Attempt, Method
 from .norms import AbstractNorm
-from .runge_kutta import add_scaled
+from .runge_kutta import add_scaled, Attempt, RungeKutta
 
 
 class Tolerances(NamedTuple):
@@ -35,7 +34,7 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
 
 def squared_error(
     xp: Arithmetic,
-    method: Method,
+    method: RungeKutta,
     norm: AbstractNorm,
     tol: Tolerances,
     attempt: Attempt,

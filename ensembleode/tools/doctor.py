@@ -1,5 +1,6 @@
 """What of this installation runs, what doesn't, and what to do about it."""
 
+import collections
 import importlib.metadata
 import importlib.util
 import os
@@ -63,11 +64,8 @@ def _devices(problem: Any) -> list[str]:
             "Unset JAX_PLATFORMS, or install JAX for what it names.",
         )
         return ["none"]
-    kinds = dict.fromkeys(f"{d.platform}: {d.device_kind}" for d in devices)
-    return [
-        f"{sum(f'{d.platform}: {d.device_kind}' == kind for d in devices)} x {kind}"
-        for kind in kinds
-    ]
+    kinds = collections.Counter(f"{d.platform}: {d.device_kind}" for d in devices)
+    return [f"{count} x {kind}" for kind, count in kinds.items()]
 
 
 def _threads(problem: Any) -> dict[str, int]:

@@ -11,6 +11,7 @@ from ..engines.compiled import gpu, launch, machine, ptxas
 from ..engines.compiled.entry import entry_name
 from ..engines.compiled.launch import BLOCK
 from ..engines.compiled.ptxas import Usage
+from ..options import among
 from ..problem import EnsembleProblem, ODEProblem
 from ..solvers import Tsit5
 from ..solving import job_for
@@ -92,20 +93,8 @@ def kernel_report(
     **Raises:** `ValueError` for what has no kernel, naming it; `PtxasError` without ptxas.
     **Warns** where more than 64 bytes are spilled.
     """
+    options = among(locals())
     ens = EnsembleProblem(prob) if isinstance(prob, ODEProblem) else prob
-    options = {
-        "saveat": saveat,
-        "save_start": save_start,
-        "save_end": save_end,
-        "save_everystep": save_everystep,
-        "abstol": None,
-        "reltol": None,
-        "dt": dt,
-        "adaptive": adaptive,
-        "maxiters": maxiters,
-        "stepsize_controller": None,
-        "sensealg": sensealg,
-    }
     job, _ = job_for(ens, options, jax.random.key(0), 2, "lanes", alg or Tsit5())
     if reason := gpu.refusal(job.plan):
         raise ValueError(f"EnsembleGPUKernel() {reason}")

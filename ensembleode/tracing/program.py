@@ -429,43 +429,42 @@ def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
 
     **Raises:** whatever a rule raises that refuses.
     """
-    avals = [v.aval for v in eqn.invars]
-    args = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-    is_diff = [jnp.issubdtype(a.dtype, jnp.inexact) for a in avals]
 
     def pushed(args, tangents):
-        def call(*diff):
-            rest = iter(diff)
-            full = [next(rest) if d else a for a, d in zip(args, is_diff, strict=True)]
-            return eqn.primitive.bind(*full, **eqn.primitive.get_bind_params(eqn.params))
+        return jax.jvp(*_of_inexact(eqn, args), tuple(tangents))
 
-        diff = tuple(a for a, d in zip(args, is_diff, strict=True) if d)
-        return jax.jvp(call, diff, tuple(tangents))
-
-    tangents = [a for a, d in zip(args, is_diff, strict=True) if d]
-    return jax.make_jaxpr(pushed)(args, tangents)
+    args = _structs(eqn.invars)
+    return jax.make_jaxpr(pushed)(args, list(filter(_is_inexact, args)))
 
 
 def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
     """What the derivative rule of a call computes in reverse mode, as `tangents_of`."""
 
-    def structs(atoms):
-        return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
-
-    is_diff = [jnp.issubdtype(v.aval.dtype, jnp.inexact) for v in eqn.invars]
-
     def pullback(args, cotangents):
-        def call(diff):
-            diff = iter(diff)
-            full = [next(diff) if d else a for a, d in zip(args, is_diff, strict=True)]
-            outs = eqn.primitive.bind(*full, **eqn.primitive.get_bind_params(eqn.params))
-            return [o for o in outs if jnp.issubdtype(o.dtype, jnp.inexact)]
+        call, diff = _of_inexact(eqn, args)
+        return jax.vjp(lambda *xs: list(filter(_is_inexact, call(*xs))), *diff)[1](cotangents)
 
-        diff = [a for a, d in zip(args, is_diff, strict=True) if d]
-        return jax.vjp(call, diff)[1](cotangents)
+    cotangents = list(filter(_is_inexact, _structs(eqn.outvars)))
+    return jax.make_jaxpr(pullback)(_structs(eqn.invars), cotangents)
 
-    cotangents = [s for s in structs(eqn.outvars) if jnp.issubdtype(s.dtype, jnp.inexact)]
-    return jax.make_jaxpr(pullback)(structs(eqn.invars), cotangents)
+
+def _of_inexact(eqn: Any, args: Sequence) -> tuple[Callable, tuple]:
+    """A call as a function of those of its arguments that it has derivatives by; and these."""
+
+    def call(*inexact):
+        rest = iter(inexact)
+        every = [next(rest) if _is_inexact(x) else x for x in args]
+        return eqn.primitive.bind(*every, **eqn.primitive.get_bind_params(eqn.params))
+
+    return call, tuple(filter(_is_inexact, args))
+
+
+def _structs(atoms: Sequence) -> list[jax.ShapeDtypeStruct]:
+    return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
+
+
+def _is_inexact(x: Any) -> bool:
+    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 
 def _rule_key(eqn: Any, above: tuple = ()) -> tuple:

@@ -3,7 +3,6 @@
 import dataclasses
 import errno
 import functools
-import hashlib
 import itertools
 import os
 import pathlib
@@ -22,6 +21,7 @@ from ..core.keys import as_before, raw
 from ..core.logs import logger
 from ..options import check_count
 from .ending import held
+from .identity import digest
 from .parallel import Placement
 from .processes import from_first, is_first
 
@@ -184,7 +184,8 @@ class Folder:
                 self._acquire()
                 fresh.run.update(identity())
                 if not resume:
-                    self._clear()
+                    for step in self._manager.all_steps():
+                        self._manager.delete(step)
                 found = self._newest(), fresh.run
             except Exception as e:  # for the other processes, too
                 if jax.process_count() == 1:
@@ -259,10 +260,6 @@ class Folder:
         place.rename(aside)
         self._manager.reload()
 
-    def _clear(self) -> None:
-        for step in self._manager.all_steps():
-            self._manager.delete(step)
-
     def close(self) -> None:
         if "_manager" in vars(self):
             self._manager.close()
@@ -280,7 +277,7 @@ class Folder:
         arrays = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like)))
         arrays = {name: np.asarray(x) for name, x in arrays["arrays"].items()}
         for name, x in arrays.items():
-            if _digest(x) != about["arrays"][name]["digest"]:
+            if digest(x) != about["arrays"][name]["digest"]:
                 raise ValueError(f"{name} is not what was written")
         return arrays, about
 
@@ -290,7 +287,7 @@ def _flat(saved: Saved) -> tuple[dict, dict]:
     arrays = {name: np.asarray(raw(x)) for name, x in _named(saved)}
     about = {
         "arrays": {
-            name: {"shape": list(x.shape), "dtype": x.dtype.str, "digest": _digest(x)}
+            name: {"shape": list(x.shape), "dtype": x.dtype.str, "digest": digest(x)}
             for name, x in arrays.items()
         },
         "best_loss": float(saved.best_loss).hex(),
@@ -305,28 +302,21 @@ def _restored(
     arrays: dict, about: dict, path: pathlib.Path, like: Saved, allow_changes: bool
 ) -> Saved:
     _check_run(about["run"], like.run, path, allow_changes)
-    names = dict(_named(like))
-    there = about["arrays"]
-    for name, x in names.items():
-        if name == "losses":
+    names, there = dict(_named(like)), about["arrays"]
+    before = {name: _shape(x["shape"], x["dtype"]) for name, x in there.items()}
+    structs = {name: jax.eval_shape(raw, x) for name, x in names.items()}
+    here = {name: _shape(x.shape, x.dtype) for name, x in structs.items()}
+    for name in {**here, **before}:
+        then, now = before.get(name), here.get(name)
+        if then == now or name == "losses":
             continue
-        x = jax.eval_shape(raw, x)
-        if name not in there:
-            raise CheckpointError(
-                f"{path} is of another model or optimiser: it has no {name}, which is "
-                f"{_shape(x.shape, x.dtype)} here."
-            )
-        found = there[name]
-        if (tuple(found["shape"]), np.dtype(found["dtype"])) != (x.shape, x.dtype):
-            raise CheckpointError(
-                f"{path} is of another model or optimiser: its {name} is "
-                f"{_shape(found['shape'], found['dtype'])}, and {_shape(x.shape, x.dtype)} here."
-            )
-    more = next((name for name in there if name not in names), None)
-    if more is not None:
-        raise CheckpointError(
-            f"{path} is of another model or optimiser: it has {more}, which there is not here."
-        )
+        if then is None:
+            what = f"it has no {name}, which is {now} here"
+        elif now is None:
+            what = f"it has {name}, which there is not here"
+        else:
+            what = f"its {name} is {then}, and {now} here"
+        raise CheckpointError(f"{path} is of another model or optimiser: {what}.")
 
     def value(name, x):
         found = arrays.get(name, np.zeros(there[name]["shape"], there[name]["dtype"]))
@@ -409,10 +399,6 @@ def _is_damage(error: Exception) -> bool:
 
 def _shape(shape: Any, dtype: Any) -> str:
     return f"{np.dtype(dtype).name}[{', '.join(map(str, shape))}]"
-
-
-def _digest(x: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(x).tobytes()).hexdigest()
 
 
 def _first_line(e: Exception) -> str:

@@ -140,7 +140,8 @@ def collocate_data(
             raise ValueError(f"ts spans no time: all of it is {ts[0]:g}.")
     at = ts if at is None else _as_times("at", at)
     if bandwidth is None:
-        bandwidth = _default_bandwidth(ts.shape[0])
+        n = ts.shape[0]
+        bandwidth = n ** (-1 / 5) * n ** (-3 / 35) * math.log(n) ** (-1 / 16)
     bandwidth = _as_bandwidth(bandwidth)
     # Counted from their start, times of any calendar are exact enough.
     ts, at, start = ts - ts[0], at - ts[0], ts[0]
@@ -264,10 +265,6 @@ def _smallest_bandwidth(kernel: str, ts: Any, at: Any, low: float) -> str | None
     while not enough(float(f"{shown:.3g}")):
         shown *= 1.002
     return f"{shown:.3g}"
-
-
-def _default_bandwidth(n: int) -> float:
-    return n ** (-1 / 5) * n ** (-3 / 35) * math.log(n) ** (-1 / 16)
 
 
 def _as_bandwidth(bandwidth: Any) -> Any:

@@ -1,25 +1,61 @@
-"""What `ensembleode train` does, once its options are parsed."""
+"""`ensembleode train`. What it needs is imported within it, so that `--help` is quick."""
 
 import os
 import sys
 import tempfile
-from typing import Any
+from typing import Any, Literal
 
-from ..cli import failed
 from ..core.files import check_writable, written_whole
+from ..core.logs import failed
 from ..tools.scripts import in_users_code, loaded, ScriptError, split
 
 
-def run_train(
+def train(
     problem: str,
     *,
-    optimizer: str,
-    learning_rate: float,
-    distributed: bool,
-    output: str | None,
-    **options: Any,
+    epochs: int | None = None,
+    maxiters: int | None = None,
+    batch_size: int | None = None,
+    optimizer: str = "adam",
+    learning_rate: float = 1e-3,
+    n_gpus: int | None = None,
+    devices: int | None = None,
+    dist: bool = False,
+    scaling: Literal["strong", "weak"] = "strong",
+    microbatch: int | Literal["auto"] | None = None,
+    seed: int = 0,
+    checkpoint: str | None = None,
+    fresh: bool = False,
+    log: str | None = None,
+    output: str | None = None,
+    distributed: bool = False,
+    quiet: bool = False,
 ) -> int:
-    """Fit, print what came of it, and write the best parameters."""
+    """Fit the parameters of a model to data, as `fit` does.
+
+    Args:
+        problem: A function without arguments, as "script.py:problem": it returns a dict with the
+            loss and params of fit, and if wanted data, optimizer and callback.
+        epochs: For how many passes over the data.
+        maxiters: Or for how many steps.
+        batch_size: How many items a step has; by default all.
+        optimizer: The name of one of optax's, where problem gives none.
+        learning_rate: Its learning rate.
+        n_gpus: How many GPUs share a batch.
+        devices: The same; devices of whatever kind JAX computes on.
+        dist: All devices share it.
+        scaling: Whether batch_size is that of a step (strong) or of each device (weak).
+        microbatch: How many items a device computes with at a time; auto finds the most that fit.
+        seed: Of the PRNG key.
+        checkpoint: A folder; a run that was interrupted goes on from its last checkpoint.
+        fresh: Begin anew, whatever checkpoints there are.
+        log: A file that gets a line of JSON for each step.
+        output: A file for the best parameters (by Equinox).
+        distributed: Join the processes that mpirun or srun started with this one.
+        quiet: Show no progress bar.
+    """
+    if n_gpus is not None and devices is not None:
+        return failed("n_gpus and devices are both given; drop one.")
     import jax
     import optax
 
@@ -37,8 +73,21 @@ def run_train(
             if not callable(make):
                 raise ScriptError(f"optax has no optimiser {optimizer!r}.")
             of_fit["optimizer"] = make(learning_rate)
-        seed = options.pop("seed")
-        result = fit(**of_fit, **options, key=jax.random.key(seed))
+        result = fit(
+            **of_fit,
+            epochs=epochs,
+            maxiters=maxiters,
+            batch_size=batch_size,
+            devices=n_gpus if devices is None else devices,
+            dist=dist,
+            scaling=scaling,
+            microbatch=microbatch,
+            key=jax.random.key(seed),
+            checkpoint=checkpoint,
+            resume=not fresh,
+            log=log,
+            progress=not quiet,
+        )
     except BaseException as e:
         if output is not None:
             _rescue(output, e)

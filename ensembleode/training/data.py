@@ -188,8 +188,8 @@ def _struct(count: int, x: Any) -> jax.ShapeDtypeStruct:
 class ahead:
     """The same, with the next ones on their way to the devices."""
 
-    def __init__(self, pieces: Iterator[Piece], depth: int = 2):
-        self._ready: queue.Queue = queue.Queue(depth)
+    def __init__(self, pieces: Iterator[Piece]):
+        self._ready: queue.Queue = queue.Queue(2)
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._fill, args=(pieces,), daemon=True)
         self._thread.start()
@@ -197,13 +197,13 @@ class ahead:
     def _fill(self, pieces: Iterator[Piece]) -> None:
         try:
             for piece in pieces:
-                if not self._put(lambda piece=piece: piece):
+                if not self._put(piece):
                     return
-            self._put(_ended)
+            self._put(StopIteration())
         except BaseException as e:  # for the thread that waits for it
-            self._put(lambda e=e: _raise(e))
+            self._put(e)
 
-    def _put(self, item: Callable) -> bool:
+    def _put(self, item: Piece | BaseException) -> bool:
         while not self._closed.is_set():
             with contextlib.suppress(queue.Full):
                 self._ready.put(item, timeout=0.1)
@@ -214,19 +214,14 @@ class ahead:
         return self
 
     def __next__(self) -> Piece:
-        return self._ready.get()()
+        item = self._ready.get()
+        if isinstance(item, BaseException):
+            raise item
+        return item
 
     def close(self) -> None:
         self._closed.set()
         self._thread.join()
-
-
-def _ended() -> Any:
-    raise StopIteration
-
-
-def _raise(e: BaseException) -> Any:
-    raise e
 
 
 def check_finite(leaves: list, rows: np.ndarray | None) -> None:

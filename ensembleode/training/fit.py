@@ -222,9 +222,8 @@ def fit(
     until = _Until(epochs, maxiters)
     loop = _Loop(step, source, key, until, callback, microbatch == "auto", started)
     begin = loop.beginning(trained)
-    checkpoint = (
-        Checkpoints(checkpoint) if isinstance(checkpoint, str | os.PathLike) else checkpoint
-    )
+    if isinstance(checkpoint, str | os.PathLike):
+        checkpoint = Checkpoints(checkpoint)
     folder = None if checkpoint is None else Folder(checkpoint)
     result = None
     try:

@@ -56,11 +56,12 @@ def of_array(x: Any) -> str:
     first of them."""
     about = f"{np.dtype(x.dtype)} {list(x.shape)}"
     if isinstance(x, np.ndarray) and not isinstance(x, np.memmap):
-        return f"{about} {_digest(x)}"
+        return f"{about} {digest(x)}"
     where = x.filename if isinstance(x, np.memmap) else getattr(x, "store_path", type(x).__name__)
     rows = max(1, _BYTES // max(1, np.asarray(x[:1]).nbytes))
-    return f"{about} of {where} {_digest(np.asarray(x[:rows]))}"
+    return f"{about} of {where} {digest(np.asarray(x[:rows]))}"
 
 
-def _digest(x: np.ndarray) -> str:
-    return hashlib.sha256(np.ascontiguousarray(x).data).hexdigest()
+def digest(x: np.ndarray) -> str:
+    """Of its numbers."""
+    return hashlib.sha256(np.ascontiguousarray(x).view(np.uint8).data).hexdigest()

@@ -30,7 +30,8 @@ def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> St
             return step
         # It is in proportion, but for what does not depend on it.
         times = 2 ** int(np.ceil(np.log2(max(2.0, used / (_SHARE * free)))))
-        step = _with_size(step, max(1, _size(step, batch) // times))
+        size = max(1, _size(step, batch) // times)
+        step = dataclasses.replace(step, microbatch=size)
         logger.info(
             "a step would take %.1f GB of %.1f GB that are free: microbatch=%d.",
             used / 1e9,
@@ -47,7 +48,7 @@ def smaller(step: Step, batch: Any, error: BaseException) -> Step:
     size = _size(step, batch)
     if size == 1:
         raise error
-    step = _with_size(step, size // 2)
+    step = dataclasses.replace(step, microbatch=size // 2)
     logger.warning("out of memory with %d items at a time: microbatch=%d.", size, step.microbatch)
     return step
 
@@ -55,10 +56,6 @@ def smaller(step: Step, batch: Any, error: BaseException) -> Step:
 def _size(step: Step, batch: Any) -> int:
     rows = batch.place.shape[0] // step.placement.size
     return rows if step.microbatch is None else min(step.microbatch, rows)
-
-
-def _with_size(step: Step, size: int) -> Step:
-    return dataclasses.replace(step, microbatch=size)
 
 
 def _free(device: jax.Device) -> int | None:

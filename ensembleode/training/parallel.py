@@ -87,21 +87,16 @@ class Placement:
 
     def summed(self, fn: Callable) -> Callable:
         """`fn(shared, split)`, the sum of what it gives on each device for its rows."""
-        if self.mesh is None:
-            return fn
-        mesh = self.mesh
-        return lambda shared, split: evaluated_on_each(
-            mesh, fn, (_WHOLE, _SPLIT), _WHOLE, (shared, split), _all_reduced
-        )
+        return self._on_each(fn, _WHOLE, _all_reduced)
 
     def mapped(self, fn: Callable) -> Callable:
         """`fn(shared, split)`, what it gives on each device for its rows, one after the other."""
-        if self.mesh is None:
+        return self._on_each(fn, _SPLIT)
+
+    def _on_each(self, fn: Callable, out: Any, post: Callable | None = None) -> Callable:
+        if (mesh := self.mesh) is None:
             return fn
-        mesh = self.mesh
-        return lambda shared, split: evaluated_on_each(
-            mesh, fn, (_WHOLE, _SPLIT), _SPLIT, (shared, split)
-        )
+        return lambda *args: evaluated_on_each(mesh, fn, (_WHOLE, _SPLIT), out, args, post)
 
 
 def _all_reduced(tree: Any) -> Any:
@@ -122,15 +117,8 @@ def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
 
     **Raises:** `ValueError` when more is wanted than there is, or it is said twice.
     """
-    said = [
-        name
-        for name, given in (
-            ("devices", devices is not None),
-            ("ensemblealg", ensemblealg is not None),
-            ("dist", dist),
-        )
-        if given
-    ]
+    given = {"devices": devices, "ensemblealg": ensemblealg, "dist": dist or None}
+    said = [name for name, value in given.items() if value is not None]
     if len(said) > 1:
         raise ValueError(f"{said[0]} and {said[1]} are both given; drop one of the two.")
     if ensemblealg is not None:

@@ -120,7 +120,7 @@ def test_stiff(alg, order):
     assert sol.retcode == eo.ReturnCode.Success
     reference = [0.7158270688, 9.185534765e-6, 0.2841637457]
     np.testing.assert_allclose(sol.u[-1], reference, rtol=2e-4)
-    assert sol.stats.nf is None
+    assert sol.stats.nf > 2 * (sol.stats.naccept + sol.stats.nreject)
 
 
 @pytest.mark.parametrize(

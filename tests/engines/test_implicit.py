@@ -236,6 +236,117 @@ def test_return_codes_of_failures():
 
 
 #
+# Evaluations of f
+#
+
+
+def counting(f):
+    """A field that is `f`, and a list to which each evaluation adds an item.
+
+    Of its derivative none does, so that Jacobians are not counted.
+    """
+    calls = []
+
+    def called(u):
+        calls.append(u)
+        return np.zeros_like(u)
+
+    @jax.custom_jvp
+    def field(u, p, t):
+        zero = jax.ShapeDtypeStruct(u.shape, u.dtype)
+        return f(u, p, t) + jax.pure_callback(called, zero, u, vmap_method="sequential")
+
+    field.defjvp(lambda at, tangents: jax.jvp(f, at, tangents))
+    return field, calls
+
+
+QUICK_COUNT = eo.KenCarp3
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        slow_unless(isinstance(method, QUICK_COUNT) and "saveat" not in options, method, options)
+        for method in METHODS
+        for options in (
+            {"dt": 0.9},
+            {"dt": 0.09, "adaptive": False},
+            {"stepsize_controller": eo.PIController()},
+            {"saveat": [0.2, 0.9], "sensealg": eo.DirectAdjoint()},
+        )
+    ],
+    ids=lambda case: ids(case) if isinstance(case, eo.solvers.ODESolver) else "-".join(case),
+)
+def test_nf_counts_evaluations(method, options):
+    """Those of steps that are rejected or fail, and of the first step size, too."""
+    field, calls = counting(no_root)
+    prob = eo.ODEProblem(field, jnp.array([1.0]), (0.0, 0.9), jnp.array([0.0, 1.0]))
+    rejected = 0
+    for kind in range(len(ENDS)):
+        calls.clear()
+        prob = eo.remake(prob, p=jnp.array([1.0 * kind, 1.0]))
+        sol = eo.solve(prob, method, reltol=1e-5, abstol=1e-5, maxiters=200, **options)
+        jax.block_until_ready(sol.u)
+        assert sol.stats.nf == len(calls)
+        assert sol.stats.nf > sol.stats.naccept + sol.stats.nreject
+        rejected += sol.stats.nreject
+    assert rejected > 0
+
+
+@pytest.mark.slow
+def test_nf_backwards_and_of_every_step():
+    """In single precision; without `f` at the saved states, which is for interpolation."""
+    field, calls = counting(lambda u, p, t: jnp.cos(t) - 20 * u)
+    prob = eo.ODEProblem(field, jnp.ones(2, jnp.float32), (1.0, 0.8))
+    sol = eo.solve(prob, eo.KenCarp3())
+    jax.block_until_ready(sol.u)
+    assert sol.stats.nf == len(calls)
+    assert eo.solve(prob, eo.KenCarp3(), save_everystep=True).stats.nf == sol.stats.nf
+
+
+@pytest.mark.parametrize(
+    "ensemblealg",
+    [
+        eo.EnsembleThreads(),
+        slow_unless(False, eo.EnsembleGPUArray(devices=2)),
+        slow_unless(False, eo.EnsembleDistributed(workers=2)),
+        slow_unless(False, eo.EnsembleSplitThreads(workers=2, threads=2)),
+    ],
+    ids=lambda alg: type(alg).__name__,
+)
+def test_nf_of_ensembles(ensemblealg, tmp_path):
+    """It is that of each trajectory alone, in whatever batches, and in a store."""
+    options = {"trajectories": 4, "dt": 1e-4, "reltol": 1e-5, "abstol": 1e-5}
+    ens = ensemble_without_roots()
+    alone = eo.solve(ens, eo.KenCarp3(), eo.EnsembleSerial(), **options).stats.nf
+    assert len(set(alone.tolist())) == 4
+    where = {"batch_size": 3, "store": tmp_path / "store.zarr"}
+    sim = eo.solve(ens, eo.KenCarp3(), ensemblealg, **options, **where)
+    np.testing.assert_array_equal(sim.stats.nf, alone)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "sensealg",
+    [None, eo.DirectAdjoint(), eo.BacksolveAdjoint(), eo.ForwardDiffSensitivity()],
+    ids=lambda sensealg: type(sensealg).__name__,
+)
+def test_nf_beside_gradients(sensealg):
+    def end(growth):
+        sim = eo.solve(
+            ensemble_without_roots(growth), eo.KenCarp3(), trajectories=2, dt=1e-4, maxiters=300,
+            sensealg=sensealg,
+        )  # fmt: skip
+        return sim.u[0, -1, 0], sim.stats.nf
+
+    expected = end(1.0)[1]
+    derivative = jax.jacfwd if isinstance(sensealg, eo.ForwardDiffSensitivity) else jax.grad
+    gradient, counts = derivative(end, has_aux=True)(1.0)
+    assert np.isfinite(gradient)
+    np.testing.assert_array_equal(counts, expected)
+
+
+#
 # Precision, gradients, diffrax itself
 #
 

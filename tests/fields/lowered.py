@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ensembleode.fields import Inputs, lower
+from ensembleode.fields import Inputs, lower, parameters_of
 from ensembleode.fields.ir import Function
 from ensembleode.tracing.program import trace
 
@@ -50,8 +50,7 @@ class Lowered:
         self.groups = ["shared"] * len(consts) + list(groups)
         self.consts = consts
         self.storage = np.dtype(storage)
-        shapes = [np.shape(x) for x in (*consts, *leaves)]
-        inputs = Inputs.laid_out(shapes, self.groups, storage)
+        inputs = Inputs.laid_out(parameters_of(program), self.groups, storage)
         if apart:
             self.function: Function = lower(program.jaxpr, inputs, **limits)
         else:

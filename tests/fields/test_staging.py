@@ -31,6 +31,6 @@ def test_constants_stay_constants():
 
 def test_a_group_for_each_dtype():
     avals = [np.zeros(2), np.zeros(3, np.int32), np.zeros(()), np.zeros(4, np.int32)]
-    inputs = Inputs.as_they_are(avals, ["own", "own", "own", "shared"])
+    inputs = Inputs.laid_out(avals, ["own", "own", "own", "shared"])
     assert inputs.places == (("own", 0), ("own", 0), ("own", 2), ("shared", 0))
     assert inputs.storage is None

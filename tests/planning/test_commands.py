@@ -6,7 +6,6 @@ import pytest
 import yaml
 
 from ensembleode import planning
-from ensembleode.planning import commands
 
 from ..test_cli import run
 
@@ -74,7 +73,7 @@ def measured(monkeypatch):
         failed = planning.Timing(2000, 1, "cpu", "OOM", "MemoryError")
         return planning.Measurement(make_loss, (row, failed)[2 - len(sizes) :], ())
 
-    monkeypatch.setattr(commands, "measure", measure)
+    monkeypatch.setattr(planning, "measure", measure)
     return asked
 
 

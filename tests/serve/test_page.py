@@ -431,10 +431,12 @@ def test_contrast(page, service, scheme):
     page.prefer(scheme)
     variables = page.run(
         "Object.fromEntries(['back', 'panel', 'text', 'quiet', 'accent', 'bad-back',"
-        " ...[0, 1, 2, 3, 4, 5].map((i) => `c${i}`)].map((name) =>"
-        " [name, getComputedStyle(document.documentElement).getPropertyValue(`--${name}`)]))"
+        " ...[0, 1, 2, 3, 4, 5].map((i) => `c${i}`)].map((name) => {"
+        "  document.body.style.outlineColor = `var(--${name})`;"
+        "  return [name, getComputedStyle(document.body).outlineColor];"
+        "}))"
     )
-    colors = {name: luminance(color.strip()) for name, color in variables.items()}
+    colors = {name: luminance(color) for name, color in variables.items()}
     for text, behind in [
         ("text", "back"),
         ("text", "panel"),
@@ -454,11 +456,8 @@ def test_contrast(page, service, scheme):
 
 
 def luminance(color: str) -> float:
-    """As WCAG has it, of a colour like #fff or #ffffff."""
-    digits = color.removeprefix("#")
-    if len(digits) == 3:
-        digits = "".join(2 * x for x in digits)
-    rgb = [int(digits[i : i + 2], 16) / 255 for i in (0, 2, 4)]
+    """As WCAG has it, of a colour like rgb(255, 255, 255)."""
+    rgb = [int(x) / 255 for x in color.removeprefix("rgb(").removesuffix(")").split(",")]
     linear = [x / 12.92 if x <= 0.04045 else ((x + 0.055) / 1.055) ** 2.4 for x in rgb]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 

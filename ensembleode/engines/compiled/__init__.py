@@ -6,11 +6,12 @@ own end and its own return code, and takes the next trajectory when it has finis
 
 - `builder.py`: LLVM IR from Python. `functions/`: elementary functions in it.
 - `field.py`: the vector field, from the small language of `fields`; `operations.py`,
-    `products.py`, `reading.py`, `uniformity.py` and `walking.py`: its parts.
+    `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
     reverse mode, of the steps that were recorded.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays; `gradients.py`: made
-    differentiable.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `flow.py`: the
+    field with tangents; `derivatives.py`: four primitives, closed under differentiation;
+    `gradients.py`: solves with these.
 - `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
     XLA's; `ptxas.py`: what it takes there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.
@@ -32,6 +33,7 @@ from ...core.logs import log_once
 from ...core.plan import Plan, Result
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
+from ...fields.walking import length
 from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
 from ..engine import Engine
@@ -39,7 +41,6 @@ from ..explicit import method
 from ..rates import with_rates
 from ..results import with_times
 from .compiler import available
-from .field import length
 from .kernel import transposed
 from .operations import check
 
@@ -78,13 +79,13 @@ def _read_derivative(field: Program) -> _Reading:
 
 def _read_program(program: Program, what: str) -> _Reading:
     avals = parameters_of(program)
-    inputs = Inputs.as_they_are(avals, ["own"] * len(avals))
+    inputs = Inputs.laid_out(avals, ["own"] * len(avals))
     try:
         fn = lower(program.jaxpr, inputs)
         check(fn)
     except UntranslatableError as e:
         return _Reading(f"{what} can't be translated: it uses {e.what}, at {e.where}.")
-    return _Reading(None, length(fn))
+    return _Reading(None, length(fn.body))
 
 
 class Compiled(Engine):

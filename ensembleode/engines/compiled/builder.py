@@ -18,6 +18,8 @@ from typing import Any
 
 import numpy as np
 
+from ...solvers.arithmetic import Components, PlainArithmetic
+
 
 BOOL, I32, I64 = np.dtype(bool), np.dtype(np.int32), np.dtype(np.int64)
 F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
@@ -44,11 +46,20 @@ def _literal(value: Any, dtype: np.dtype) -> str:
     return str(int(value))
 
 
+def _operator(method: str, *how: str, swapped: bool = False) -> Callable[[Value, Any], Value]:
+    """What a method of the builder does with a value and another operand."""
+
+    if swapped:
+        return lambda self, other: getattr(self.builder, method)(*how, other, self)
+    return lambda self, other: getattr(self.builder, method)(*how, self, other)
+
+
 class Value:
     """What an instruction computes: `lanes` entries of a dtype, or one where that is zero.
 
     Operators are those of NumPy, on values of one dtype; a number takes the dtype of the other, and
-    a scalar is spread over the lanes. `==` compares objects: use `eq` and `ne`.
+    a scalar is spread over the lanes. `==` compares objects: use `eq`, or `ne`, which is true for
+    NaN.
     """
 
     __slots__ = ("builder", "constant", "dtype", "factors", "lanes", "name")
@@ -74,75 +85,31 @@ class Value:
     def __str__(self) -> str:
         return f"{self.type} {self.name}"
 
-    def __add__(self, other):
-        return self.builder.add(self, other)
+    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
+    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
+    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
+    __truediv__ = _operator("binary", "fdiv")
+    __rtruediv__ = _operator("binary", "fdiv", swapped=True)
+    __and__, __or__ = _operator("binary", "and"), _operator("binary", "or")
+    __xor__, __lshift__ = _operator("binary", "xor"), _operator("binary", "shl")
+    __lt__, __le__ = _operator("compare", "lt"), _operator("compare", "le")
+    __gt__, __ge__ = _operator("compare", "gt"), _operator("compare", "ge")
+    eq, ne = _operator("compare", "eq"), _operator("compare", "ne")
 
-    def __radd__(self, other):
-        return self.builder.add(other, self)
-
-    def __sub__(self, other):
-        return self.builder.sub(self, other)
-
-    def __rsub__(self, other):
-        return self.builder.sub(other, self)
-
-    def __mul__(self, other):
-        return self.builder.mul(self, other)
-
-    def __rmul__(self, other):
-        return self.builder.mul(other, self)
-
-    def __truediv__(self, other):
-        return self.builder.binary("fdiv", self, other)
-
-    def __rtruediv__(self, other):
-        return self.builder.binary("fdiv", other, self)
-
-    def __and__(self, other):
-        return self.builder.binary("and", self, other)
-
-    def __or__(self, other):
-        return self.builder.binary("or", self, other)
-
-    def __xor__(self, other):
-        return self.builder.binary("xor", self, other)
-
-    def __lshift__(self, other):
-        return self.builder.binary("shl", self, other)
-
-    def __rshift__(self, other):
+    def __rshift__(self, other: Any) -> Value:
         """Arithmetic where signed."""
         return self.builder.binary("ashr" if self.is_signed else "lshr", self, other)
 
-    def __invert__(self):
+    def __invert__(self) -> Value:
         return self ^ (True if self.dtype == BOOL else -1)
 
-    def __neg__(self):
+    def __neg__(self) -> Value:
         if not self.is_real:
             return 0 - self
         return self.builder.pure(f"fneg {self}", self.dtype, self.lanes)
 
-    def __abs__(self):
+    def __abs__(self) -> Value:
         return self.builder.abs(self)
-
-    def __lt__(self, other):
-        return self.builder.compare("lt", self, other)
-
-    def __le__(self, other):
-        return self.builder.compare("le", self, other)
-
-    def __gt__(self, other):
-        return self.builder.compare("gt", self, other)
-
-    def __ge__(self, other):
-        return self.builder.compare("ge", self, other)
-
-    def eq(self, other):
-        return self.builder.compare("eq", self, other)
-
-    def ne(self, other):
-        """True for NaN."""
-        return self.builder.compare("ne", self, other)
 
 
 class Variable:
@@ -304,7 +271,6 @@ class Module:
         self,
         name: str,
         parameters: Sequence[str],
-        returns: str = "void",
         *,
         attributes: str = "",
         linkage: str = "internal",
@@ -316,7 +282,7 @@ class Module:
         self._functions[name] = ""  # (in order of their beginnings, and known within itself)
         builder = Builder(self)
         yield builder
-        head = f"define {linkage} {returns} @{name}({', '.join(parameters)}) {attributes} #0 {{"
+        head = f"define {linkage} void @{name}({', '.join(parameters)}) {attributes} #0 {{"
         body = "\n".join(["entry:", *builder.allocas, *builder.lines])
         self._functions[name] = f"{head}\n{body}\n}}\n"
 
@@ -336,7 +302,7 @@ class Module:
         return "\n".join([*parts, ""])
 
 
-class Builder:
+class Builder(PlainArithmetic):
     """Writes the instructions of a function, one after the other."""
 
     def __init__(self, module: Module):
@@ -430,8 +396,8 @@ class Builder:
     def variable(self, dtype: np.dtype, value: Any = None, *, of_lanes: bool = True) -> Variable:
         return Variable(self, dtype, self.lanes if of_lanes else 0, value)
 
-    def return_(self, value: Value | None = None) -> None:
-        self.emit("ret void" if value is None else f"ret {value}")
+    def return_(self) -> None:
+        self.emit("ret void")
 
     #
     # Constants and shapes
@@ -560,26 +526,7 @@ class Builder:
     def equal(self, x: Any, y: Any) -> Value:
         return self.compare("eq", x, y)
 
-    def over(self, number: Value, component: Value) -> Value:
-        del component
-        return number
-
-    def once(self, x: Value) -> Value:
-        return x
-
-    def stopped(self, x: Value) -> Value:
-        return x
-
-    def mean(self, components: Sequence[Value]) -> Value:
-        return self.total(components) * (1.0 / len(components))
-
-    def total(self, components: Sequence[Value]) -> Value:
-        total = components[0]
-        for x in components[1:]:
-            total = total + x
-        return total
-
-    def largest(self, components: Sequence[Value]) -> Value:
+    def largest(self, components: Components) -> Value:
         largest = components[0]
         for x in components[1:]:
             # (What is NaN remains, whichever it is.)
@@ -600,9 +547,6 @@ class Builder:
 
     def floor(self, x: Value) -> Value:
         return self.intrinsic("floor", x)
-
-    def ceil(self, x: Value) -> Value:
-        return self.intrinsic("ceil", x)
 
     def trunc(self, x: Value) -> Value:
         return self.intrinsic("trunc", x)

@@ -13,7 +13,7 @@ import struct
 import threading
 import weakref
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from . import object_cache
 from .machine import current, gpu, host, Machine
@@ -193,7 +193,7 @@ def _loaded(llvm: Any, object_code: bytes) -> Any:
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", _context(llvm)), target)
     try:
         # (Only now are the functions of this process known.)
-        missing = [x for x in _undefined(object_code) if not llvm.address_of_symbol(x)]
+        missing = [x for x in _undefined(llvm, object_code) if not llvm.address_of_symbol(x)]
         if missing:  # with which the engine would end the process
             raise CompileError(f"functions are called that are not there: {', '.join(missing)}.")
         engine.add_object_file(llvm.ObjectFileRef.from_data(object_code))
@@ -302,37 +302,19 @@ def _has(machine: Machine, name: str) -> bool:
     return first == "exp2" and rest == ["f32"]
 
 
-def _undefined(object_code: bytes) -> list[str]:
+def _undefined(llvm: Any, object_code: bytes) -> list[str]:
     """The names of functions that object code calls and hasn't got; of ELF, which LLVM loads on
     Linux and Windows (elsewhere, nothing is known)."""
     if object_code[:6] != b"\x7fELF\x02\x01":  # of 64 bits, little-endian
         return []
-    (start,) = struct.unpack_from("<Q", object_code, 0x28)
-    size, count = struct.unpack_from("<HH", object_code, 0x3A)
-    sections = [_Section.of(object_code, start + i * size) for i in range(count)]
-    found = []
-    for table in (s for s in sections if s.kind == _SYMBOLS):
-        names = sections[table.link].offset
-        for at in range(table.offset, table.offset + table.size, _SYMBOL_BYTES):
-            name, info, _, section = struct.unpack_from("<IBBH", object_code, at)
-            if section == 0 and name and info >> 4 == _GLOBAL:
-                end = object_code.index(b"\0", names + name)
-                found.append(object_code[names + name : end].decode())
-    return found
+    found, wanted = llvm.ObjectFileRef.from_data(object_code).sections(), (b".symtab", b".strtab")
+    tables = {section.name(): section.data() for section in found if section.name() in wanted}
+    names = tables[b".strtab"]
+    return [
+        names[name : names.index(b"\0", name)].decode()
+        for name, info, _, section, _, _ in struct.iter_unpack("<IBBHQQ", tables[b".symtab"])
+        if section == 0 and name and info >> 4 == _GLOBAL
+    ]
 
 
-_SYMBOLS, _GLOBAL, _SYMBOL_BYTES = 2, 1, 24
-
-
-class _Section(NamedTuple):
-    """Of an ELF file: what is needed of its header."""
-
-    kind: int
-    offset: int
-    size: int
-    link: int
-
-    @classmethod
-    def of(cls, content: bytes, at: int) -> _Section:
-        _, kind, _, _, offset, size, link = struct.unpack_from("<IIQQQQI", content, at)
-        return cls(kind, offset, size, link)
+_GLOBAL = 1

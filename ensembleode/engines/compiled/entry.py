@@ -7,7 +7,7 @@ for the former, and says of the latter what NVPTX wants to know.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from .writer import as_pointers
 
 
 _REGISTERS = ("tid", "ctaid", "ntid", "nctaid")
@@ -33,7 +33,7 @@ def entry(name: str, operands: int, results: int) -> str:
         "  %before = mul i64 %ctaid.wide, %ntid.wide",
         "  %thread = add i64 %before, %tid.wide",
         "  %threads = mul i64 %nctaid.wide, %ntid.wide",
-        f"  call void @{name}({_arguments([*inputs, *outputs])})",
+        f"  call void @{name}(i64 %thread, i64 %threads, {as_pointers([*inputs, *outputs])})",
         "  ret void",
         "}",
         "",
@@ -43,7 +43,3 @@ def entry(name: str, operands: int, results: int) -> str:
 
 def _register(name: str) -> str:
     return f"llvm.nvvm.read.ptx.sreg.{name}.x"
-
-
-def _arguments(pointers: Sequence[str]) -> str:
-    return ", ".join(["i64 %thread", "i64 %threads", *(f"ptr {x}" for x in pointers)])

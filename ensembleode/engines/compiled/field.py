@@ -15,31 +15,11 @@ from typing import TypeAlias
 import jax.extend.core as jex
 import numpy as np
 
-from ...fields import Inputs, lower
-from ...fields.ir import (
-    Assign,
-    Buffer,
-    Const,
-    Expr,
-    For,
-    Function,
-    Index,
-    Let,
-    Load,
-    Matrix,
-    Op,
-    Product,
-    Stmt,
-    Store,
-    Switch,
-    Var,
-    While,
-)
-from . import walking
-from .builder import BOOL, Buffer as Place, Builder, I64, Module, Value, Variable
+from ...fields import Inputs, ir, lower, walking
+from .builder import BOOL, Buffer, Builder, I64, Module, Value, Variable
 from .operations import checked, operation
 from .products import product
-from .reading import copied, Given as Given, Memory as Memory, Numbers as Numbers
+from .reading import copied, Memory, Numbers
 from .uniformity import Region, Uniformity
 
 
@@ -51,7 +31,7 @@ _MOST_DEAR = 24
 _CHEAP = 32
 
 
-def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> Function:
+def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
     """As `fields.lower` does it; loops over functions such as sines remain loops, though: written
     out they take long to compile, and are no faster.
 
@@ -63,13 +43,8 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> Function
     return lower(jaxpr, inputs, largest_returned, apart=False)
 
 
-def length(fn: Function) -> int:
-    """How many statements a function has, loops unrolled."""
-    return walking.length(fn.body)
-
-
 def evaluate(
-    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value | None = None
+    b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:
     """The components of a function's result, computed here; those that all lanes have in common
     are scalars.
@@ -83,7 +58,7 @@ def evaluate(
 
 def evaluate_apart(
     b: Builder,
-    fn: Function,
+    fn: ir.Function,
     name: str,
     numbers: Numbers,
     t: Value,
@@ -110,7 +85,7 @@ class _Apart:
     def __init__(
         self,
         b: Builder,
-        fn: Function,
+        fn: ir.Function,
         name: str,
         numbers: Numbers,
         t: Value,
@@ -129,7 +104,7 @@ class _Apart:
             self.time, self.mask = t.type, None if mask is None else mask.type
             time, lanes = parameter("t", t), parameter("mask", mask)
             self.passed = _Passed(inside, numbers, parameters)
-            result = Memory(Place(inside, "%out", fn.dtype), of_lanes=True)
+            result = Memory(Buffer(inside, "%out", fn.dtype), of_lanes=True)
             _Printer(inside, fn, self.passed, time, lanes, result).stored()
             inside.return_()
 
@@ -169,7 +144,7 @@ class _Passed(Numbers):
     def load(self, group: str, dtype: np.dtype, index: int) -> Value:
         return self._copied(group, dtype, range(index, index + 1)).load(index)
 
-    def read(self, buffer: Buffer, index: int) -> Value:
+    def read(self, buffer: ir.Buffer, index: int) -> Value:
         ends = buffer.start, buffer.start + buffer.size
         memory = self._passed(buffer.group, buffer.dtype, *ends)
         # (What lies apart is gathered no more often than it has to be.)
@@ -209,7 +184,7 @@ class _Passed(Numbers):
             if isinstance(stride, Value):
                 self.parameters.append(f"{stride.type} {name}_stride")
                 stride = self.b.parameter(f"{name}_stride", I64)
-        place = Place(self.b, name, source[1])
+        place = Buffer(self.b, name, source[1])
         self.places[source] = Memory(place, of_lanes=of_lanes, offsets=offsets, stride=stride)
 
 
@@ -217,7 +192,7 @@ class _Printer:
     def __init__(
         self,
         b: Builder,
-        fn: Function,
+        fn: ir.Function,
         numbers: Numbers,
         t: Value | None,
         mask: Value | None,
@@ -240,7 +215,7 @@ class _Printer:
         self.block(self.fn.body)
         if self.fn.outputs:
             return [self.expr(x) for x in self.fn.outputs]
-        everything = Buffer("out", self.fn.dtype, 0, self.fn.size)
+        everything = ir.Buffer("out", self.fn.dtype, 0, self.fn.size)
         return [self.load(everything, i) for i in range(self.fn.size)]
 
     def stored(self) -> None:
@@ -255,44 +230,44 @@ class _Printer:
     # Statements
     #
 
-    def block(self, stmts: Sequence[Stmt]) -> None:
+    def block(self, stmts: Sequence[ir.Stmt]) -> None:
         for stmt in stmts:
             self.stmt(stmt)
 
-    def stmt(self, stmt: Stmt) -> None:
+    def stmt(self, stmt: ir.Stmt) -> None:
         match stmt:
-            case Let(var, expr):
+            case ir.Let(var, expr):
                 value = self.expr(expr)
                 if var.name in self.uniformity.assigned:
                     self.variable(var).set(value)
                 else:
                     self.values[var.name] = value
-            case Assign(var, expr):
+            case ir.Assign(var, expr):
                 variable, value = self.variable(var), self.expr(expr)
                 if self.uniformity.is_local(var, self.region):
                     variable.set(value)
                 else:
                     assert self.mask is not None
                     variable.set_where(self.mask, value)
-            case Store(buffer, index, expr):
+            case ir.Store(buffer, index, expr):
                 self.store(buffer, self.index(index), self.expr(expr))
-            case For(var, n, body):
+            case ir.For(var, n, body):
                 self.loop(var, n, body)
-            case While():
+            case ir.While():
                 self.while_(stmt)
-            case Switch():
+            case ir.Switch():
                 self.switch(stmt)
-            case Product(out, x, y):
+            case ir.Product(out, x, y):
                 self.product(out, x, y)
 
-    def variable(self, var: Var) -> Variable:
+    def variable(self, var: ir.Var) -> Variable:
         if var.name not in self.variables:
             of_lanes = self.uniformity.varies(var)
             variable = self.b.variable(checked(var.dtype), of_lanes=of_lanes)
             self.variables[var.name] = variable
         return self.variables[var.name]
 
-    def loop(self, var: Var, n: int, body: Sequence[Stmt]) -> None:
+    def loop(self, var: ir.Var, n: int, body: Sequence[ir.Stmt]) -> None:
         def turn(i: Value) -> None:
             self.values[var.name] = i
             self.block(body)
@@ -303,7 +278,7 @@ class _Printer:
         else:
             self.b.for_(n, turn)
 
-    def while_(self, stmt: While) -> None:
+    def while_(self, stmt: ir.While) -> None:
         b = self.b
         inside = self.uniformity.inside(stmt, stmt.condition, self.region)
         if inside == self.region:
@@ -333,7 +308,7 @@ class _Printer:
 
         b.while_(any_goes_on, turn)
 
-    def switch(self, stmt: Switch) -> None:
+    def switch(self, stmt: ir.Switch) -> None:
         b, which = self.b, self.expr(stmt.which)
         last = len(stmt.cases) - 1
         if which.constant is not None:
@@ -357,7 +332,7 @@ class _Printer:
                     b.if_(b.any(here), run)
                 left = left & which.ne(k)
 
-    def branch(self, which: Value, cases: Sequence[Sequence[Stmt]], k: int = 0) -> None:
+    def branch(self, which: Value, cases: Sequence[Sequence[ir.Stmt]], k: int = 0) -> None:
         """The case of a number that all lanes have in common."""
         if k == len(cases) - 1:
             self.block(cases[k])
@@ -382,8 +357,8 @@ class _Printer:
         finally:
             self.region, self.mask = before
 
-    def product(self, out: Matrix, x: Matrix, y: Matrix) -> None:
-        def entry(m: Matrix) -> Callable[[Value | int, Value | int], Value]:
+    def product(self, out: ir.Matrix, x: ir.Matrix, y: ir.Matrix) -> None:
+        def entry(m: ir.Matrix) -> Callable[[Value | int, Value | int], Value]:
             return lambda row, column: self.load(m.buffer, _place(m, row, column))
 
         product(
@@ -400,7 +375,7 @@ class _Printer:
     # Memory
     #
 
-    def index(self, index: Index) -> Value | int:
+    def index(self, index: ir.Index) -> Value | int:
         """A number where it is known."""
         known = index.offset
         parts: list[Value] = []
@@ -419,7 +394,7 @@ class _Printer:
             total = total + x
         return total
 
-    def load(self, buffer: Buffer, index: Value | int) -> Value:
+    def load(self, buffer: ir.Buffer, index: Value | int) -> Value:
         checked(buffer.dtype)
         if buffer.group in ("work", "out"):
             return self.scratch(buffer).load(self._offset(buffer) + index)
@@ -432,16 +407,16 @@ class _Printer:
             return self.numbers.read(buffer, place)
         return self.memory(buffer).load(place)
 
-    def store(self, buffer: Buffer, index: Value | int, value: Value) -> None:
+    def store(self, buffer: ir.Buffer, index: Value | int, value: Value) -> None:
         mask = None if self.uniformity.is_local(buffer, self.region) else self.mask
         self.scratch(buffer).store(self._offset(buffer) + index, value, mask)
 
-    def _offset(self, buffer: Buffer) -> int:
+    def _offset(self, buffer: ir.Buffer) -> int:
         if buffer.group == "out" and self.result is not None:
             return buffer.start
         return buffer.start - self.uniformity.place_of(buffer)[2]
 
-    def scratch(self, buffer: Buffer) -> Memory:
+    def scratch(self, buffer: ir.Buffer) -> Memory:
         if buffer.group == "out" and self.result is not None:
             return self.result
         place = self.uniformity.place_of(buffer)
@@ -454,11 +429,11 @@ class _Printer:
 
     def table(self) -> Memory:
         if "table" not in self.memories:
-            place = Place(self.b, self.b.module.table(self.fn.tables, I64), I64)
+            place = Buffer(self.b, self.b.module.table(self.fn.tables, I64), I64)
             self.memories["table"] = Memory(place, of_lanes=False)
         return self.memories["table"]
 
-    def memory(self, buffer: Buffer) -> Memory:
+    def memory(self, buffer: ir.Buffer) -> Memory:
         """Where the group of a buffer lies, for indices that are computed."""
         group, dtype, ends = buffer.group, buffer.dtype, (buffer.start, buffer.start + buffer.size)
         memory = self.numbers.memory(group, dtype, *ends)
@@ -474,20 +449,20 @@ class _Printer:
     # Expressions
     #
 
-    def expr(self, expr: Expr) -> Value:
+    def expr(self, expr: ir.Expr) -> Value:
         match expr:
-            case Const(value):
+            case ir.Const(value):
                 return self.b.constant(value, checked(value.dtype))
-            case Var(name, _):
+            case ir.Var(name, _):
                 variable = self.variables.get(name)
                 return self.values[name] if variable is None else variable.get()
-            case Load(buffer, index):
+            case ir.Load(buffer, index):
                 return self.load(buffer, self.index(index))
-            case Op(name, args, dtype, param):
+            case ir.Op(name, args, dtype, param):
                 return operation(self.b, name, [self.expr(x) for x in args], dtype, param)
 
 
-def _place(m: Matrix, row: Value | int, column: Value | int) -> Value | int:
+def _place(m: ir.Matrix, row: Value | int, column: Value | int) -> Value | int:
     if m.transposed:
         row, column, columns = column, row, m.rows
     else:

@@ -9,6 +9,7 @@ from typing import Any
 
 from ...core.lane import Lane
 from ...core.plan import Plan
+from ...fields import parameters_of
 from ..lanes import Lanes
 from . import Compiled, kernel
 from .launch import Kernel
@@ -23,6 +24,10 @@ class OnGpu(Compiled):
 
 ENGINE = OnGpu()
 
+# Of the constants and parameters of a field, each of which is a parameter of its kernels: NVIDIA's
+# assemblers take 4,352 bytes of these, at eight each with a dozen others, before PTX 8.1.
+_MOST_ARRAYS = 500
+
 
 def refusal(plan: Plan) -> str | None:
     """Why there is no kernel for a plan; None where there is one."""
@@ -33,6 +38,11 @@ def refusal(plan: Plan) -> str | None:
             return f"runs what the compiled engine does: {reason}"
         return (
             f"runs the explicit methods of the compiled engine, and this is {plan.engine.name!r}."
+        )
+    if (arrays := len(parameters_of(field))) > _MOST_ARRAYS:
+        return (
+            f"takes at most {_MOST_ARRAYS} arrays (each leaf of p, and each array that f closes "
+            f"over), and these are {arrays}: put several into one."
         )
     solver = plan.method.value
     if solver.direction == "reverse" and solver.adjoint != ENGINE.default_sensealg:

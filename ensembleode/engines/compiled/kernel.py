@@ -1,6 +1,5 @@
 """The kernels: from all that decides one to its LLVM IR."""
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -11,18 +10,14 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.saving import Saving
-from ...fields import parameters_of, staged, UntranslatableError
+from ...fields import Inputs, parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
-from ...solvers.controllers import AbstractController
-from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import RungeKutta
-from ...solvers.time import StepBounds
+from ...fields.walking import length
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
-from .field import evaluate, evaluate_apart, length, lowered
-from .loop import Loop, Outputs, Problem, Queue
-from .numbers import Held, Layout, Order
+from .field import evaluate, evaluate_apart, lowered
+from .loop import Description, Loop, Outputs, Queue
+from .numbers import Held, Order
 from .operations import check
 from .reading import Memory, Numbers
 from .replay import Cotangents, pull_back, Pullback, Work
@@ -32,64 +27,6 @@ from .replay import Cotangents, pull_back, Pullback, Work
 _LONGEST_INLINED = 150
 # A result of as many components is returned; of more, stored.
 _LARGEST_RETURNED = 10**6
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """All that decides a kernel.
-
-    - `field`: the vector field, `field(consts, u, p, t)`.
-    - `controlled`: how many components of the state step-size control looks at.
-    - `method`, `controller`, `norm`: how it steps; no controller with a fixed step.
-    - `saving`: what is saved (however many rows).
-    - `layout`: what the numbers of a trajectory are.
-    - `own_times`: whether each trajectory has its own times to save.
-    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
-    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
-        that come first.
-    """
-
-    field: Program
-    controlled: int
-    method: RungeKutta
-    controller: AbstractController | None
-    norm: AbstractNorm
-    saving: Saving
-    layout: Layout
-    own_times: bool
-    width: int
-    has_fma: bool = True
-    on_gpu: bool = False
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.field.out_avals[0].shape)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.field.out_avals[0].dtype)
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all trajectories take the same steps, of a fixed size."""
-        named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
-        return self.controller is None and not any(x.is_own for x in named)
-
-    def problem(self, field: Callable) -> Problem:
-        return Problem(
-            field,
-            self.method,
-            self.controller,
-            self.norm,
-            self.size,
-            self.controlled,
-            self.dtype,
-            self.saving,
-            self.own_times,
-            self.layout.find("count") is not None,
-            self.layout.find("dt") is not None,
-            tuple(x for x in StepBounds._fields if self.layout.find(x) is not None),
-        )
 
 
 class _Numbers(Numbers):
@@ -109,9 +46,9 @@ class _Numbers(Numbers):
         return self._held.memory(group, dtype, start, end)
 
 
-def field_in(b: Builder, jaxpr: jex.Jaxpr, d: Description) -> Callable[[Held], Callable]:
-    """The vector field of the trajectories that are held, as `Problem` has it."""
-    fn = lowered(jaxpr, d.layout.inputs, _LARGEST_RETURNED)
+def _field_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
+    """The vector field of the trajectories that are held, as a `Loop` has it."""
+    fn = _translated(d.field.jaxpr, d.layout.inputs, "f, or a derivative of f,")
 
     def of(held: Held) -> Callable:
         def field(y: tuple, t: Value, mask: Value) -> tuple:
@@ -122,11 +59,23 @@ def field_in(b: Builder, jaxpr: jex.Jaxpr, d: Description) -> Callable[[Held], C
     return of
 
 
+def _translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
+    try:
+        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED)
+        check(fn)
+    except UntranslatableError as e:
+        raise ValueError(
+            f"{what} can't be translated: it uses {e.what}, at {e.where}. Write that part "
+            'otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
+        ) from e
+    return fn
+
+
 def _evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
     """The components of a function, one a lane each."""
-    if length(fn) > _LONGEST_INLINED:
+    if length(fn.body) > _LONGEST_INLINED:
         out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     else:
         out = evaluate(b, fn, numbers, t, mask)
@@ -233,30 +182,10 @@ def solving(d: Description) -> str:
         queue = Queue(first, stride, end, frame.wanted)
         others = frame.others
         outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"], frame.n)
-        problem = d.problem(field_in(b, d.field.jaxpr, d))
-        loop = _loop(b, d, frame, problem, held, queue, outputs)
-        loop.run()
+        given = frame.times, outputs, frame.rows, frame.maxiters
+        Loop(b, d, _field_in(b, d), held, queue, *given, stop=frame.stop).run()
         b.return_()
     return module.text
-
-
-def _loop(
-    b: Builder,
-    d: Description,
-    frame: Frame,
-    problem: Problem,
-    held: Held,
-    queue: Queue,
-    outputs: Outputs | None,
-    on_begin: Callable | None = None,
-) -> Loop:
-    """The time loop over the trajectories of a queue."""
-    times, rows, maxiters = frame.times, frame.rows, frame.maxiters
-    stop = None if outputs is None else frame.stop
-    return Loop(
-        b, problem, held, queue, times, outputs, rows, maxiters,
-        is_uniform=d.is_uniform, stop=stop, on_begin=on_begin,
-    )  # fmt: skip
 
 
 #
@@ -306,14 +235,14 @@ def pulling_back(d: Description) -> tuple[str, int]:
         frame = Frame(b, d, more)
         others = frame.others
         held = frame.held(b, d)
-        forward = field_in(b, d.field.jaxpr, d)
-        problem = d.problem(forward)
+        field = _field_in(b, d)
 
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
-            return _loop(b, d, frame, problem, held.another(), queue, None, on_begin)
+            given = frame.times, None, frame.rows, frame.maxiters
+            return Loop(b, d, field, held.another(), queue, *given, on_begin=on_begin)
 
-        pullback = Pullback(forward, _transposed_in(b, d), n_own, n_shared)
+        pullback = Pullback(_transposed_in(b, d), n_own, n_shared)
         cotangents = Cotangents(*(others[x] for x in (*_COTANGENTS, *_GRADIENTS)))
         work = _work(b, d, frame)
         kept_size = 0
@@ -373,14 +302,7 @@ def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
     own, shared = with_gradients(d)
     jaxpr = transposed(d.field, [*own, *shared])
     places = (*d.layout.inputs.places, ("forward", 0))
-    try:
-        fn = lowered(jaxpr, d.layout.inputs._replace(places=places), _LARGEST_RETURNED)
-        check(fn)
-    except UntranslatableError as e:
-        raise ValueError(
-            f"the derivative of f can't be translated: it uses {e.what}, at {e.where}. Write that "
-            'part otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
-        ) from e
+    fn = _translated(jaxpr, d.layout.inputs._replace(places=places), "the derivative of f")
 
     def of(held: Held) -> Callable:
         def pulled(y: tuple, t: Value, cotangent: tuple, mask: Value) -> tuple:

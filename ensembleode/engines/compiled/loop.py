@@ -7,6 +7,7 @@ step, time and step are scalars, and the lanes begin and end together.
 The parts of a turn: `attempt` a step, `control` the size of the next, `commit`.
 """
 
+import dataclasses
 import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -16,9 +17,8 @@ import numpy as np
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
-from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import RungeKutta
+from ...solvers.runge_kutta import Attempt, RungeKutta
 from ...solvers.step_size import (
     count_failures,
     initial_step,
@@ -28,42 +28,64 @@ from ...solvers.step_size import (
     Tolerances,
 )
 from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
-from .numbers import Held
+from .numbers import Held, Layout
 
 
 # Where lanes end together: turns between two looks at whether they are to stop, a power of two.
 _TURNS = 4096
 
 
-class Problem(NamedTuple):
-    """What is solved.
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """All that decides a kernel.
 
-    - `field(held)`: the vector field `(y, t, mask) -> dy` of the trajectories that are held, where
-        the mask is of the lanes that count.
-    - `controlled`: how many components of the state step-size control looks at (the first ones).
-    - `saving`: what is saved (however many rows); `own_times`, `has_count`: of the times to save.
-    - `has_dt`: whether the size of the (first) step is given; `bounds`: which bounds of steps are,
-        the names of `StepBounds`.
+    - `field`: the vector field, `field(consts, u, p, t)`.
+    - `controlled`: how many components of the state step-size control looks at.
+    - `method`, `controller`, `norm`: how it steps; no controller with a fixed step.
+    - `saving`: what is saved (however many rows).
+    - `layout`: what the numbers of a trajectory are.
+    - `own_times`: whether each trajectory has its own times to save.
+    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
+        that come first.
     """
 
-    field: Callable[[Held], Callable]
+    field: Program
+    controlled: int
     method: RungeKutta
     controller: AbstractController | None
     norm: AbstractNorm
-    size: int
-    controlled: int
-    dtype: np.dtype
     saving: Saving
+    layout: Layout
     own_times: bool
-    has_count: bool
-    has_dt: bool
-    bounds: tuple[str, ...]
+    width: int
+    has_fma: bool = True
+    on_gpu: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.field.out_avals[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.field.out_avals[0].dtype)
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all trajectories take the same steps, of a fixed size."""
+        named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
+        return self.controller is None and not any(x.is_own for x in named)
 
     @property
     def adaptive(self) -> bool:
         return self.controller is not None
+
+    def has(self, name: str) -> bool:
+        """Whether the trajectories have a number of this name."""
+        return self.layout.find(name) is not None
 
 
 class Queue(NamedTuple):
@@ -105,7 +127,9 @@ class Loop:
 
     **Arguments:**
 
-    - `is_uniform`: whether all trajectories share a fixed step.
+    - `problem`: what is solved.
+    - `field(held)`: the vector field `(y, t, mask) -> dy` of the trajectories that are held, where
+        the mask is of the lanes that count.
     - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
@@ -115,7 +139,8 @@ class Loop:
     def __init__(
         self,
         b: Builder,
-        problem: Problem,
+        problem: Description,
+        field: Callable[[Held], Callable],
         held: Held,
         queue: Queue,
         times: Buffer | None,
@@ -123,7 +148,6 @@ class Loop:
         rows: Value,
         maxiters: Value,
         *,
-        is_uniform: bool,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
     ):
@@ -131,9 +155,10 @@ class Loop:
         self.times, self.rows, self.maxiters = times, rows, maxiters
         # (None what there is nothing for; each is used only where there is.)
         self.outputs: Any = outputs
-        self.is_uniform, self._stop, self._on_begin = is_uniform, stop, on_begin
+        self._stop, self._on_begin = stop, on_begin
+        self.is_uniform = is_uniform = problem.is_uniform
         self.order = held.order
-        self.field = problem.field(held)
+        self.field_of, self.field = field, field(held)
         dtype, n = problem.dtype, problem.size
         self.y = [b.variable(dtype, 0) for _ in range(n)]
         self.k = [b.variable(dtype, 0) for _ in range(n)] if problem.method.keeps else []
@@ -153,7 +178,7 @@ class Loop:
         # Whether any lane goes on: where they end together, a turn takes no look at the lanes.
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         saves = problem.saving.mode != "ends" and outputs is not None
-        shares_rows = is_uniform and not problem.own_times and not problem.has_count
+        shares_rows = is_uniform and not problem.own_times and not problem.has("count")
         self.shares_rows = shares_rows and problem.saving.mode == "times"
         self.row: Any = b.variable(I64, 0, of_lanes=not self.shares_rows) if saves else None
         self.time: Any = None
@@ -165,7 +190,7 @@ class Loop:
         self.pool_end = b.variable(I64, queue.first, of_lanes=False)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
-        self._prepares = not is_uniform and (problem.method.keeps or not problem.has_dt)
+        self._prepares = not is_uniform and (problem.method.keeps or not problem.has("dt"))
         if self._prepares:
             self._pool_k: Any = b.array(dtype, n, of_lanes=True) if self.k else None
             self._pool_h = b.array(dtype, 1, of_lanes=True)
@@ -301,7 +326,8 @@ class Loop:
         return Tolerances(of("abstol"), of("reltol"))
 
     def bounds(self, held: Held) -> StepBounds:
-        return StepBounds(**{name: held.number(name) for name in self.problem.bounds})
+        has = self.problem.has
+        return StepBounds(*(held.number(x) if has(x) else None for x in StepBounds._fields))
 
     def is_finite(self, y: tuple) -> Value:
         total = y[0] * 0.0
@@ -322,7 +348,7 @@ class Loop:
         held = self.held if held is None else held
         assert self.times is not None
         inside = row < self.rows
-        if p.has_count:
+        if p.has("count"):
             inside = inside & (row < b.cast(held.number("count"), I64))
         at = b.where(inside, row, 0)
         if p.own_times:
@@ -388,14 +414,14 @@ class Loop:
         # In place of the trajectories that the lanes hold, for a while.
         held = self.held.another()
         held.take(b.where(inside, index, 0), b.spread(inside))
-        field = p.field(held)
+        field = self.field_of(held)
         y = tuple(held.u0(held.index.get(), inside))
         t0, t1 = held.number("t0"), held.number("t1")
         k = field(y, t0, b.spread(inside))
         if self._pool_k is not None:
             for c, x in enumerate(k):
                 self._pool_k.store_lanes(c * max(1, b.lanes), x)
-        if p.has_dt:
+        if p.has("dt"):
             return
         assert p.controller is not None
         tol = self.tolerances(held, p.size)
@@ -450,7 +476,7 @@ class Loop:
                 width = max(1, b.lanes)
                 for c, variable in enumerate(self.k):
                     variable.set(self._pool_k.gather(pool + c * width, fresh, variable.get()))
-            h = held.number("dt") if p.has_dt else self._pool_h.gather(pool, fresh, 1)
+            h = held.number("dt") if p.has("dt") else self._pool_h.gather(pool, fresh, 1)
             h = abs(h)
             if p.adaptive:
                 h = self.bounds(held).bounded(b, h)
@@ -461,7 +487,6 @@ class Loop:
         active = self.queue.wanted.gather(held.index.get(), fresh, False)
         active = active & self.is_finite(self.state()) & t0.ne(t1)
         if p.adaptive:
-            assert self.probing is not None
             active = active & (self.h.get() * 0.0).eq(0.0)
             assert p.controller is not None
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
@@ -598,7 +623,6 @@ class Loop:
     def _write(self, row: Value, mask: Value, y: tuple) -> None:
         """A row of the states of the lanes of the mask."""
         size = self.problem.size
-        assert self.outputs is not None
         for c, x in enumerate(y):
             place = self.order.place(self.held.index.get(), row * size + c, self.rows * size)
             self.outputs.u.scatter(place, mask, x)
@@ -615,31 +639,24 @@ class Loop:
             self.row.set_where(fresh, int(p.saving.start))
             if p.saving.start:
                 self._write(b.constant(0, I64), fresh, self.state())
-                assert self.outputs.t is not None
                 self.outputs.t.scatter(self._place_of_time(0), fresh, self.t0)
             return
         t0 = self.t0
         if self.shares_rows:
             self.row.set(0)
             self.time.set(self.time_at(self.row.get(), fresh))
-
-            def due() -> Value:
-                return self.time.get().eq(t0)
-
-            def one() -> None:
-                self._write_row(fresh, self.state())
-
         else:
             self.row.set_where(fresh, 0)
             self.time.set_where(fresh, self.time_at(self.row.get(), fresh))
 
-            def due() -> Value:
-                return b.any(fresh & self.time.get().eq(t0))
+        def due() -> Value:
+            here = self.time.get().eq(t0)
+            return here if self.shares_rows else fresh & here
 
-            def one() -> None:
-                self._write_row(fresh & self.time.get().eq(t0), self.state())
+        def one() -> None:
+            self._write_row(fresh if self.shares_rows else due(), self.state())
 
-        b.while_(due, one)
+        b.while_(lambda: b.any(due()), one)
 
     def _write_row(self, mask: Value, y: tuple) -> None:
         """The next row of the lanes of the mask."""
@@ -661,7 +678,6 @@ class Loop:
             row = self.row.get()
             here = step.accepted & (row < self.rows)
             self._write(row, here, step.attempt.y2)
-            assert self.outputs.t is not None
             self.outputs.t.scatter(self._place_of_time(row), here, step.t2)
             self.row.set(row + b.cast(here, I64))
             return

@@ -1,8 +1,7 @@
 """What code is made for: the CPU of this computer, or another, or a GPU.
 
 `current()` is what kernels are made for and run on: this computer's CPU, unless `using` says that
-it be taken for a lesser one (so that code for AVX2 or SSE2 can be tried on a CPU with AVX-512). All
-other machines can only be compiled for.
+it be taken for a lesser one (so that code for AVX2 or SSE2 can be tried on a CPU with AVX-512).
 """
 
 from __future__ import annotations
@@ -73,12 +72,12 @@ def host() -> Machine:
         flat, has = features.flatten(), dict(features)
     machine = Machine(cpu, triple, cpu, flat, 16, 32, True)
     if machine.architecture == "x86_64":
-        return dataclasses.replace(machine, **_x86(has))
+        return dataclasses.replace(machine, **of_x86(has))
     # (Vectors of a length that is fixed when code is compiled have 16 bytes on all ARM CPUs.)
     return machine
 
 
-def _x86(has: dict[str, bool]) -> dict:
+def of_x86(has: dict[str, bool]) -> dict:
     """The vectors of an x86 CPU with such features."""
     wide = has.get("avx512f", False)
     fused = wide or has.get("fma", False)
@@ -113,71 +112,9 @@ def using(machine: Machine) -> Iterator[None]:
         _current.reset(token)
 
 
-def limited(level: str) -> Machine:
-    """This computer as if it had a lesser x86 CPU: a level of `LEVELS`.
-
-    **Raises:** `ValueError` where it is no x86, or of a lower level itself.
-    """
-    here = host()
-    lesser = _level(level, here.triple)
-    if here.architecture != "x86_64" or lesser.vector_bytes > here.vector_bytes:
-        raise ValueError(f"{here.name} ({here.architecture}) can't run code for {level}.")
-    return lesser
-
-
-def masked(machine: Machine, *features: str) -> Machine:
-    """A machine of x86 without some of its features, and without those that need them: `"avx512f"`,
-    `"fma"`, `"avx"`."""
-    flags = [x for x in machine.features.split(",") if x and x[1:] not in features]
-    size = machine.vector_bytes
-    if "avx" in features:
-        size = 16
-    elif "avx512f" in features:
-        size = min(size, 32)
-    return dataclasses.replace(
-        machine,
-        name=f"{machine.name} without {', '.join(features)}",
-        features=",".join([*flags, *(f"-{x}" for x in features)]),
-        vector_bytes=size,
-        registers=32 if size == 64 else 16,
-        has_fma=machine.has_fma and not {"avx", "fma"} & set(features),
-    )
-
-
 #
-# Others
+# GPUs
 #
-
-
-# What the levels of the x86-64 psABI have: SSE2, SSE4.2, AVX2 with FMA, AVX-512.
-LEVELS = {
-    "x86-64": {},
-    "x86-64-v2": {},
-    "x86-64-v3": {"avx": True, "fma": True},
-    "x86-64-v4": {"avx": True, "fma": True, "avx512f": True},
-}
-
-
-def _level(level: str, triple: str) -> Machine:
-    return Machine(level, triple, level, "", **_x86(LEVELS[level]))
-
-
-def _aarch64(name: str, triple: str, cpu: str) -> Machine:
-    return Machine(name, triple, cpu, "", 16, 32, True)
-
-
-# What can be compiled for from any computer.
-TARGETS = {
-    machine.name: machine
-    for machine in (
-        *(_level(level, "x86_64-unknown-linux-gnu") for level in LEVELS),
-        dataclasses.replace(
-            _level("x86-64-v3", "x86_64-pc-windows-msvc"), name="x86-64-v3-windows"
-        ),
-        _aarch64("aarch64-linux", "aarch64-unknown-linux-gnu", "neoverse-n1"),
-        _aarch64("aarch64-macos", "arm64-apple-macosx11.0.0", "apple-m1"),
-    )
-}
 
 
 # The version of PTX that code is written in, from which compute capability on. A driver refuses

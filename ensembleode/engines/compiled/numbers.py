@@ -81,7 +81,7 @@ def layout_of(plan: Plan, lanes: Lane) -> Layout:
     for _, x, dtype, is_own in named:
         avals.append(jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype))
     groups = ["own" if is_own else "shared" for *_, is_own in named]
-    inputs = Inputs.as_they_are(avals, groups)
+    inputs = Inputs.laid_out(avals, groups)
     numbers = tuple(
         Number(name, is_own, np.dtype(aval.dtype), math.prod(aval.shape), start)
         for (name, *_, is_own), aval, (_, start) in zip(named, avals, inputs.places, strict=True)

@@ -13,9 +13,9 @@ import numpy as np
 from ...fields import UntranslatableError
 from ...fields.folding import FOLDED_INTEGERS
 from ...fields.ir import Const, Function, Load, Op
+from ...fields.walking import every_part
 from .builder import BOOL, Builder, integer_like, Value
 from .functions import FUNCTIONS, HIGHEST_ORDER, integer_pow
-from .walking import every_part
 
 
 DTYPES = {
@@ -273,30 +273,19 @@ def _rounded(how: str) -> Callable[..., Value]:
 OPERATIONS: dict[str, Callable[..., Value]] = {
     "abs": lambda b, x: b.abs(x),
     "add": lambda b, x, y: b.add(x, y),
-    "and": _binary("and"),
     "ceil": _rounded("ceil"),
     "clamp": _clamp,
     "clz": _count_leading_zeros,
     "div": _div,
-    "eq": _compared("eq"),
-    "eq_to": _ordered("eq"),
     "floor": _rounded("floor"),
-    "ge": _compared("ge"),
-    "gt": _compared("gt"),
     "is_finite": _is_finite,
-    "le": _compared("le"),
-    "le_to": _ordered("le"),
-    "lt": _compared("lt"),
-    "lt_to": _ordered("lt"),
     "max": _max,
     "min": _min,
     "mul": lambda b, x, y: b.mul(x, y),
-    "ne": _compared("ne"),
     "neg": lambda b, x: -x,
     "nextafter": _nextafter,
     "not": lambda b, x: ~x,
     "one_minus_square": lambda b, x: (1 - x) * (1 + x),
-    "or": _binary("or"),
     "population_count": lambda b, x: b.intrinsic("ctpop", x),
     "pow": _pow,
     "rem": _rem,
@@ -307,7 +296,9 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "sign": _sign,
     "square": lambda b, x: x * x,
     "sub": lambda b, x, y: b.sub(x, y),
-    "xor": _binary("xor"),
+    **{how: _binary(how) for how in ("and", "or", "xor")},
+    **{how: _compared(how) for how in ("eq", "ge", "gt", "le", "lt", "ne")},
+    **{f"{how}_to": _ordered(how) for how in ("eq", "le", "lt")},
 }
 # Those of which indices are made.
 _KNOWN: dict[str, Callable] = {

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -68,14 +67,13 @@ class Memory:
     def _place(self, index: Value | int) -> Value | int:
         b = self.buffer.builder
         if self.offsets is not None:
-            return self.offsets + self._apart(index)
+            stride = self.stride
+            at = index if isinstance(stride, int) and stride == 1 else index * stride
+            return self.offsets + at
         if not self.of_lanes or not b.lanes:
             return index
         place = index * b.lanes
         return place + b.lane_numbers() if isinstance(place, Value) and place.lanes else place
-
-    def _apart(self, index: Value | int) -> Value | int:
-        return index if isinstance(self.stride, int) and self.stride == 1 else index * self.stride
 
 
 class Numbers(abc.ABC):
@@ -100,29 +98,6 @@ class Numbers(abc.ABC):
         """
         del group, dtype, start, end
         return None
-
-
-class Given(Numbers):
-    """Values and memory, by group; or by group and dtype, where there are several of one."""
-
-    def __init__(
-        self,
-        values: Mapping[Any, Sequence[Value]] | None = None,
-        memories: Mapping[Any, Memory] | None = None,
-    ):
-        self._values, self._memories = dict(values or {}), dict(memories or {})
-
-    def load(self, group: str, dtype: np.dtype, index: int) -> Value:
-        memory = self.memory(group, dtype, index, index + 1)
-        if memory is not None:
-            return memory.load(index)
-        values = self._values.get((group, dtype), self._values.get(group))
-        assert values is not None, f"no {group} numbers of {dtype}"
-        return values[index]
-
-    def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
-        del start, end
-        return self._memories.get((group, dtype), self._memories.get(group))
 
 
 def copied(

@@ -215,11 +215,10 @@ class Cotangents(NamedTuple):
 class Pullback:
     """How to pull back through the field.
 
-    `field(held)`: the vector field; `transposed(held)`: `(y, t, cotangent, mask) -> cotangents` of
+    `transposed(held)`: `(y, t, cotangent, mask) -> cotangents` of
     the state, and then of the parameters, `n_own` of each trajectory and `n_shared` of all.
     """
 
-    field: Callable[[Held], Callable]
     transposed: Callable[[Held], Callable]
     n_own: int
     n_shared: int
@@ -240,7 +239,7 @@ class Replay:
         self.b, self.loop, self.record, self.order = b, loop, record, loop.order
         self.problem, self.cotangents, self.pullback = loop.problem, cotangents, pullback
         self.held = loop.held.another()
-        self.field = pullback.field(self.held)
+        self.field = loop.field_of(self.held)
         self.transposed = pullback.transposed(self.held)
         dtype = self.problem.dtype
         self.adjoint = [b.variable(dtype, 0) for _ in range(self.problem.size)]

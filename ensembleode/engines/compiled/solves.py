@@ -20,7 +20,7 @@ from ...tracing.program import Program
 from ..results import Counts, Saved
 from . import kernel, launch, machine
 from .call import call, Share
-from .kernel import Description
+from .loop import Description
 from .numbers import layout_of, operands_of, trajectories_last
 from .replay import EVENT_CELLS
 
@@ -121,7 +121,7 @@ def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
 
     @run.def_vmap
     def _(size, batched, lanes, mask):
-        wide, lanes, mask = _widened(setup, size, batched, lanes, mask)
+        wide, lanes, mask = widened(setup, size, batched, lanes, mask)
         out = solve(wide, lanes, mask)
         return _folded(out, size), jax.tree.map(lambda _: True, out)
 
@@ -203,35 +203,6 @@ def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any
         `[trajectory, row, *state]`.
     - `reached`: how many times of each were saved, or would have been with more rows.
     """
-    run = jax.custom_batching.custom_vmap(functools.partial(_pull_back, setup))
-
-    @run.def_vmap
-    def _(size, batched, lanes, mask, cotangent, reached):
-        wide, lanes, mask, cotangent, reached = _widened(
-            setup, size, batched, lanes, mask, cotangent, reached
-        )
-        out = pull_back(wide, lanes, mask, cotangent, reached)
-        u0, parameters = _folded(out, size)
-        before = _real(setup.plan)
-        parameters = [
-            # Shared in each, but not by all: the sum over the trajectories of each group.
-            x.reshape(size, setup.groups, -1, *x.shape[2:]).sum(2) if own and not was_own else x
-            for x, was_own, own in zip(parameters, before, _real(wide.plan), strict=True)
-        ]
-        out = Pulled(u0, parameters)
-        return out, jax.tree.map(lambda _: True, out)
-
-    return run(lanes, mask, cotangent, reached)
-
-
-def _real(plan: Plan) -> list[bool]:
-    """Of the constants and parameters of the field that are real numbers: which are batched?"""
-    batched = (*plan.batched.consts, *plan.batched.p)
-    avals = parameters_of(plan.field)
-    return [b for b, a in zip(batched, avals, strict=True) if jnp.issubdtype(a.dtype, jnp.floating)]
-
-
-def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> Pulled:
     plan, n, groups = setup.plan, setup.n, setup.groups
     d = setup.description(lanes, backwards=True)
     text, checkpoint = kernel.pulling_back(d)
@@ -253,7 +224,9 @@ def _pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: An
         start = 0
         for i in part:
             end = start + math.prod(avals[i].shape)
-            found[i] = flat[:, start:end].reshape(-1, *avals[i].shape).astype(avals[i].dtype)
+            # (Not -1 of them: an array may be empty.)
+            each = flat[:, start:end].reshape(flat.shape[0], *avals[i].shape)
+            found[i] = each.astype(avals[i].dtype)
             start = end
     return Pulled(to_u0.reshape(n, *plan.state.shape), [found[i] for i in sorted(found)])
 
@@ -307,7 +280,7 @@ def _memory(d: Description, turns: int, events: int, kept: int) -> list[jax.Shap
 #
 
 
-def _widened(setup: Setup, size: int, batched: Any, lanes: Lane, mask: Any, *more: Any) -> tuple:
+def widened(setup: Setup, size: int, batched: Any, lanes: Lane, mask: Any, *more: Any) -> tuple:
     """For an axis of this size, which comes first in what is `batched`: as many more trajectories.
 
     What all share, but not over that axis, becomes each trajectory's own.

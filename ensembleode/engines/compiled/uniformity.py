@@ -12,30 +12,13 @@ from typing import TypeAlias
 
 import numpy as np
 
-from ...fields.ir import (
-    Assign,
-    Buffer,
-    Const,
-    Expr,
-    For,
-    Function,
-    Index,
-    Let,
-    Load,
-    Op,
-    Product,
-    Stmt,
-    Store,
-    Switch,
-    Var,
-    While,
-)
-from .walking import buffers, parts, statements
+from ...fields import ir
+from ...fields.walking import buffers, buffers_of, loads, statements
 
 
 # From the outermost to the innermost.
 Region: TypeAlias = tuple[tuple[int, int], ...]
-_Visit: TypeAlias = Callable[[Stmt, Region], None]
+_Visit: TypeAlias = Callable[[ir.Stmt, Region], None]
 
 
 class Uniformity:
@@ -45,12 +28,13 @@ class Uniformity:
     - `own_time`: whether the time differs from lane to lane.
     """
 
-    def __init__(self, fn: Function, *, has_lanes: bool, own_time: bool):
+    def __init__(self, fn: ir.Function, *, has_lanes: bool, own_time: bool):
         self.has_lanes = has_lanes
-        self.assigned = {s.var.name for s in statements(fn.body) if isinstance(s, Assign)}
+        self.assigned = {s.var.name for s in statements(fn.body) if isinstance(s, ir.Assign)}
         self._places = {key: _joined(found) for key, found in _scratch(fn).items()}
         # What is read after all: from outside of every region.
-        self._results: list[object] = [self.place_of(x) for x in _results(fn) if x.group == "work"]
+        read = (x.buffer for x in loads(fn.outputs))
+        self._results: list[object] = [self.place_of(x) for x in read if x.group == "work"]
         self._results += [
             (*key, *part)
             for key, parts in self._places.items()
@@ -69,84 +53,84 @@ class Uniformity:
             if len(self._varying) == before:
                 break
 
-    def place_of(self, buffer: Buffer) -> tuple[str, np.dtype, int, int]:
+    def place_of(self, buffer: ir.Buffer) -> tuple[str, np.dtype, int, int]:
         """The scratch memory that a buffer is a part of: group, dtype, start and end."""
         key = buffer.group, buffer.dtype
         start, end = next(p for p in self._places[key] if p[0] <= buffer.start < p[1])
         return *key, start, end
 
-    def in_lanes(self, buffer: Buffer) -> bool:
+    def in_lanes(self, buffer: ir.Buffer) -> bool:
         """Whether scratch memory has a number for each lane."""
         return self.place_of(buffer) in self._varying
 
-    def varies(self, expr: Expr) -> bool:
+    def varies(self, expr: ir.Expr) -> bool:
         """Whether it differs from lane to lane."""
         match expr:
-            case Const():
+            case ir.Const():
                 return False
-            case Var(name, _):
+            case ir.Var(name, _):
                 return name in self._varying
-            case Load(buffer, index):
+            case ir.Load(buffer, index):
                 return self._buffer_varies(buffer) or self._index_varies(index)
-            case Op(_, args, _, _):
+            case ir.Op(_, args, _, _):
                 return any(map(self.varies, args))
 
-    def is_local(self, target: Var | Buffer, region: Region) -> bool:
+    def is_local(self, target: ir.Var | ir.Buffer, region: Region) -> bool:
         """Whether it is written in the region where it is declared."""
-        if isinstance(target, Var):
+        if isinstance(target, ir.Var):
             return self._declared[target.name] == region
         return self._homes[self.place_of(target)] == region
 
-    def _buffer_varies(self, buffer: Buffer) -> bool:
+    def _buffer_varies(self, buffer: ir.Buffer) -> bool:
         if buffer.group in ("work", "out"):
             return self.in_lanes(buffer)
         return self.has_lanes and buffer.group not in ("shared", "table")
 
-    def _index_varies(self, index: Index) -> bool:
+    def _index_varies(self, index: ir.Index) -> bool:
         return any(self.varies(e) for e, _ in index.terms)
 
     #
     # The pass
     #
 
-    def _block(self, stmts: Sequence[Stmt], region: Region, visit: _Visit) -> None:
+    def _block(self, stmts: Sequence[ir.Stmt], region: Region, visit: _Visit) -> None:
         for stmt in stmts:
             visit(stmt, region)
             match stmt:
-                case For(_, _, body):
+                case ir.For(_, _, body):
                     self._block(body, region, visit)
-                case While(test, condition, body):
+                case ir.While(test, condition, body):
                     inside = self.inside(stmt, condition, region)
                     self._block((*test, *body), inside, visit)
-                case Switch(which, cases):
+                case ir.Switch(which, cases):
                     for k, case in enumerate(cases):
                         self._block(case, self.inside(stmt, which, region, k), visit)
 
-    def inside(self, stmt: Stmt, by: Expr, region: Region, k: int = 0) -> Region:
+    def inside(self, stmt: ir.Stmt, by: ir.Expr, region: Region, k: int = 0) -> Region:
         """The region inside of a statement that goes by a number, in its `k`-th part."""
         return (*region, (id(stmt), k)) if self.varies(by) else region
 
-    def _used(self, stmt: Stmt, region: Region) -> None:
+    def _used(self, stmt: ir.Stmt, region: Region) -> None:
         for buffer in buffers(stmt):
             if buffer.group in ("work", "out"):
                 place = self.place_of(buffer)
                 self._homes[place] = _common(self._homes.get(place, region), region)
-        if isinstance(stmt, Let):
+        if isinstance(stmt, ir.Let):
             self._declared[stmt.var.name] = region
 
-    def _write(self, stmt: Stmt, region: Region) -> None:
+    def _write(self, stmt: ir.Stmt, region: Region) -> None:
         match stmt:
-            case Let(var, expr) | Assign(var, expr):
+            case ir.Let(var, expr) | ir.Assign(var, expr):
                 if self.varies(expr) or not self.is_local(var, region):
                     self._varying.add(var.name)
-            case Store(buffer, index, expr):
+            case ir.Store(buffer, index, expr):
                 if self.varies(expr) or self._index_varies(index):
                     self._varying.add(self.place_of(buffer))
-            case Product(out, x, y):
+            case ir.Product(out, x, y):
                 if self._buffer_varies(x.buffer) or self._buffer_varies(y.buffer):
                     self._varying.add(self.place_of(out.buffer))
-        if isinstance(stmt, Store | Product):
-            buffer = stmt.buffer if isinstance(stmt, Store) else stmt.out.buffer
+        if isinstance(stmt, ir.Store | ir.Product):
+            buffer = stmt.buffer if isinstance(stmt, ir.Store) else stmt.out.buffer
             if not self.is_local(buffer, region):
                 self._varying.add(self.place_of(buffer))
 
@@ -159,19 +143,14 @@ def _common(first: Region, second: Region) -> Region:
     return first[:n]
 
 
-def _scratch(fn: Function) -> dict[tuple[str, np.dtype], set[tuple[int, int]]]:
+def _scratch(fn: ir.Function) -> dict[tuple[str, np.dtype], set[tuple[int, int]]]:
     """The buffers of scratch memory, and of the result, from start to end."""
     found: dict[tuple[str, np.dtype], set[tuple[int, int]]] = {}
-    for buffer in (*_results(fn), *(x for s in statements(fn.body) for x in buffers(s))):
+    for buffer in buffers_of(fn):
         if buffer.group in ("work", "out"):
             ends = buffer.start, buffer.start + buffer.size
             found.setdefault((buffer.group, buffer.dtype), set()).add(ends)
     return found
-
-
-def _results(fn: Function) -> list[Buffer]:
-    """What the results are read from."""
-    return [x.buffer for e in fn.outputs for x in parts(e) if isinstance(x, Load)]
 
 
 def _joined(parts: set[tuple[int, int]]) -> list[tuple[int, int]]:

@@ -1,10 +1,10 @@
 """The implicit methods of the diffrax engine: diagonally implicit, with an explicit first stage.
 
-The stages and their derivatives are diffrax's (`AbstractESDIRK`). What is added is when to stop
-the iteration for a stage, and when to give it up: as in section IV.8 of Hairer and Wanner,
-"Solving Ordinary Differential Equations II" (2nd ed., 1996), where a change of an iterate is a
-change of the state, in units of the tolerances. (Its rate, theta there, is not kept from step to
-step, so there are two iterations at least, unless the first changes next to nothing.)
+The steps are those of diffrax (`AbstractESDIRK`), which drops how often it iterates. What is added
+is that count, and when to stop the iteration for a stage, and to give it up: as in section IV.8 of
+Hairer and Wanner, "Solving Ordinary Differential Equations II" (2nd ed., 1996), where a change of
+an iterate is a change of the state, in units of the tolerances. (Its rate, theta there, is not kept
+from step to step, so there are two iterations at least, unless the first changes next to nothing.)
 
 diffrax 0.7.2 with optimistix 0.1.0 takes changes of `f`, or of `h f`, for those of the state, and
 gives up after two iterations, also where rounding is all that is left to change. Its KenCarp
@@ -14,10 +14,11 @@ before; its implicit Euler method ends the trajectory where the iteration fails.
 
 import dataclasses
 import functools
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NamedTuple
 
 import diffrax
 import equinox as eqx
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
@@ -152,36 +153,103 @@ def _finite(factors: Any) -> Any:
 #
 
 
-_FINDER = diffrax.with_stepsize_controller_tols(SimplifiedNewton)()
+class Counted(NamedTuple):
+    """What controllers are told of each step that is tried: its error, and evaluations of `f`."""
+
+    error: Any
+    nf: Any  # a float, as diffrax looks for NaN here
 
 
-class _Method(diffrax.AbstractESDIRK):
-    """One whose root finder knows the step it is for."""
+class Method(diffrax.AbstractESDIRK):
+    """The step is diffrax's, operation by operation, but that it counts, and that the root finder
+    knows the step it is for."""
 
-    def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
+    root_finder: Any = diffrax.with_stepsize_controller_tols(SimplifiedNewton)()
+    root_find_max_steps: int = SimplifiedNewton.iterations
+
+    def step(self, terms, t0, t1, y0, args, solver_state: Any, made_jump):
         tableau: Any = self.tableau
-        h = float(tableau.a_diagonal[-1]) * terms.contr(t0, t1)
-        start, h = jax.lax.stop_gradient((y0, h))
-        finder = dataclasses.replace(self.root_finder, y0=start, h=h)
-        solver = dataclasses.replace(self, root_finder=finder)
-        y1, error, dense, state, result = super(_Method, solver).step(
-            terms, t0, t1, y0, args, solver_state, made_jump
+        results: Any = diffrax.RESULTS
+        stages, dtype = tableau.num_stages, jnp.result_type(*jtu.tree_leaves(y0))
+        control, (first, f0) = terms.contr(t0, t1), solver_state
+        first = first | made_jump
+        anew = eqxi.unvmap_any(first)  # for all trajectories, where it is for one
+        f0 = jtu.tree_map(lambda f: jnp.where(anew, 0, f), f0)
+        fs = jtu.tree_map(lambda f: jnp.zeros((stages, *f.shape), f.dtype).at[0].set(f), f0)
+        lower, predictor = (
+            jnp.asarray([np.pad(x, (0, stages - len(x))) for x in ([], *rows)], dtype)
+            for rows in (tableau.a_lower, tableau.a_predictor)
         )
+        diagonal = jnp.asarray(tableau.a_diagonal, dtype)
+        c = jnp.asarray(np.append(0.0, tableau.c), jnp.result_type(t0, t1))
+        start, h = jax.lax.stop_gradient((y0, float(tableau.a_diagonal[-1]) * control))
+        finder = dataclasses.replace(self.root_finder, y0=start, h=h)
+        limits: Any = {"max_steps": self.root_find_max_steps, "throw": False}
+        find = functools.partial(optimistix.root_find, _residual, finder, has_aux=True, **limits)
+
+        def linearised(*at):
+            at = jax.lax.stop_gradient(at)
+            state = finder.init(_residual, *at, {}, None, None, frozenset())
+            return eqx.partition(state, eqx.is_array)
+
+        def stage(carry):
+            i, _, factors, fs, result, nf = carry
+            known = jtu.tree_map(lambda _, xs: xs[...], f0, fs)
+            y = jtu.tree_map(jnp.add, y0, terms.prod(_combined(lower[i], known), control))
+            t = jnp.where(c[i] == 1, t1, t0 + c[i] * (t1 - t0))
+            at = (_combined(predictor[i], known), (diagonal[i], terms, t, y, args, control))
+            i, old = eqxi.nonbatchable(i), jax.lax.stop_gradient(factors)
+            factors = jax.lax.cond(i == 1, lambda: linearised(*at)[0], lambda: old)
+            found = find(*at, {"init_state": eqx.combine(factors, rest)})
+            fs = jtu.tree_map(lambda x, xs: xs.at[i].set(x), found.value, fs)
+            this = results.promote(found.result)
+            result = results.where(result == results.successful, this, result)
+            nf = nf + jnp.where(first | (i > 0), found.stats["num_steps"], 0)
+            return i + 1, found.value, factors, fs, result, nf
+
+        # The Jacobian of an explicit stage is the identity.
+        explicit = (jnp.zeros((), dtype), terms, t0, y0, args, control)
+        factors, rest = linearised(jtu.tree_map(jnp.zeros_like, f0), explicit)
+        *_, f1, _, fs, result, nf = eqxi.while_loop(
+            lambda carry: carry[0] < stages,
+            stage,
+            (jnp.where(anew, 0, 1), f0, factors, fs, results.successful, jnp.array(0)),
+            buffers=lambda carry: carry[3],
+            kind=self.scan_kind or "checkpointed",
+            **{"max_steps": stages, "checkpoints": stages, "base": stages},
+        )
+        ks = jax.vmap(terms.prod, in_axes=(0, None))(fs, control)
+        b, b_error = (jnp.asarray(x, dtype) for x in (tableau.b_sol, tableau.b_error))
+        y1 = jtu.tree_map(jnp.add, y0, _combined(b, ks))
+        dense = {"y0": y0, "y1": y1, "k": ks}
         # What became infinite or NaN stays so, for the return code.
-        lost = result == diffrax.RESULTS.nonfinite
+        lost, solved = result == results.nonfinite, result == results.successful
         y1 = jtu.tree_map(lambda y: jnp.where(lost, jnp.nan, y), y1)
-        return y1, error, dense, state, result
+        error = jtu.tree_map(lambda e: jnp.where(solved, e, jnp.inf), _combined(b_error, ks))
+        return y1, Counted(error, nf.astype(c.dtype)), dense, (False, f1), result
 
 
-class Kvaerno3(_Method, diffrax.Kvaerno3):
+def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
+    """Zero, where `f` is the derivative at the stage; and nothing else."""
+    a, terms, t, y, args, control = inputs
+    at = jtu.tree_map(lambda y, k: y + a * k, y, terms.prod(f, control))
+    return jtu.tree_map(jnp.subtract, f, terms.vf(t, at, args)), None
+
+
+def _combined(weights: Any, fs: Any) -> Any:
+    dot = functools.partial(jnp.tensordot, axes=1, precision=jax.lax.Precision.HIGHEST)
+    return jtu.tree_map(lambda fs: dot(weights, fs), fs)
+
+
+class Kvaerno3(Method, diffrax.Kvaerno3):
     pass
 
 
-class Kvaerno4(_Method, diffrax.Kvaerno4):
+class Kvaerno4(Method, diffrax.Kvaerno4):
     pass
 
 
-class Kvaerno5(_Method, diffrax.Kvaerno5):
+class Kvaerno5(Method, diffrax.Kvaerno5):
     pass
 
 
@@ -198,11 +266,9 @@ class _OfTheState(diffrax.AbstractLocalInterpolation):
         return jtu.tree_map(lambda y, y0: y.astype(y0.dtype), y, self.theirs.y0)
 
 
-class _KenCarp(_Method):
+class _KenCarp(Method):
     """The implicit half alone."""
 
-    root_finder: optimistix.AbstractRootFinder = _FINDER
-    root_find_max_steps: int = SimplifiedNewton.iterations
     theirs: ClassVar[type]
 
     @classmethod
@@ -230,11 +296,9 @@ class KenCarp5(_KenCarp):
     tableau: ClassVar = diffrax.KenCarp5.tableau.tableaus[1]
 
 
-class ImplicitEuler(_Method):
+class ImplicitEuler(Method):
     """With the trapezoidal rule as the other method of the error estimate, as diffrax has it."""
 
-    root_finder: optimistix.AbstractRootFinder = _FINDER
-    root_find_max_steps: int = SimplifiedNewton.iterations
     tableau: ClassVar = diffrax.ButcherTableau(
         a_lower=(np.array([0.0]),),
         a_diagonal=np.array([0.0, 1.0]),

@@ -118,7 +118,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
                 f"sensealg=BacksolveAdjoint() can't be used with {label}; leave it out."
             )
         check_backsolve(options)
-    stages, fsal = (alg.stages, alg.fsal) if ours else _cost(solver)
+    stages, fsal = _cost(solver)
     order, embedded_order = _orders(alg, solver)
     if isinstance(controller, AbstractController):
         controller = controller.for_method(order, embedded_order)
@@ -216,14 +216,15 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
     if method.imex:
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
     saving = plan.saving
-    saveat, adjoint = diffrax.SaveAt(t0=saving.start, t1=True), method.adjoint
+    save = functools.partial(diffrax.SaveAt, controller_state=True)
+    saveat, adjoint = save(t0=saving.start, t1=True), method.adjoint
     if saving.mode == "times":
         # diffrax integrates backwards in time by flipping its sign
         sign = jnp.where(lane.t0 < lane.t1, 1, -1).astype(lane.saveat.dtype)
         ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
-        saveat, adjoint = diffrax.SaveAt(t1=True), _SaveTimes(adjoint, ts)
+        saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
-        saveat = diffrax.SaveAt(t0=saving.start, steps=True)
+        saveat = save(t0=saving.start, steps=True)
     sol = diffrax.diffeqsolve(
         terms,
         method.solver,
@@ -290,7 +291,8 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
     if isinstance(solver, diffrax.Euler):
         return 1, False
     tableau = getattr(solver, "tableau", None)
-    if isinstance(solver, diffrax.AbstractERK) and isinstance(tableau, diffrax.ButcherTableau):
+    counted = isinstance(solver, diffrax.AbstractERK | implicit.Method)
+    if counted and isinstance(tableau, diffrax.ButcherTableau):
         return tableau.num_stages, bool(tableau.fsal)
     return None, False
 
@@ -319,13 +321,17 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
         # A first step of no length stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
-        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0))
+        # Of those controllers that are met here, only ours evaluate `f` for the first step.
+        nf = jnp.full((), 2 if dt0 is None and isinstance(self.inner, OwnController) else 0)
+        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0), nf)
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
+        controller_state, failures, span, nf = controller_state
+        if isinstance(y_error, implicit.Counted):
+            y_error, nf = y_error.error, nf + y_error.nf.astype(nf.dtype)
         y1, error = y1_candidate, y_error
-        controller_state, failures, span = controller_state
         usable: Any = None
         if self.adaptive:
             # An infinite error of an infinite state would be NaN, and so would be the next step.
@@ -365,7 +371,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         result = diffrax.RESULTS.where(lost, _NONFINITE, result)
         if self.stop is not None:
             result = diffrax.RESULTS.where(stopped(self.stop, t1), _STOPPED, result)
-        return keep, next_t0, next_t1, jump, (state, failures, span), result
+        return keep, next_t0, next_t1, jump, (state, failures, span, nf), result
 
 
 def _controller(method: _Method, lane: Lane) -> _Controller:
@@ -491,7 +497,9 @@ def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Resul
         jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
     )
     nf = None
-    if method.stages is not None:
+    if isinstance(method.solver, implicit.Method):
+        nf = jnp.asarray(sol.controller_state[-1], jnp.int32)
+    elif method.stages is not None:
         nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
         if method.adaptive and lane.dt is None:
             nf = nf + 2  # the automatic first step

@@ -62,7 +62,7 @@ def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) 
     if forward:
         groups.append("forward")
     same = all(a.dtype == dtype for a in numbers)
-    return Inputs.laid_out([a.shape for a in avals], groups, dtype if same else np.float64)
+    return Inputs.laid_out(avals, groups, dtype if same else np.float64)
 
 
 @functools.lru_cache(maxsize=256)

@@ -7,30 +7,13 @@ functions of the module `Primitives` (`julia/src/primitives.jl`).
 """
 
 import hashlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from ...fields.ir import (
-    Assign,
-    Buffer,
-    Const,
-    Expr,
-    For,
-    Function,
-    Index,
-    Let,
-    Load,
-    Matrix,
-    Op,
-    Product,
-    Stmt,
-    Store,
-    Switch,
-    Var,
-    While,
-)
+from ...fields import ir
+from ...fields.walking import buffers_of, expressions, loads, parts
 
 
 Role = Literal["f", "jac", "tgrad"]
@@ -56,7 +39,7 @@ class Definition(NamedTuple):
     work: tuple[tuple[str, int], ...]
 
 
-def julia_source(fn: Function, role: Role = "f") -> Definition:
+def julia_source(fn: ir.Function, role: Role = "f") -> Definition:
     """The source of a function; equal functions have equal names.
 
     **Arguments:**
@@ -83,8 +66,8 @@ def julia_source(fn: Function, role: Role = "f") -> Definition:
 #
 
 
-def _body(fn: Function, role: Role) -> Iterator[str]:
-    if any(b.group == "forward" for b in _buffers(fn.body, fn.outputs)):
+def _body(fn: ir.Function, role: Role) -> Iterator[str]:
+    if any(b.group == "forward" for b in buffers_of(fn)):
         yield "forward = p.forward(t)"
     printer = _Printer([dtype for dtype, _ in fn.work])
     if fn.work:
@@ -114,33 +97,33 @@ class _Printer:
     def __init__(self, work: Sequence[np.dtype]):
         self.work = list(work)
 
-    def block(self, stmts: Sequence[Stmt]) -> Iterator[str]:
+    def block(self, stmts: Sequence[ir.Stmt]) -> Iterator[str]:
         for stmt in stmts:
             yield from self.stmt(stmt)
 
-    def stmt(self, stmt: Stmt) -> Iterator[str]:
+    def stmt(self, stmt: ir.Stmt) -> Iterator[str]:
         match stmt:
-            case Let(var, expr) | Assign(var, expr):
+            case ir.Let(var, expr) | ir.Assign(var, expr):
                 yield f"{var.name} = {self.bare(expr)}"
-            case Store(buffer, index, expr):
+            case ir.Store(buffer, index, expr):
                 yield f"{self.element(buffer, index)} = {self.bare(expr)}"
-            case For(var, n, body):
+            case ir.For(var, n, body):
                 simd = "@simd " if _is_simple(body) else ""
                 yield f"{simd}for {var.name} in 0:{n - 1}"
                 yield from _indented(self.block(body))
                 yield "end"
-            case While(test, condition, body):
+            case ir.While(test, condition, body):
                 yield "while true"
                 yield from _indented(self.block(test))
                 yield f"    {self.expr(condition)} || break"
                 yield from _indented(self.block(body))
                 yield "end"
-            case Switch(which, cases):
+            case ir.Switch(which, cases):
                 yield from self.switch(which, cases)
-            case Product(out, x, y):
+            case ir.Product(out, x, y):
                 yield self.product(out, x, y)
 
-    def switch(self, which: Expr, cases: Sequence[Sequence[Stmt]]) -> Iterator[str]:
+    def switch(self, which: ir.Expr, cases: Sequence[Sequence[ir.Stmt]]) -> Iterator[str]:
         *others, last = cases
         if not others:
             yield from self.block(last)
@@ -152,7 +135,7 @@ class _Printer:
         yield from _indented(self.block(last))
         yield "end"
 
-    def product(self, out: Matrix, x: Matrix, y: Matrix) -> str:
+    def product(self, out: ir.Matrix, x: ir.Matrix, y: ir.Matrix) -> str:
         """A matrix in row-major order is the transposed one in Julia's: `out' = y' x'`."""
         if y.columns == 1:
             target, vector = self.array(out.buffer, out.rows), self.array(y.buffer, y.rows)
@@ -163,13 +146,13 @@ class _Printer:
         target = self.array(out.buffer, out.columns, out.rows)
         return f"mul!({target}, {self.matrix(y, swapped=True)}, {self.matrix(x, swapped=True)})"
 
-    def matrix(self, m: Matrix, swapped: bool) -> str:
+    def matrix(self, m: ir.Matrix, swapped: bool) -> str:
         """A matrix, or `swapped` the transposed one."""
         dims = (m.rows, m.columns) if m.transposed else (m.columns, m.rows)
         array = self.array(m.buffer, *dims)
         return array if m.transposed != swapped else f"transpose({array})"
 
-    def array(self, buffer: Buffer, *dims: int) -> str:
+    def array(self, buffer: ir.Buffer, *dims: int) -> str:
         """A buffer as an array of these dimensions, in Julia's order."""
         part = f"view({self.group(buffer)}, {buffer.start + 1}:{buffer.start + buffer.size})"
         return part if len(dims) == 1 else f"reshape({part}, {', '.join(map(str, dims))})"
@@ -178,12 +161,12 @@ class _Printer:
     # Expressions
     #
 
-    def element(self, buffer: Buffer, index: Index) -> str:
+    def element(self, buffer: ir.Buffer, index: ir.Index) -> str:
         terms = [f"{s} * {self.expr(e)}" if s != 1 else self.expr(e) for e, s in index.terms]
         offset = buffer.start + index.offset + 1
         return f"{self.group(buffer)}[{' + '.join([*terms, str(offset)])}]"
 
-    def group(self, buffer: Buffer) -> str:
+    def group(self, buffer: ir.Buffer) -> str:
         match buffer.group:
             case "own" | "shared":
                 return f"p.{buffer.group}"
@@ -191,24 +174,25 @@ class _Printer:
                 return f"work{self.work.index(buffer.dtype) + 1}"
         return buffer.group
 
-    def expr(self, expr: Expr) -> str:
+    def expr(self, expr: ir.Expr) -> str:
         match expr:
-            case Const(value):
+            case ir.Const(value):
                 return _literal(value)
-            case Var(name, _):
+            case ir.Var(name, _):
                 return name
-            case Load(buffer, index):
+            case ir.Load(buffer, index):
                 return self.element(buffer, index)
-            case Op(name, args, dtype, param):
+            case ir.Op(name, args, dtype, param):
                 return self.op(name, args, dtype, param)
 
-    def bare(self, expr: Expr) -> str:
+    def bare(self, expr: ir.Expr) -> str:
         """Without parentheses around it."""
         text = self.expr(expr)
-        around = text.startswith("(") and isinstance(expr, Op) and expr.name in (*_INFIX, "neg")
+        is_infix = isinstance(expr, ir.Op) and expr.name in (*_INFIX, "neg")
+        around = text.startswith("(") and is_infix
         return text[1:-1] if around else text
 
-    def op(self, name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any) -> str:
+    def op(self, name: str, args: tuple[ir.Expr, ...], dtype: np.dtype, param: Any) -> str:
         xs = list(map(self.expr, args))
         kind = args[0].dtype.kind
         if name in _INFIX and (name != "div" or kind == "f"):
@@ -227,7 +211,7 @@ class _Printer:
             xs.append(f"Val({param})")
         return f"Primitives.{name}({', '.join(xs)})"
 
-    def select(self, which: Expr, xs: list[str]) -> str:
+    def select(self, which: ir.Expr, xs: list[str]) -> str:
         test, *cases = xs
         if which.dtype.kind == "b":
             return f"ifelse({test}, {cases[1]}, {cases[0]})"
@@ -289,56 +273,18 @@ def _float(value: Any, name: str) -> str:
     return text if name == "Float64" else f"{name}({text})"
 
 
-def _is_simple(body: Sequence[Stmt]) -> bool:
+def _is_simple(body: Sequence[ir.Stmt]) -> bool:
     """Whether the turns of a loop may be reordered: a sum may, what else is carried may not."""
     match body:
-        case [Assign(var, Op("add", (first, other)))]:
-            return first == var and var not in _variables((other,))
-    if not all(isinstance(s, Let | Store) for s in body):
+        case [ir.Assign(var, ir.Op("add", (first, other)))]:
+            return first == var and var not in parts(other)
+    if not all(isinstance(s, ir.Let | ir.Store) for s in body):
         return False
-    own = {s.var for s in body if isinstance(s, Let)}
-    for s in body:
-        # What is written where a turn computes to, or read again, may be another turn's.
-        if isinstance(s, Store) and (
-            s.buffer in set(_buffers(body, ())) or own & _variables(e for e, _ in s.index.terms)
-        ):
-            return False
-    return True
-
-
-def _variables(exprs: Iterable[Expr]) -> set[Var]:
-    found: set[Var] = set()
-    for expr in exprs:
-        match expr:
-            case Var():
-                found.add(expr)
-            case Load(_, index):
-                found |= _variables(e for e, _ in index.terms)
-            case Op(_, args, _, _):
-                found |= _variables(args)
-    return found
-
-
-def _buffers(stmts: Sequence[Stmt], exprs: Sequence[Expr]) -> Iterator[Buffer]:
-    """What is read."""
-    for stmt in stmts:
-        match stmt:
-            case Let(_, expr) | Assign(_, expr):
-                yield from _buffers((), (expr,))
-            case Store(_, index, expr):
-                yield from _buffers((), (expr, *(e for e, _ in index.terms)))
-            case For(_, _, body):
-                yield from _buffers(body, ())
-            case While(test, condition, body):
-                yield from _buffers((*test, *body), (condition,))
-            case Switch(which, cases):
-                yield from _buffers([s for case in cases for s in case], (which,))
-            case Product(_, x, y):
-                yield from (x.buffer, y.buffer)
-    for expr in exprs:
-        match expr:
-            case Load(buffer, index):
-                yield buffer
-                yield from _buffers((), [e for e, _ in index.terms])
-            case Op(_, args, _, _):
-                yield from _buffers((), args)
+    own = {s.var for s in body if isinstance(s, ir.Let)}
+    read = {x.buffer for s in body for x in loads(expressions(s))}
+    # What is written where a turn computes to, or read again, may be another turn's.
+    return not any(
+        s.buffer in read or any(x in own for e, _ in s.index.terms for x in parts(e))
+        for s in body
+        if isinstance(s, ir.Store)
+    )

@@ -9,7 +9,7 @@ saved state, and `(df/dp)^T lambda` integrated is the cotangent of the parameter
     Gauss-Legendre quadrature", TMLR 2023).
 - [`backsolve`][] solves for the state, too, backwards from each saved one, and records nothing.
 
-Both are `adjoint.pull_back` in arguments and results.
+Both are `replay.pull_back` in arguments and results.
 """
 
 import functools
@@ -20,7 +20,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.saving import Saving
 from ...solvers.runge_kutta import add_scaled
 from ...solvers.time import REACH_OF_STEP, rounding
 from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
@@ -172,17 +171,9 @@ def _add_pulled(
 #
 
 
-def backsolve(
-    stepping: Stepping,
-    field: Callable,
-    saving: Saving,
-    chunk: Chunk,
-    cotangent: Cotangent,
-    room: None,
-    split: Callable,
-    wide: Wide,
-) -> tuple[Leaves, Leaves, Any, None]:
+def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves, Leaves, Any, None]:
     """Solve back through the lanes of the mask, which succeed; NaN where that fails."""
+    stepping, field, saving, chunk, rows, split, wide = replay
     back = _Back(stepping, field, chunk, wide)
     adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, wide.args)
 
@@ -201,7 +192,7 @@ def backsolve(
         times, t0 = chunk.times, chunk.t0
         t, before = (jnp.take(times, j, axis=-1) for j in (i, jnp.maximum(i - 1, 0)))
         there = jnp.isfinite(t) & (i < cotangent.length)
-        ct = row_of(cotangent.rows, i)
+        ct = row_of(rows, i)
         at_start = t == t0
         at_u0 = select(at_start, map_leaves(jnp.add, at_u0, ct), at_u0)
         adjoint = select(there & ~at_start, map_leaves(jnp.add, adjoint, ct), adjoint)

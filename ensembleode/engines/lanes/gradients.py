@@ -20,7 +20,7 @@ from .chunks import chunk_of, in_chunks, Setup, setup_of, solve
 from .continuous_adjoints import backsolve, gauss
 from .leaves import Leaves, map_leaves, select, sum_of
 from .loop import Chunk
-from .replay import buffers, Cotangent, pull_back
+from .replay import buffers, Cotangent, pull_back, Replay
 
 
 # How a chunk is pulled back, by the name of its `sensealg`.
@@ -161,9 +161,9 @@ def _pull_back(
             at_start = field.split(_lane_last(cotangent[:, 0]))
     wide, narrow = setup.wide(chunk.args)
     u, t, length = saved or (None, None, None)
-    pulled = Cotangent(at_end, rows, u, t, length)
+    replay = Replay(setup.stepping, setup.field_of, saving, chunk, rows, field.split, wide)
     adjoint, at_u0, grad_args, room = _ADJOINTS[setup.plan.method.value.adjoint](
-        setup.stepping, setup.field_of, saving, chunk, pulled, room, field.split, wide
+        replay, Cotangent(at_end, u, t, length), room
     )
     (grad_args,) = narrow(grad_args)
     grad_u0 = map_leaves(jnp.add, at_u0, at_start)

@@ -11,9 +11,8 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
-from ...solvers.method import Attempt
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import RungeKutta
+from ...solvers.runge_kutta import Attempt, RungeKutta
 from ...solvers.step_size import (
     count_failures,
     initial_step,

@@ -64,13 +64,12 @@ class Buffers(NamedTuple):
 class Cotangent(NamedTuple):
     """What is pulled back through a chunk.
 
-    - `end`: the cotangent of the state at `t1`; `rows`: those of the saved states, if any.
+    - `end`: the cotangent of the state at `t1`.
     - `saved`: the saved states themselves; `t`: their times; `length`: how many. None where they
         are not wanted.
     """
 
     end: Leaves
-    rows: Inexact[Array, "lane row *state"] | Any
     saved: Inexact[Array, "lane row *state"] | Any
     t: Float[Array, "row"] | Float[Array, "lane row"] | Any
     length: Int[Array, "lane"] | Any
@@ -136,28 +135,52 @@ def _is_chained(stepping: Stepping, saving: Saving) -> bool:
     return stepping.method.keeps and saving.mode == "times"
 
 
+class Replay(NamedTuple):
+    """The solve of a chunk that is pulled back through.
+
+    - `field(args)`: the vector field of `(y, t)`, with arguments that are `wide`.
+    - `rows`: the cotangents of the saved states, if any.
+    - `split`: takes a state `[*state, lane]` apart.
+    """
+
+    stepping: Stepping
+    field: Callable
+    saving: Saving
+    chunk: Chunk
+    rows: Inexact[Array, "lane row *state"] | Any
+    split: Callable
+    wide: Wide
+
+    def safe(self, taken: Record) -> Record:
+        """The step; where a lane did not take it, at its start, where it has been.
+
+        There the field may be evaluated: elsewhere its derivative may be infinite, and times a
+        cotangent of zero that is NaN, in the sum over the lanes.
+        """
+        if not self.wide.is_shared:
+            return taken
+        took, t = taken.h != 0, taken.t
+        if t.ndim:
+            t = jnp.where(took, t, self.chunk.t0)
+        k = taken.k
+        if k is not None:
+            k = select(took, k, map_leaves(jnp.zeros_like, k))
+        return Record(t, taken.h, select(took, taken.y, self.chunk.u0), k)
+
+
 def pull_back(
-    stepping: Stepping,
-    field: Callable,
-    saving: Saving,
-    chunk: Chunk,
-    cotangent: Cotangent,
-    room: Buffers | None,
-    split: Callable,
-    wide: Wide,
-    through: Callable | None = None,
+    replay: Replay, cotangent: Cotangent, room: Buffers | None, through: Callable | None = None
 ) -> tuple[Leaves, Leaves, Any, Buffers | None]:
     """Pull back through a chunk in which the lanes of the mask succeed; the others are not solved,
     and their cotangents are zero.
 
-    `field(args)` is the vector field of `(y, t)`; `split` takes a state `[*state, lane]` apart;
     `through` pulls back through one step, by default the step itself.
 
     **Returns:** the cotangents of the state just after `t0`, of `u0` (which may be saved, too) and
     of `wide.args`; and the room.
     """
+    stepping, field, saving, chunk, rows, split, wide = replay
     args = wide.args
-    replay = Replay(stepping, field, saving, chunk, cotangent.rows, split, wide)
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
     if room is None:
@@ -178,8 +201,8 @@ def pull_back(
         adjoint = select(moved, map_leaves(jnp.add, adjoint, more), adjoint)
         grad = wide.added(grad, more_grad, moved)
     at_u0 = adjoint
-    if cotangent.rows is not None:
-        at_u0 = _add_start(cotangent.rows, adjoint, pulled.rows, split)
+    if rows is not None:
+        at_u0 = _add_start(rows, adjoint, pulled.rows, split)
     return adjoint, at_u0, grad, room
 
 
@@ -286,32 +309,6 @@ def _read(arrays: Any, i: Any) -> Any:
 #
 # Replaying
 #
-
-
-class Replay(NamedTuple):
-    stepping: Stepping
-    field: Callable
-    saving: Saving
-    chunk: Chunk
-    rows: Any
-    split: Callable
-    wide: Wide
-
-    def safe(self, taken: Record) -> Record:
-        """The step; where a lane did not take it, at its start, where it has been.
-
-        There the field may be evaluated: elsewhere its derivative may be infinite, and times a
-        cotangent of zero that is NaN, in the sum over the lanes.
-        """
-        if not self.wide.is_shared:
-            return taken
-        took, t = taken.h != 0, taken.t
-        if t.ndim:
-            t = jnp.where(took, t, self.chunk.t0)
-        k = taken.k
-        if k is not None:
-            k = select(took, k, map_leaves(jnp.zeros_like, k))
-        return Record(t, taken.h, select(took, taken.y, self.chunk.u0), k)
 
 
 def _replay_all(

@@ -123,16 +123,13 @@ class _Work:
         # (No `SimpleQueue`: a signal as its timeout ends has it wait for ever.)
         self.finished: queue.Queue = queue.Queue()
         self.measured = [0.0, 0]
-        self.results = self._room()
+        n = batch.n
+        each, parts = ([blank(x.shape, x.dtype) for x in xs] for xs in program.results(n))
+        self.results = Results(each, parts, np.zeros(n, bool))
         bytes_of_unit = sum(x.nbytes for x in batch.each) + sum(
             x.nbytes for x in [*self.results.each, *self.results.parts]
         )
         self.most = max(1, _BYTES * units // max(1, bytes_of_unit))
-
-    def _room(self) -> Results:
-        n = self.batch.n
-        each, parts = ([blank(x.shape, x.dtype) for x in xs] for xs in self.program.results(n))
-        return Results(each, parts, np.zeros(n, bool))
 
     def _shared(self) -> tuple[dict[str, Any], tuple]:
         """What workers keep, by hash, and the shared arrays as tasks have them."""
@@ -238,8 +235,9 @@ class _Work:
                 self._done(units, answer)
             case Missing(hashes, platform, address):
                 self.pool.traffic.repeated += 1
-                if self.shipped.hash in hashes:
-                    self._ship_for(platform)
+                if self.shipped.hash in hashes:  # perhaps for other devices
+                    shipped = exported(self.program, platform) or self.shipped
+                    self.kept[self.shipped.hash] = shipped.content
                 self._submit(units, list(hashes))
                 if address is not None:  # (where it is sent now may be another worker)
                     self.pool.deliver({h: self.kept[h] for h in hashes}, address)
@@ -285,8 +283,3 @@ class _Work:
                 f"whatever is tried, {why}. The usual cause is memory: save fewer times, or give "
                 "the workers more."
             )
-
-    def _ship_for(self, platform: str) -> None:
-        """Workers on other devices want a program for those."""
-        if (shipped := exported(self.program, platform)) is not None:
-            self.kept[self.shipped.hash] = shipped.content

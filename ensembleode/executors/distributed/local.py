@@ -10,12 +10,16 @@ import multiprocessing
 import os
 from collections.abc import Callable, Hashable
 from concurrent.futures import Executor
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, TYPE_CHECKING
 
 import jax
 
 from ...core import cpu_devices
 from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
+
+
+if TYPE_CHECKING:
+    from ...ensemble import OnCluster
 
 
 _own: dict[Hashable, DaskPool] = {}
@@ -51,56 +55,31 @@ def worker_environment(threads: int = 1) -> dict[str, str]:
     }
 
 
-@runtime_checkable
-class OnCluster(Protocol):
-    """What is asked of an ensemble algorithm: its `cluster`, if it was given one, and how many
-    workers; and of its own cluster, how many workers with how many threads each."""
-
-    @property
-    def cluster(self) -> Any: ...
-
-    @property
-    def workers(self) -> int | None: ...
-
-    def _sizes(self) -> tuple[int, int]: ...
-
-
-def pool_of(ensemblealg: OnCluster) -> Pool:
+def pool_of(ensemblealg: "OnCluster") -> Pool:
     """The workers of an ensemble algorithm, as they are or will be.
 
     **Raises:** `TypeError` for a cluster that is none.
     """
     cluster = ensemblealg.cluster
-    if cluster is None or isinstance(cluster, str):
-        if (key := _key(ensemblealg)) not in _own:
-            _own[key] = _own_pool(ensemblealg)
-        pool = _own[key]
-    else:
-        # Kept with what it is the pool of, for as long as that.
-        if not hasattr(cluster, _POOL):
-            setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
-        pool = getattr(cluster, _POOL)
-        if isinstance(pool, ExecutorPool):
-            pool.resize(ensemblealg.workers)
+    if cluster is None:
+        sizes = ensemblealg._sizes()
+        # The numbers of a process are of one precision.
+        key = *sizes, jax.config.jax_enable_x64  # pyright: ignore
+        return _own.setdefault(key, DaskPool(functools.partial(_started, *sizes)))
+    if isinstance(cluster, str):
+        return _own.setdefault(cluster, DaskPool(functools.partial(_connected, cluster)))
+    # Kept with what it is the pool of, for as long as that.
+    if not hasattr(cluster, _POOL):
+        setattr(cluster, _POOL, _pool_on(cluster, ensemblealg.workers))
+    pool = getattr(cluster, _POOL)
+    if isinstance(pool, ExecutorPool):
+        pool.resize(ensemblealg.workers)
     return pool
 
 
-def close(ensemblealg: OnCluster) -> None:
+def close(ensemblealg: "OnCluster") -> None:
     """End what was started for an ensemble algorithm. (Solving again starts it again.)"""
     pool_of(ensemblealg).close()
-
-
-def _own_pool(ensemblealg: OnCluster) -> DaskPool:
-    if ensemblealg.cluster is not None:
-        return DaskPool(functools.partial(_connected, ensemblealg.cluster))
-    return DaskPool(functools.partial(_started, *ensemblealg._sizes()))
-
-
-def _key(ensemblealg: OnCluster) -> Hashable:
-    if ensemblealg.cluster is not None:
-        return ensemblealg.cluster
-    # The numbers of a process are of one precision.
-    return *ensemblealg._sizes(), jax.config.jax_enable_x64  # pyright: ignore
 
 
 def _started(workers: int, threads: int) -> Connection:
@@ -187,15 +166,13 @@ def set_aside(environment: dict[str, str]) -> Callable[[], None]:
 
 
 def _connected(address: str) -> Connection:
-    _, distributed = _dask()
     try:
-        client = distributed.Client(address, set_as_default=False)
+        return _client_of(address)
     except (OSError, TimeoutError, ValueError) as e:
         raise ClusterError(
             f"there is no Dask scheduler at {address!r}: {e}. Give the address that it printed "
             "when it started, such as 'tcp://127.0.0.1:8786'."
         ) from e
-    return Connection(client, client.close)
 
 
 def _pool_on(cluster: Any, workers: int | None) -> Pool:

@@ -1,5 +1,7 @@
 """Where tasks go: a Dask cluster, or any executor of `concurrent.futures`."""
 
+# ruff: noqa: B027 (some of what a pool may have to do is nothing for others)
+
 import abc
 import collections
 import concurrent.futures
@@ -67,9 +69,9 @@ class Pool(abc.ABC):
         self.traffic.sent += len(payload)
         return self._submit(run_pickled, payload)
 
-    @abc.abstractmethod
     def deliver(self, things: dict[str, Any], to: str) -> None:
-        """For the next tasks of the worker at this address, if it is still there."""
+        """For the next tasks of the worker at this address, if it is still there, and workers have
+        addresses."""
 
     def result(self, future: Any) -> Any:
         """The answer.
@@ -81,7 +83,6 @@ class Pool(abc.ABC):
         self.traffic.received += len(answer)
         return pickle.loads(answer)
 
-    @abc.abstractmethod
     def open(self) -> None:
         """Be ready for tasks.
 
@@ -99,15 +100,12 @@ class Pool(abc.ABC):
     def cancel(self, futures: list) -> None:
         """Forget about these."""
 
-    @abc.abstractmethod
     def stop(self, work: str) -> None:
-        """Have workers end the tasks of this work that they are at."""
+        """Have workers end the tasks of this work that they are at, where they can be told."""
 
-    @abc.abstractmethod
     def settle(self) -> None:
         """A batch is done."""
 
-    @abc.abstractmethod
     def close(self) -> None:
         """Let go of what was started for this pool."""
 
@@ -129,7 +127,7 @@ def run_pickled(payload: bytes) -> bytes:
 
 
 class ExecutorPool(Pool):
-    """The workers of a `concurrent.futures.Executor`."""
+    """The workers of a `concurrent.futures.Executor`, which is the user's."""
 
     def __init__(self, executor: Any, workers: int | None):
         super().__init__()
@@ -142,27 +140,12 @@ class ExecutorPool(Pool):
         counts = (getattr(executor, name, None) for name in ("num_workers", "_max_workers"))
         self._slots = workers or next((n for n in counts if isinstance(n, int) and n), 1)
 
-    def open(self) -> None:
-        """It is as it is."""
-
     def slots(self) -> int:
         return self._slots
 
     def cancel(self, futures: list) -> None:
         for future in futures:
             future.cancel()
-
-    def settle(self) -> None:
-        """Nothing is left over."""
-
-    def stop(self, work: str) -> None:
-        """(Its workers can't be told.)"""
-
-    def deliver(self, things: dict[str, Any], to: str) -> None:
-        """(Its workers have no addresses.)"""
-
-    def close(self) -> None:
-        """It is the user's."""
 
     def _submit(self, fn: Callable, payload: bytes) -> Any:
         try:

@@ -12,6 +12,7 @@ from jax import lax
 from jax.extend import source_info_util
 
 from ...tracing.program import is_jaxpr, params_of
+from ..equations import registers
 from . import scalars
 from .values import from_array, from_constant, pack, Scalars, Stacked, unpack, Value
 
@@ -70,16 +71,7 @@ class NotInLanesError(Exception):
 Rule: TypeAlias = Callable[["Interpreter", Any, Sequence[Value]], list[Value]]
 
 RULES: dict[str, Rule] = {}
-
-
-def rule(names: str) -> Callable:
-    """Registers how the primitives of these names, with spaces between, are evaluated."""
-
-    def register(fn: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names.split(), fn))
-        return fn
-
-    return register
+rule = registers(RULES)
 
 
 class Interpreter:

@@ -40,25 +40,15 @@ class Inputs(NamedTuple):
     storage: np.dtype | None
 
     @classmethod
-    def laid_out(cls, shapes: Sequence, groups: Sequence[str], storage: Any) -> "Inputs":
-        """One after the other in each group."""
-        ends: collections.Counter = collections.Counter()
-        places = []
-        for shape, group in zip(shapes, groups, strict=True):
-            places.append((group, ends[group]))
-            ends[group] += math.prod(shape)
-        return cls(tuple(places), np.dtype(storage))
-
-    @classmethod
-    def as_they_are(cls, avals: Sequence, groups: Sequence[str]) -> "Inputs":
-        """One after the other in each group of a dtype."""
+    def laid_out(cls, avals: Sequence, groups: Sequence[str], storage: Any = None) -> "Inputs":
+        """One after the other in each group, of each dtype where there is no `storage`."""
         ends: collections.Counter = collections.Counter()
         places = []
         for aval, group in zip(avals, groups, strict=True):
-            key = group, np.dtype(aval.dtype)
+            key = group, np.dtype(aval.dtype) if storage is None else None
             places.append((group, ends[key]))
             ends[key] += math.prod(aval.shape)
-        return cls(tuple(places), None)
+        return cls(tuple(places), None if storage is None else np.dtype(storage))
 
 
 def lower(

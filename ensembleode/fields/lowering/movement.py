@@ -8,10 +8,11 @@ from typing import Any
 
 import numpy as np
 
+from ..gather_scatter import strides_of
 from ..ir import Index, Store
 from ..movements import MOVEMENTS
 from .passing import aval_of, Lowering, rule
-from .values import converted, number, only_by_axes, position, scalar, stored, strides_of, Value
+from .values import converted, number, only_by_axes, position, scalar, stored, Value
 
 
 @rule(" ".join(MOVEMENTS))

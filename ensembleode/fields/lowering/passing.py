@@ -9,25 +9,18 @@ from typing import Any, TypeAlias
 import jax.extend.core as jex
 import numpy as np
 
-from ..equations import used
+from ..equations import registers, used
+from ..gather_scatter import strides_of
 from ..ir import Buffer, Const, Expr, For, Function, Index, Let, Op, Stmt, Store, Var
 from ..plain import written_out
 from .errors import UntranslatableError
-from .values import cast, INT, number, position, scalar, stored, strides_of, Value
+from .values import cast, INT, number, position, scalar, stored, Value
 
 
 Rule: TypeAlias = Callable[["Lowering", Any, list[Value]], list[Value]]
+# How primitives are lowered.
 RULES: dict[str, Rule] = {}
-
-
-def rule(names: str) -> Callable[[Rule], Rule]:
-    """Registers how the primitives of these names, with spaces between, are lowered."""
-
-    def register(fn: Rule) -> Rule:
-        RULES.update(dict.fromkeys(names.split(), fn))
-        return fn
-
-    return register
+rule = registers(RULES)
 
 
 class Lowering:

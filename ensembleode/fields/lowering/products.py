@@ -6,9 +6,10 @@ from typing import Any
 
 import numpy as np
 
+from ..gather_scatter import strides_of
 from ..ir import Assign, Matrix, Op, Product
 from .passing import aval_of, Lowering, rule
-from .values import BOOL, cast, number, position, stored, strides_of, Value
+from .values import BOOL, cast, number, position, stored, Value
 
 
 # A product of matrices with fewer multiplications is written out as loops.

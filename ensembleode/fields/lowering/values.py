@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from ..folding import FOLDED_INTEGERS
+from ..gather_scatter import strides_of
 from ..ir import Buffer, Const, Expr, Index, Load, Op
 
 
@@ -126,10 +127,6 @@ def loaded(group: Any, start: int, aval: Any, storage: Any) -> Value:
 
 def apart_of(value: Value) -> list[Value]:
     return [scalar(value.at(Index(i)), (1,)) for i in range(value.size)]
-
-
-def strides_of(shape: Sequence[int]) -> list[int]:
-    return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
 def position(counters: Sequence[Expr], strides: Sequence[int], offset: int = 0) -> Index:

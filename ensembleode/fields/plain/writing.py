@@ -6,21 +6,12 @@ from typing import Any
 import jax
 from jax.extend import source_info_util
 
-from ..equations import called
+from ..equations import called, registers
 
 
 # How a primitive is written: `rule(equation, *operands) -> results`, by functions of JAX.
 RULES: dict[str, Callable] = {}
-
-
-def rule(names: str) -> Callable:
-    """Registers how the primitives of these names, with spaces between, are written."""
-
-    def register(fn: Callable) -> Callable:
-        RULES.update(dict.fromkeys(names.split(), fn))
-        return fn
-
-    return register
+rule = registers(RULES)
 
 
 def written_out(eqn: Any) -> Any:

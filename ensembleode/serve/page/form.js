@@ -1,19 +1,11 @@
 // The form: a field for each value, with a slider where the registry has both limits.
 
+import { make, set } from "./elements.js";
 import { brief, flatten, index, linspace, niceStep, text, unflatten, uniform } from "./numbers.js";
 
 const FIELDS = 32; // of more values, the others stay as registered
 const POINTS = 101; // save points, where the registry has too few for a line
 const FEW = 16;
-
-function make(name, attributes = {}, ...children) {
-  const element = document.createElement(name);
-  for (const [key, value] of Object.entries(attributes)) {
-    if (value !== null && value !== undefined) element.setAttribute(key, value);
-  }
-  element.append(...children);
-  return element;
-}
 
 function finite(x) {
   return typeof x === "number" && Number.isFinite(x);
@@ -35,8 +27,8 @@ class Field {
       min: finite(low) ? low : null,
       max: finite(high) ? high : null,
     });
-    this.element = make("div", { class: "field" });
-    this.element.append(make("label", { for: id, id: `${id}-label` }, label), this.number);
+    const name = make("label", { for: id, id: `${id}-label` }, label);
+    this.element = make("div", { class: "field" }, name, this.number);
     if (finite(low) || finite(high)) {
       const limits = two
         ? `${text(low)} to ${text(high)}`
@@ -45,13 +37,16 @@ class Field {
       this.number.setAttribute("aria-describedby", `${id}-limits`);
     }
     if (two && slider) {
-      this.slider = make("input", { id: `${id}-slider`, type: "range" });
-      this.slider.setAttribute("aria-labelledby", `${id}-label`);
       const to = ratio ? Math.log10 : (x) => x;
       const from = ratio ? (x) => 10 ** x : (x) => x;
-      this.slider.min = to(low);
-      this.slider.max = to(high);
-      this.slider.step = ratio ? niceStep((to(high) - to(low)) / 250) : step;
+      this.slider = make("input", {
+        id: `${id}-slider`,
+        type: "range",
+        "aria-labelledby": `${id}-label`,
+        min: to(low),
+        max: to(high),
+        step: ratio ? niceStep((to(high) - to(low)) / 250) : step,
+      });
       this.slider.addEventListener("input", () => {
         const moved = Number(from(Number(this.slider.value)).toPrecision(6));
         this.#write(Math.min(Math.max(moved, low), high));
@@ -91,16 +86,8 @@ class Field {
   }
 
   mark(bad) {
-    for (const input of [this.number, this.slider]) {
-      if (!input) continue;
-      if (bad) {
-        input.setAttribute("aria-invalid", "true");
-        input.setAttribute("aria-errormessage", "alert");
-      } else {
-        input.removeAttribute("aria-invalid");
-        input.removeAttribute("aria-errormessage");
-      }
-    }
+    const marks = { "aria-invalid": bad || null, "aria-errormessage": bad ? "alert" : null };
+    for (const input of [this.number, this.slider].filter(Boolean)) set(input, marks);
   }
 }
 
@@ -114,14 +101,15 @@ export class BadValue extends Error {
 
 /** The values of one problem: those of the registry, and the fields over them. */
 class Values {
-  constructor(kind, registered, labels, lows, highs, names) {
-    this.registered = registered;
-    this.labels = registered.map((_, i) => labels?.[i] ?? names(i));
-    this.low = registered.map((_, i) => lows?.[i] ?? -Infinity);
-    this.high = registered.map((_, i) => highs?.[i] ?? Infinity);
-    this.fields = registered
+  constructor(kind, { default: registered, labels, low, high }, names) {
+    this.registered = flatten(registered);
+    this.labels = this.registered.map((_, i) => labels?.[i] ?? names(i));
+    const [lows, highs] = [flatten(low), flatten(high)];
+    this.low = this.registered.map((_, i) => lows[i] ?? -Infinity);
+    this.high = this.registered.map((_, i) => highs[i] ?? Infinity);
+    this.fields = this.registered
       .slice(0, FIELDS)
-      .map((value, i) => new Field(`${kind}-${i}`, this.labels[i], value, lows?.[i], highs?.[i]));
+      .map((value, i) => new Field(`${kind}-${i}`, this.labels[i], value, lows[i], highs[i]));
   }
 
   read() {
@@ -156,25 +144,11 @@ export class Form {
     const { state, parameters, tspan, saveat, limits } = problem;
     this.problem = problem;
     const { shape } = state;
-    const list = (nested) => (nested === null ? null : flatten(nested));
-    this.u0 = new Values(
-      "u0",
-      list(state.default),
-      state.labels,
-      list(state.low),
-      list(state.high),
-      (i) => `u${index(i, shape)}`,
-    );
+    this.u0 = new Values("u0", state, (i) => `u${index(i, shape)}`);
     // A network's weights are no sliders.
     const few = parameters.size <= FIELDS;
-    this.p = new Values(
-      "p",
-      few ? parameters.default : [],
-      parameters.labels,
-      parameters.low,
-      parameters.high,
-      (i) => `p[${i}]`,
-    );
+    const shown = few ? parameters : { ...parameters, default: [] };
+    this.p = new Values("p", shown, (i) => `p[${i}]`);
     const [earliest, latest] = limits?.tspan ?? [null, null];
     const plain = { slider: false };
     this.start = new Field("t0", "From", tspan[0], earliest, latest, plain);

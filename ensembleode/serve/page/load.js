@@ -1,11 +1,19 @@
 // The server's load, from /metrics.
 
-import { metrics } from "./service.js";
+import { make, svg, through } from "./elements.js";
 import { text } from "./numbers.js";
+import { metrics } from "./service.js";
 
 const EVERY = 2000; // milliseconds
 const WINDOW = 30; // polls that quantiles and means are of
 const KEPT = 60; // polls in a sparkline
+
+const SPARK = {
+  class: "spark",
+  viewBox: `0 0 ${KEPT - 1} 20`,
+  preserveAspectRatio: "none",
+  "aria-hidden": "true",
+};
 
 const FIGURES = [
   ["queue", "Queued trajectories", ""],
@@ -60,19 +68,12 @@ export class Load {
   constructor(list, note) {
     this.note = note;
     this.polls = [];
-    this.history = new Map();
-    this.rows = new Map();
-    for (const [key, name, unit] of FIGURES) {
-      const term = document.createElement("dt");
-      const value = document.createElement("dd");
-      term.textContent = name;
-      value.textContent = "–";
-      const row = document.createElement("div");
-      row.append(term, value);
-      list.append(row);
-      this.rows.set(key, { value, unit, line: sparkline(value) });
-      this.history.set(key, []);
-    }
+    this.rows = FIGURES.map(([key, name, unit]) => {
+      const line = svg("path");
+      const value = make("dd", {}, "–", svg("svg", SPARK, line));
+      list.append(make("div", {}, make("dt", {}, name), value));
+      return { key, value, unit, line, history: [] };
+    });
   }
 
   start() {
@@ -96,14 +97,12 @@ export class Load {
     }
     this.polls = [...this.polls, now].slice(-WINDOW - 1);
     const figures = compare(now, this.polls[0], this.polls.at(-2) ?? now);
-    for (const [key, row] of this.rows) {
-      const history = this.history.get(key);
-      history.push(figures[key]);
+    for (const { key, value, unit, line, history } of this.rows) {
+      const figure = figures[key];
+      history.push(figure);
       if (history.length > KEPT) history.shift();
-      row.value.firstChild.textContent = Number.isFinite(figures[key])
-        ? text(figures[key], 3) + row.unit
-        : "–";
-      row.line.setAttribute("d", spark(history));
+      value.firstChild.textContent = Number.isFinite(figure) ? text(figure, 3) + unit : "–";
+      line.setAttribute("d", spark(history));
     }
     const seconds = Math.round((now.at - this.polls[0].at) / 1000);
     this.note.textContent = seconds
@@ -115,7 +114,7 @@ export class Load {
 function compare(now, first, last) {
   const since = (name, then) => (now.sums.get(name) ?? 0) - (then.sums.get(name) ?? 0);
   const ms = (name, q) =>
-    1000 * histogramQuantile(q, now.buckets.get(name), first.buckets.get(name) ?? new Map());
+    1000 * histogramQuantile(q, now.buckets.get(name), first.buckets.get(name));
   return {
     queue: now.sums.get("ensembleode_queue_trajectories") ?? NaN,
     rate: (1000 * since("ensembleode_requests_total", last)) / (now.at - last.at),
@@ -128,29 +127,8 @@ function compare(now, first, last) {
   };
 }
 
-function sparkline(parent) {
-  const svg = document.createElementNS("http://www.w3.org/2000/svg", "svg");
-  const path = document.createElementNS("http://www.w3.org/2000/svg", "path");
-  svg.setAttribute("class", "spark");
-  svg.setAttribute("viewBox", `0 0 ${KEPT - 1} 20`);
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("aria-hidden", "true");
-  svg.append(path);
-  parent.append(svg);
-  return path;
-}
-
 function spark(history) {
   const most = Math.max(...history.filter(Number.isFinite), 1e-12);
-  let d = "";
-  let pen = "M";
-  history.forEach((value, i) => {
-    if (!Number.isFinite(value)) {
-      pen = "M";
-      return;
-    }
-    d += `${pen}${KEPT - history.length + i} ${(18.5 - (17 * value) / most).toFixed(1)}`;
-    pen = "L";
-  });
-  return d;
+  const first = KEPT - history.length;
+  return through(history.map((value, i) => [first + i, 18.5 - (17 * value) / most]));
 }

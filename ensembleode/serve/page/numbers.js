@@ -2,12 +2,18 @@
 
 /** A number in at most `digits` significant digits, without trailing zeros. */
 export function text(x, digits = 5) {
-  if (!Number.isFinite(x)) return "–";
+  return Number.isFinite(x) ? minus(plain(x, digits, 1e-4, 1e6)) : "–";
+}
+
+/** A number for a field, short enough to be seen whole. */
+export function brief(x) {
+  return plain(x, 5, 1e-3, 1e7);
+}
+
+function plain(x, digits, least, most) {
   const size = Math.abs(x);
-  if (x !== 0 && (size >= 1e6 || size < 1e-4)) {
-    return minus(shorter(x.toExponential(digits - 1)));
-  }
-  return minus(String(Number(x.toPrecision(digits))));
+  if (x === 0 || (size >= least && size < most)) return String(Number(x.toPrecision(digits)));
+  return x.toExponential(digits - 1).replace(/\.?0+e/, "e").replace("e+", "e");
 }
 
 /** Round numbers from `low` to `high`, about `count` of them, and their texts. */
@@ -29,21 +35,16 @@ function minus(text) {
   return text.replaceAll("-", "−");
 }
 
-function shorter(text) {
-  return text.replace(/\.?0+e/, "e").replace("e+", "e");
-}
-
 /** The 1, 2 or 5 times a power of ten that is next above `x`. */
 export function niceStep(x) {
   const power = 10 ** Math.floor(Math.log10(x));
   return [1, 2, 5, 10].map((m) => m * power).find((step) => step >= x * (1 - 1e-9));
 }
 
-/** `n` evenly spaced numbers, the ends exact. */
+/** `n` evenly spaced numbers, two or more, the ends exact. */
 export function linspace(low, high, n) {
-  return Array.from({ length: n }, (_, i) =>
-    i === n - 1 && n > 1 ? high : low + ((high - low) * i) / Math.max(n - 1, 1),
-  );
+  const at = (i) => low + ((high - low) * i) / (n - 1);
+  return Array.from({ length: n }, (_, i) => (i === n - 1 ? high : at(i)));
 }
 
 /** The quantiles `qs` of finite `values` (sorted in place), by linear interpolation. */
@@ -58,24 +59,14 @@ export function quantiles(values, qs) {
 }
 
 /** Uniform numbers in [0, 1), always the same: a sweep must not flicker as sliders move. */
-export function uniform(seed = 1) {
-  let state = seed;
+export function uniform() {
+  let state = 1;
   return () => {
     state = (state + 0x6d2b79f5) | 0; // mulberry32
     let x = Math.imul(state ^ (state >>> 15), 1 | state);
     x = (x + Math.imul(x ^ (x >>> 7), 61 | x)) ^ x;
     return ((x ^ (x >>> 14)) >>> 0) / 4294967296;
   };
-}
-
-/** A number for a field, short enough to be seen whole. */
-export function brief(x) {
-  const digits = 5;
-  const size = Math.abs(x);
-  if (x !== 0 && (size >= 1e7 || size < 1e-3)) {
-    return shorter(x.toExponential(digits - 1));
-  }
-  return String(Number(x.toPrecision(digits)));
 }
 
 /** Nested lists, or a number, as one list. */

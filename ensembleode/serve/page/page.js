@@ -1,5 +1,6 @@
 // The page: what is chosen and moved becomes a request, its answer a plot.
 
+import { make, set } from "./elements.js";
 import { BadValue, Form } from "./form.js";
 import { Load } from "./load.js";
 import { flatten, quantiles, text } from "./numbers.js";
@@ -46,18 +47,12 @@ async function begin() {
 }
 
 function entry({ name, description, state, parameters, alg }) {
-  const item = document.createElement("li");
-  const link = document.createElement("a");
-  const small = document.createElement("small");
   const size = flatten(state.default).length;
-  link.href = `#/${encodeURIComponent(name)}`; // a path: no id of an element
-  link.textContent = name;
-  small.textContent = [count(size, "state"), count(parameters.size, "parameter"), alg]
-    .filter(Boolean)
-    .join(", ");
-  item.append(link, small);
-  if (description) item.title = description;
-  return item;
+  const facts = [count(size, "state"), count(parameters.size, "parameter"), alg].filter(Boolean);
+  // A path: no id of an element.
+  const link = make("a", { href: `#/${encodeURIComponent(name)}` }, name);
+  const small = make("small", {}, facts.join(", "));
+  return make("li", { title: description || null }, link, small);
 }
 
 function count(n, what) {
@@ -70,8 +65,7 @@ function choose() {
   const problem = served.find(({ name }) => name === wanted) ?? form?.problem ?? served[0];
   if (!problem || form?.problem === problem) return;
   for (const link of $("problems").querySelectorAll("a")) {
-    if (link.textContent === problem.name) link.setAttribute("aria-current", "true");
-    else link.removeAttribute("aria-current");
+    set(link, { "aria-current": link.textContent === problem.name || null });
   }
   document.title = `${problem.name} – ensembleode`;
   $("name").textContent = problem.name;
@@ -210,24 +204,14 @@ function table() {
     columns.push([label, own]);
     bands?.forEach((values, q) => columns.push([`${label}, ${100 * QUANTILES[q]}%`, values]));
   }
-  const cell = (name, content) => {
-    const element = document.createElement(name);
-    element.textContent = content;
-    return element;
-  };
-  const head = document.createElement("tr");
-  head.append(...columns.map(([name]) => cell("th", name)));
-  for (const th of head.children) th.scope = "col";
+  const head = columns.map(([name]) => make("th", { scope: "col" }, name));
   const rows = t.map((_, row) => {
-    const tr = document.createElement("tr");
-    tr.append(...columns.map(([, values], i) => cell(i ? "td" : "th", text(values[row], 6))));
-    tr.firstChild.scope = "row";
-    return tr;
+    const [first, ...rest] = columns.map(([, values]) => text(values[row], 6));
+    const cells = rest.map((words) => make("td", {}, words));
+    return make("tr", {}, make("th", { scope: "row" }, first), ...cells);
   });
-  const [thead, tbody] = ["thead", "tbody"].map((name) => document.createElement(name));
-  thead.append(head);
-  tbody.append(...rows);
-  $("table").replaceChildren(thead, tbody);
+  const thead = make("thead", {}, make("tr", {}, ...head));
+  $("table").replaceChildren(thead, make("tbody", {}, ...rows));
 }
 
 /** An error, in words, at its field; `again` where it is worth another try. */
@@ -268,9 +252,7 @@ function refused(error, again, sweep = false) {
 function say(words, fields = []) {
   for (const field of form?.fields ?? []) field.mark(fields.includes(field));
   const links = fields.map((field) => {
-    const link = document.createElement("a");
-    link.href = `#${field.number.id}`;
-    link.textContent = field.label;
+    const link = make("a", { href: `#${field.number.id}` }, field.label);
     link.addEventListener("click", (event) => {
       event.preventDefault(); // The address names the problem.
       field.number.focus();
@@ -284,15 +266,8 @@ function say(words, fields = []) {
 function message(region, words, links = []) {
   if (region.dataset.words === words) return;
   region.dataset.words = words;
-  if (!words) {
-    region.replaceChildren();
-    return;
-  }
-  const paragraph = document.createElement("p");
-  paragraph.className = "message";
-  for (const link of links) paragraph.append(link, ": ");
-  paragraph.append(words);
-  region.replaceChildren(paragraph);
+  const said = [...links.flatMap((link) => [link, ": "]), words];
+  region.replaceChildren(...(words ? [make("p", { class: "message" }, ...said)] : []));
 }
 
 window.addEventListener("hashchange", choose);

@@ -1,17 +1,10 @@
 // The plot: lines and ribbons over time, a read-out, a legend whose buttons hide components.
 
+import { make, svg, through } from "./elements.js";
 import { text, ticks } from "./numbers.js";
 
-const SVG = "http://www.w3.org/2000/svg";
 const COLORS = 6; // in page.css; more components repeat them with other dashes
 const SHOWN = 12; // of more components, so many at most are drawn at first
-
-function svg(name, attributes = {}, content = "") {
-  const element = document.createElementNS(SVG, name);
-  for (const [key, value] of Object.entries(attributes)) element.setAttribute(key, value);
-  element.textContent = content;
-  return element;
-}
 
 /** The classes that tell component `i` from the others. */
 function look(i) {
@@ -61,23 +54,16 @@ export class Plot {
   }
 
   #entry(label, i) {
-    const item = document.createElement("li");
-    const button = document.createElement("button");
-    const value = document.createElement("span");
-    const swatch = svg("svg", { class: "swatch", viewBox: "0 0 24 8", "aria-hidden": "true" });
-    swatch.append(svg("path", { class: `line ${look(i)}`, d: "M0 4H24" }));
-    button.type = "button";
-    button.append(swatch, label);
-    button.title = "Show or hide";
-    button.setAttribute("aria-pressed", !this.hidden.has(i));
+    const line = svg("path", { class: `line ${look(i)}`, d: "M0 4H24" });
+    const swatch = svg("svg", { class: "swatch", viewBox: "0 0 24 8", "aria-hidden": true }, line);
+    const shown = { type: "button", title: "Show or hide", "aria-pressed": !this.hidden.has(i) };
+    const button = make("button", shown, swatch, label);
     button.addEventListener("click", () => {
       if (!this.hidden.delete(i)) this.hidden.add(i);
       button.setAttribute("aria-pressed", !this.hidden.has(i));
       this.#paint();
     });
-    value.className = "value";
-    item.append(button, value);
-    return item;
+    return make("li", {}, button, make("span", { class: "value" }));
   }
 
   #paint() {
@@ -97,7 +83,7 @@ export class Plot {
     const y = (value) => bottom - ((value - low) / (high - low)) * (bottom - 10);
     this.scale = { x, y, left, right, bottom };
 
-    const axes = svg("g", { class: "axes" });
+    const axes = svg("g");
     for (const tick of rows) {
       const at = y(tick.value).toFixed(1);
       axes.append(
@@ -115,10 +101,10 @@ export class Plot {
     }
     axes.append(
       svg("path", { class: "frame", d: `M${left} 10V${bottom}H${right}` }),
-      svg("text", { x: (left + right) / 2, y: height - 4, class: "column name" }, "time t"),
+      svg("text", { x: (left + right) / 2, y: height - 4, class: "column" }, "time t"),
     );
 
-    const line = (values) => path(t, values, x, y);
+    const line = (values) => through(t.map((time, i) => [x(time), y(values[i])]));
     const curves = svg("g", { class: "curves" });
     for (const { bands, i } of shown) {
       if (!bands) continue;
@@ -129,7 +115,7 @@ export class Plot {
       );
     }
     for (const { own, bands, i } of shown) {
-      if (bands) curves.append(svg("path", { class: `line median ${look(i)}`, d: line(bands[2]) }));
+      if (bands) curves.append(svg("path", { class: `line ${look(i)}`, d: line(bands[2]) }));
       const kind = bands ? "own" : "line";
       curves.append(svg("path", { class: `${kind} ${look(i)}`, d: line(own) }));
       const reached = own.findLastIndex(Number.isFinite);
@@ -149,12 +135,8 @@ export class Plot {
   #follow(event) {
     if (!this.data || !this.scale) return;
     const at = event.clientX - this.picture.getBoundingClientRect().left;
-    const { t } = this.data;
-    let nearest = 0;
-    for (let i = 1; i < t.length; i++) {
-      if (Math.abs(this.scale.x(t[i]) - at) < Math.abs(this.scale.x(t[nearest]) - at)) nearest = i;
-    }
-    this.slider.value = nearest;
+    const far = this.data.t.map((time) => Math.abs(this.scale.x(time) - at));
+    this.slider.value = far.reduce((nearest, x, i) => (x < far[nearest] ? i : nearest), 0);
     this.#readOut();
   }
 
@@ -182,37 +164,24 @@ export class Plot {
   }
 }
 
-/** The lowest and highest finite value, with some room. */
+/** The lowest and the highest finite value. */
+function range(values) {
+  const finite = values.filter(Number.isFinite);
+  return [
+    finite.reduce((a, b) => Math.min(a, b), Infinity),
+    finite.reduce((a, b) => Math.max(a, b), -Infinity),
+  ];
+}
+
+/** Those of all lists, with some room. */
 function extent(lists) {
-  let low = Infinity;
-  let high = -Infinity;
-  for (const values of lists) {
-    for (const value of values) {
-      if (!Number.isFinite(value)) continue;
-      if (value < low) low = value;
-      if (value > high) high = value;
-    }
-  }
+  const [low, high] = range(lists.flatMap(range));
   if (low > high) return [0, 1];
   // Rounding alone is not worth an axis of its own.
   const size = Math.max(Math.abs(low), Math.abs(high));
   const least = size * 1e-9 || 1;
   const room = high - low < least ? size / 10 || 1 : (high - low) * 0.04;
   return [low - room, high + room];
-}
-
-function path(t, values, x, y) {
-  let d = "";
-  let pen = "M";
-  for (let i = 0; i < t.length; i++) {
-    if (Number.isFinite(values[i])) {
-      d += `${pen}${x(t[i]).toFixed(1)} ${y(values[i]).toFixed(1)}`;
-      pen = "L";
-    } else {
-      pen = "M";
-    }
-  }
-  return d;
 }
 
 function ribbon(t, low, high, x, y) {
@@ -232,12 +201,4 @@ function summary(t, series, hidden) {
     });
   const what = series.some((s) => s.bands) ? "Median of a sweep" : "Trajectory";
   return `${what}, t from ${text(t[0])} to ${text(t[t.length - 1])}: ${said.join("; ")}.`;
-}
-
-function range(values) {
-  const finite = Array.from(values).filter(Number.isFinite);
-  return [
-    finite.reduce((a, b) => Math.min(a, b), Infinity),
-    finite.reduce((a, b) => Math.max(a, b), -Infinity),
-  ];
 }

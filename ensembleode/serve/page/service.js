@@ -2,44 +2,38 @@
 
 const KEY = "ensembleode-token";
 
-/** The service refused or failed: `status`, `code`, `message`, `path` of the bad field, `id`. */
+/** The service refused or failed: `status`, `message`, `path` of the bad field, `id`. */
 export class ServiceError extends Error {
-  constructor(status, { code = "", message, path = null, id = null }, retryAfter = null) {
+  constructor(status, { message, path = null, id = null }, retryAfter = null) {
     super(message);
-    Object.assign(this, { status, code, path, id, retryAfter });
+    Object.assign(this, { status, path, id, retryAfter });
   }
 }
 
-let token = null;
+/** What is made of the tab's storage; null where the browser allows none. */
+function stored(use) {
+  try {
+    return use(sessionStorage);
+  } catch {
+    return null;
+  }
+}
+
+let token = stored((storage) => storage.getItem(KEY));
 
 /** The token of this tab; kept in memory alone where the browser allows no storage. */
 export function useToken(value) {
   token = value;
-  try {
-    sessionStorage.setItem(KEY, value);
-  } catch {
-    // Storage is blocked.
-  }
-}
-
-function currentToken() {
-  if (token === null) {
-    try {
-      token = sessionStorage.getItem(KEY);
-    } catch {
-      // Storage is blocked.
-    }
-  }
-  return token;
+  stored((storage) => storage.setItem(KEY, value));
 }
 
 export function hasToken() {
-  return Boolean(currentToken());
+  return Boolean(token);
 }
 
 async function ask(path, options = {}) {
   const headers = { ...options.headers };
-  if (hasToken()) headers.Authorization = `Bearer ${currentToken()}`;
+  if (hasToken()) headers.Authorization = `Bearer ${token}`;
   let answer;
   try {
     answer = await fetch(path, { ...options, headers, cache: "no-store", credentials: "omit" });
@@ -54,12 +48,9 @@ async function ask(path, options = {}) {
   } catch {
     // Not from the service itself: a proxy, say.
   }
-  const message = `The service answered ${answer.status} ${answer.statusText}.`;
-  throw new ServiceError(
-    answer.status,
-    error ?? { message },
-    Number(answer.headers.get("Retry-After")) || null,
-  );
+  error ??= { message: `The service answered ${answer.status} ${answer.statusText}.` };
+  const retryAfter = Number(answer.headers.get("Retry-After")) || null;
+  throw new ServiceError(answer.status, error, retryAfter);
 }
 
 /** All problems, as the registry describes them. */

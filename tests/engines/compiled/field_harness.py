@@ -95,7 +95,7 @@ def lowered(case: Case, *, apart: bool = True, transposed: bool = False) -> Fiel
     leaves = jtu.tree_leaves(case.p)
     axes = _flat(case.axes[1])
     groups = ["shared"] * len(consts) + ["shared" if a is None else "own" for a in axes]
-    inputs = Inputs.as_they_are(parameters_of(program), groups)
+    inputs = Inputs.laid_out(parameters_of(program), groups)
     jaxpr = program.jaxpr
     values = list(zip(groups, (*consts, *leaves), strict=True))
     if transposed:

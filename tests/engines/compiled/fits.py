@@ -258,6 +258,8 @@ def _constant_lines(name: str) -> list[str]:
     bits = bits_of(name)
     value = constant(name, bits)
     digits = f"{value:X}"
+    if bits == 256:
+        return [f'{name} = _fraction("{digits}")']
     rows = [digits[i : i + 80] for i in range(0, len(digits), 80)]
     lines = [f'    "{row}"' for row in rows]
     return [f"{name} = _fraction(", *lines[:-1], f"{lines[-1]},", f"    {bits},", ")"]
@@ -280,7 +282,7 @@ They are written by `tests/engines/compiled/fits.py`.
 from fractions import Fraction
 
 
-def _fraction(digits: str, bits: int) -> Fraction:
+def _fraction(digits: str, bits: int = 256) -> Fraction:
     return Fraction(int(digits, 16), 1 << bits)
 
 

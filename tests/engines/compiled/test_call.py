@@ -18,6 +18,7 @@ from ensembleode.executors import distributed
 from ensembleode.executors.distributed import worker
 
 from .kernels import axpy, fresh, scaled, WHERE
+from .machines import limited
 
 
 @pytest.fixture(autouse=True)
@@ -261,13 +262,13 @@ def test_on_a_lesser_machine():
     """It is another kernel, with the results of this one."""
     if machine.host().architecture != "x86_64":
         pytest.skip("not x86-64")
-    with machine.using(machine.limited("x86-64")):
+    with machine.using(limited("x86-64")):
         # (JAX knows functions it has traced, whatever they were traced for.)
         (lesser,) = kernels_in(jax.make_jaxpr(lambda x: scaled(x))(numbers()))
         y, _ = jax.jit(lambda x: scaled(x))(numbers())
     np.testing.assert_array_equal(y, 2 * numbers() + 1)
     (own,) = kernels_in(jax.make_jaxpr(lambda x: scaled(x))(numbers()))
-    assert lesser.machine == machine.limited("x86-64")
+    assert lesser.machine == limited("x86-64")
     assert lesser.target != own.target
 
 

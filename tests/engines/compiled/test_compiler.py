@@ -13,9 +13,10 @@ import pytest
 from ensembleode.core import files
 from ensembleode.engines.compiled import compiler, machine, object_cache, ptxas
 from ensembleode.engines.compiled.compiler import assembly, compiled, CompileError, ptx
-from ensembleode.engines.compiled.machine import gpu, limited, TARGETS
+from ensembleode.engines.compiled.machine import gpu
 
 from .kernels import axpy, fresh
+from .machines import LEVELS, limited, masked, TARGETS
 
 
 @pytest.fixture(autouse=True)
@@ -60,7 +61,7 @@ def levels():
     here = machine.host()
     if here.architecture != "x86_64":
         return []
-    return [x for x in machine.LEVELS if TARGETS[x].vector_bytes <= here.vector_bytes]
+    return [x for x in LEVELS if TARGETS[x].vector_bytes <= here.vector_bytes]
 
 
 @pytest.mark.skipif(not levels(), reason="not x86-64")
@@ -78,7 +79,7 @@ def test_lesser_machines():
         assert max(registers) == widest[lesser.vector_bytes]
     assert machine.current() is machine.host()
     assert not limited("x86-64").has_fma
-    for level in set(machine.LEVELS) - set(levels()):
+    for level in set(LEVELS) - set(levels()):
         with pytest.raises(ValueError, match=f"can't run code for {level}"):
             limited(level)
 
@@ -87,10 +88,10 @@ def test_features_can_be_masked():
     """Of a CPU that is named: without AVX-512 there are no registers of 64 bytes."""
     v4 = TARGETS["x86-64-v4"]
     assert "zmm" in assembly(axpy(8), v4)
-    assert "zmm" not in assembly(axpy(8), machine.masked(v4, "avx512f"))
-    assert machine.masked(v4, "avx512f") == machine.masked(v4, "avx512f")
-    assert machine.masked(v4, "avx512f").vector_bytes == 32
-    assert machine.masked(v4, "avx", "fma").vector_bytes == 16
+    assert "zmm" not in assembly(axpy(8), masked(v4, "avx512f"))
+    assert masked(v4, "avx512f") == masked(v4, "avx512f")
+    assert masked(v4, "avx512f").vector_bytes == 32
+    assert masked(v4, "avx", "fma").vector_bytes == 16
 
 
 def test_other_machines():

@@ -16,7 +16,7 @@ from ensembleode.engines.compiled.builder import Buffer, F64, Module
 from ensembleode.engines.compiled.field import evaluate_apart
 from ensembleode.engines.compiled.functions import FUNCTIONS
 from ensembleode.engines.compiled.operations import OPERATIONS
-from ensembleode.engines.compiled.reading import Given, Memory
+from ensembleode.engines.compiled.reading import Memory, Numbers
 from ensembleode.fields import Inputs, parameters_of, UntranslatableError
 from ensembleode.fields.equations import ELEMENTWISE
 from ensembleode.fields.ir import For
@@ -429,12 +429,25 @@ def test_many_functions_stay_a_loop():
     def loops(case):
         program, consts = trace(case.fn, *case.one())
         groups = ["shared"] * len(consts) + ["own"] * (len(program.jaxpr.invars) - 2)
-        inputs = Inputs.as_they_are(parameters_of(program), groups)
+        inputs = Inputs.laid_out(parameters_of(program), groups)
         fn = field.lowered(program.jaxpr, inputs, 100)
         return [s for s in fn.body if isinstance(s, For)]
 
     assert loops(FIELDS["network"])
     assert not loops(FIELDS["lorenz 96"])
+
+
+class Given(Numbers):
+    """A state in registers, and what all share in memory."""
+
+    def __init__(self, u, shared):
+        self.u, self.shared = u, shared
+
+    def load(self, group, dtype, index):
+        return self.u[index] if group == "u" else self.shared.load(index)
+
+    def memory(self, group, dtype, start, end):
+        return None if group == "u" else self.shared
 
 
 def test_a_function_apart_is_written_once():
@@ -444,7 +457,7 @@ def test_a_function_apart_is_written_once():
         u, shared = Buffer(b, "%u", F64), Memory(Buffer(b, "%numbers", F64))
         for start in (0, 30):
             values = [u.load_lanes(4 * (start + i)) for i in range(30)]
-            numbers = Given({"u": values}, {"shared": shared})
+            numbers = Given(values, shared)
             evaluate_apart(b, deep.function, "f", numbers, b.constant(0, F64))
         b.return_()
     assert module.text.count("define internal void @f(") == 1

@@ -235,3 +235,24 @@ def test_nothing_to_differentiate_by():
         return jnp.sum(sim.u[-1])
 
     np.testing.assert_allclose(jax.grad(value)(jnp.ones(2)), np.exp(-1), rtol=1e-7)
+
+
+def test_arrays_without_numbers():
+    """A parameter may be empty, of each trajectory or of all."""
+
+    def value(p, engine):
+        prob = eo.ODEProblem(
+            lambda u, p, t: -p["k"] * u + jnp.sum(p["more"]), jnp.ones(2), (0, 1.0)
+        )
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, p=p | {"k": p["k"] * (1 + ctx.index)})
+        )
+        sim = eo.solve(
+            ens, eo.Tsit5(), eo.EnsembleThreads(1), trajectories=3, engine=engine, **ADAPTIVE
+        )
+        return jnp.sum(sim.u[:, -1])
+
+    p = {"k": jnp.array(0.5), "more": jnp.zeros((0, 4))}
+    got, expected = (jax.grad(value)(p, engine) for engine in ("compiled", "lanes"))
+    assert got["more"].shape == (0, 4)
+    np.testing.assert_allclose(got["k"], expected["k"], rtol=1e-7)

@@ -13,6 +13,8 @@ from ensembleode import solvers
 from ensembleode.engines.compiled import call, machine, solves
 from ensembleode.engines.compiled.compiler import CompileError
 
+from .machines import limited
+
 
 N = 23
 
@@ -261,7 +263,7 @@ def test_lesser_machines(level):
         pytest.skip("levels are those of x86-64")
     x = numbers(4)
     found = solved(ensemble(x))
-    with machine.using(machine.limited(level)):
+    with machine.using(limited(level)):
         jax.clear_caches()
         other = solved(ensemble(x))
     jax.clear_caches()

@@ -20,36 +20,10 @@ from .powers import cbrt, integer_pow as integer_pow, pow, rsqrt, sqrt
 from .trigonometric import cos, sin, tan
 
 
-FUNCTIONS: dict[str, Callable[..., Value]] = {
-    "acos": acos,
-    "acosh": acosh,
-    "asin": asin,
-    "asinh": asinh,
-    "atan": atan,
-    "atan2": atan2,
-    "atanh": atanh,
-    "cbrt": cbrt,
-    "cos": cos,
-    "cosh": cosh,
-    "digamma": digamma,
-    "erf": erf,
-    "erf_inv": erf_inv,
-    "erfc": erfc,
-    "exp": exp,
-    "exp2": exp2,
-    "expm1": expm1,
-    "lgamma": lgamma,
-    "log": log,
-    "log10": log10,
-    "log1p": log1p,
-    "log2": log2,
-    "logistic": logistic,
-    "polygamma": polygamma,
-    "pow": pow,
-    "rsqrt": rsqrt,
-    "sin": sin,
-    "sinh": sinh,
-    "sqrt": sqrt,
-    "tan": tan,
-    "tanh": tanh,
-}
+_EVERY = (
+    *(acos, asin, atan, atan2, cos, sin, tan),
+    *(acosh, asinh, atanh, cosh, sinh, tanh),
+    *(cbrt, exp, exp2, expm1, log, log10, log1p, log2, logistic, pow, rsqrt, sqrt),
+    *(digamma, erf, erf_inv, erfc, lgamma, polygamma),
+)
+FUNCTIONS: dict[str, Callable[..., Value]] = {fn.__name__: fn for fn in _EVERY}

@@ -15,10 +15,11 @@ import numpy as np
 from ..builder import Builder, F32, F64, Value
 from .coefficients import DIGAMMA, LGAMMA, STIRLING
 from .constants import EULER, HALF_LOG_TWO_PI, LGAMMA_CURVE, LN_PI, PI
-from .formats import Format, format_of
+from .formats import format_of
 from .logarithms import log_pair
 from .pairs import (
     choose,
+    constant,
     exact,
     fast_two_sum,
     Pair,
@@ -33,10 +34,6 @@ from .powers import integer_pow
 
 
 _STIRLING_FROM = 8.0  # on
-
-
-def _constant(b: Builder, like: Value, fmt: Format, x: Fraction) -> Pair:
-    return Pair(*b.matched(like, *fmt.parts(x, 2))[1:])
 
 
 def _negated(x: Pair) -> Pair:
@@ -66,9 +63,9 @@ def _positive(b: Builder, x: Value) -> Pair:
 
     # lgamma(2 + u)
     u = b.where(is_tiny, x, b.where(is_small, x - 1.0, moved - 2.0))
-    near = product(b, _constant(b, x, fmt, 1 - EULER), exact(b, u))
+    near = product(b, constant(b, x, 1 - EULER), exact(b, u))
     square = Pair(*two_product(b, u, u))
-    near = total(b, near, product(b, _constant(b, x, fmt, LGAMMA_CURVE), square))
+    near = total(b, near, product(b, constant(b, x, LGAMMA_CURVE), square))
     near = total(b, near, exact(b, square.head * u * polynomial(b, u, LGAMMA)))
     near = total(b, near, choose(b, is_small, _negated(logarithm), logarithm))
 
@@ -76,8 +73,8 @@ def _positive(b: Builder, x: Value) -> Pair:
     rest = inverse * polynomial(b, inverse * inverse, STIRLING)
     less = total(b, logarithm, exact(b, -one))
     far = product(b, exact(b, x - 0.5), less)
-    constant = _constant(b, x, fmt, HALF_LOG_TWO_PI - Fraction(1, 2))
-    far = total(b, far, Pair(constant.head, constant.tail + rest))
+    shift = constant(b, x, HALF_LOG_TWO_PI - Fraction(1, 2))
+    far = total(b, far, Pair(shift.head, shift.tail + rest))
     # (Of larger ones it overflows; its logarithm is about this.)
     too_large = x > float(np.finfo(x.dtype).max) / (fmt.max_exponent * 0.7)
     found = choose(b, is_large, far, near)
@@ -95,16 +92,15 @@ def _alternating(b: Builder, z: Pair, first: int) -> Pair:
         head = b.mul_add(head, z.head, float(x))
     found = exact(b, head)
     for x in every[2::-1]:
-        found = total(b, _constant(b, z.head, format_of(z.head), x), product(b, z, found))
+        found = total(b, constant(b, z.head, x), product(b, z, found))
     return found
 
 
 def _half_turns(b: Builder, x: Value) -> tuple[Pair, Pair]:
     """sin(pi x) and cos(pi x), with signs, from x less the nearest half of a whole number."""
-    fmt = format_of(x)
     twice = x + x
     nearest = b.round_even(twice)
-    angle = product(b, exact(b, (twice - nearest) * 0.5), _constant(b, x, fmt, PI))
+    angle = product(b, exact(b, (twice - nearest) * 0.5), constant(b, x, PI))
     square = product(b, angle, angle)
     sine = product(b, angle, _alternating(b, square, 1))
     cosine = _alternating(b, square, 0)
@@ -141,7 +137,7 @@ def lgamma(b: Builder, x: Value) -> Value:
         sine = choose(b, is_negative, _negated(sine), sine)
         divisor = product(b, sine, exact(b, size))
         logarithm = total(b, log_pair(b, divisor.head, divisor.tail), found)
-        head, tail = total(b, _constant(b, x, fmt, LN_PI), _negated(logarithm))
+        head, tail = total(b, constant(b, x, LN_PI), _negated(logarithm))
         is_pole = sine.head.eq(0.0) | (size > 2.0**fmt.fraction)
         # (Nearer to zero it is -log |x| on both sides.)
         mask = (x < 0.0) & (size > 2.0 ** -(fmt.digits + 2))
@@ -185,7 +181,7 @@ def digamma(b: Builder, x: Value) -> Value:
     def reflect():
         # digamma(-x) = digamma(x) + 1 / x + pi cot(pi x)
         sine, cosine = _half_turns(b, size)
-        cotangent = product(b, _constant(b, x, fmt, PI), quotient(b, cosine, sine))
+        cotangent = product(b, constant(b, x, PI), quotient(b, cosine, sine))
         more = total(b, cotangent, quotient(b, one, exact(b, size)))
         head, tail = total(b, found, more)
         nan = b.constant(np.nan, x.dtype)
@@ -251,7 +247,7 @@ def polygamma(b: Builder, order: Value, x: Value) -> Value:
         found = exact(b, one * float(weights[-1]))
         for w in weights[-2::-1]:
             found = total(b, product(b, found, c), exact(b, one * float(w)))
-        found = product(b, _constant(b, x, format_of(x), PI ** (n + 1)), found)
+        found = product(b, constant(b, x, PI ** (n + 1)), found)
         head, tail = total(b, found, exact(b, -summed))
         is_pole = sine.head.eq(0.0) | x.eq(-np.inf)
         value.set_where(x < 0.0, b.where(is_pole, np.inf if n % 2 else np.nan, head + tail))

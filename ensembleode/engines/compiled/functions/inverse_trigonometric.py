@@ -10,17 +10,17 @@ import numpy as np
 from ..builder import Builder, Value
 from .coefficients import ASIN, ATAN
 from .constants import PI
-from .formats import Format, format_of
-from .pairs import choose, fast_two_sum, Pair, quotient, two_sum
+from .formats import format_of
+from .pairs import choose, constant, fast_two_sum, Pair, quotient, two_sum
 from .polynomials import polynomial
 
 
 _TAN_EIGHTH = math.sqrt(2.0) - 1.0  # of pi
 
 
-def _angle(b: Builder, like: Value, fmt: Format, turns: float) -> Pair:
-    """A multiple of pi that is a power of two."""
-    return Pair(*b.matched(like, *fmt.parts(PI * Fraction(turns), 2))[1:])
+def _angle(b: Builder, like: Value, turns: float) -> Pair:
+    """A multiple of pi."""
+    return constant(b, like, PI * Fraction(turns))
 
 
 def _half_angle(b: Builder, x: Value) -> tuple[Value, Value, Value]:
@@ -41,18 +41,16 @@ def _sum(b: Builder, base: Pair, x: Value, more: Value) -> Value:
 
 
 def asin(b: Builder, x: Value) -> Value:
-    fmt = format_of(x)
     root, more, is_large = _half_angle(b, x)
-    base = choose(b, is_large, _angle(b, x, fmt, 0.5), _angle(b, x, fmt, 0.0))
+    base = choose(b, is_large, _angle(b, x, 0.5), _angle(b, x, 0.0))
     return b.copysign(_sum(b, base, b.where(is_large, -2.0 * root, root), more), x)
 
 
 def acos(b: Builder, x: Value) -> Value:
-    fmt = format_of(x)
     root, more, is_large = _half_angle(b, x)
     is_negative = x < 0.0
-    far = choose(b, is_negative, _angle(b, x, fmt, 1.0), _angle(b, x, fmt, 0.0))
-    base = choose(b, is_large, far, _angle(b, x, fmt, 0.5))
+    far = choose(b, is_negative, _angle(b, x, 1.0), _angle(b, x, 0.0))
+    base = choose(b, is_large, far, _angle(b, x, 0.5))
     part = b.where(is_large, root + root, -root)
     return _sum(b, base, b.where(is_negative, -part, part), more)
 
@@ -61,23 +59,21 @@ def _arc(b: Builder, y: Value, x: Value, is_left: Value | None = None) -> Value:
     """The angle of a point in the first quadrant, neither at zero nor infinite; or of its mirror
     image, with x negative, where `is_left`.
     """
-    fmt = format_of(y)
     is_steep = y > x * (1.0 / _TAN_EIGHTH)
     is_middle = (y > x * _TAN_EIGHTH) & ~is_steep
     difference, lost = two_sum(b, y, -x)
     total, lost_too = two_sum(b, y, x)
-    zero = _angle(b, y, fmt, 0.0).tail
+    zero = _angle(b, y, 0.0).tail
     n = Pair(
         b.where(is_steep, -x, b.where(is_middle, difference, y)), b.where(is_middle, lost, zero)
     )
     d = Pair(b.where(is_steep, y, b.where(is_middle, total, x)), b.where(is_middle, lost_too, zero))
     ratio = quotient(b, n, d)
-    base = choose(b, is_middle, _angle(b, y, fmt, 0.25), _angle(b, y, fmt, 0.0))
-    base = choose(b, is_steep, _angle(b, y, fmt, 0.5), base)
+    base = choose(b, is_middle, _angle(b, y, 0.25), _angle(b, y, 0.0))
+    base = choose(b, is_steep, _angle(b, y, 0.5), base)
     if is_left is not None:
-        left = choose(b, is_steep, base, _angle(b, y, fmt, 1.0))
-        three = Pair(*b.matched(y, *fmt.parts(PI * 3 / 4, 2))[1:])
-        left = choose(b, is_middle, three, left)
+        left = choose(b, is_steep, base, _angle(b, y, 1.0))
+        left = choose(b, is_middle, _angle(b, y, 0.75), left)
         base = choose(b, is_left, left, base)
         ratio = choose(b, is_left, Pair(-ratio.head, -ratio.tail), ratio)
     z = ratio.head * ratio.head

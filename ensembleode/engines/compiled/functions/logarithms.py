@@ -13,7 +13,7 @@ from .coefficients import LOG, LOG_TAIL
 from .constants import LOG2_E, LOG10_2, LOG10_E
 from .exponential import ln2_parts, power_of_two
 from .formats import format_of
-from .pairs import exact, fast_two_sum, Pair, product, quotient, two_product, two_sum
+from .pairs import constant, exact, fast_two_sum, Pair, product, quotient, two_product, two_sum
 from .polynomials import polynomial
 
 
@@ -64,24 +64,18 @@ def log(b: Builder, x: Value) -> Value:
 
 def log2(b: Builder, x: Value) -> Value:
     k, m = split_any(b, x)
-    head, tail = format_of(x).parts(LOG2_E, 2)
-    found = product(b, _pair_near_one(b, m - 1.0), _constant_pair(b, x, head, tail))
+    found = product(b, _pair_near_one(b, m - 1.0), constant(b, x, LOG2_E))
     return with_limits(b, x, (k + found.head) + found.tail)
 
 
 def log10(b: Builder, x: Value) -> Value:
     fmt = format_of(x)
     k, m = split_any(b, x)
-    head, tail = fmt.parts(LOG10_E, 2)
-    found = product(b, _pair_near_one(b, m - 1.0), _constant_pair(b, x, head, tail))
+    found = product(b, _pair_near_one(b, m - 1.0), constant(b, x, LOG10_E))
     high = fmt.parts(LOG10_2, 1, fmt.digits - 3 - fmt.max_exponent.bit_length())[0]
     low = float(LOG10_2 - Fraction(high))
     total, rest = fast_two_sum(b, k * high, found.head)
     return with_limits(b, x, total + (rest + found.tail + k * low))
-
-
-def _constant_pair(b: Builder, like: Value, head: float, tail: float) -> Pair:
-    return Pair(*b.matched(like, head, tail)[1:])
 
 
 def log_of_sum(b: Builder, x: Value, tail: Value, more: Value | float = 0.0) -> Value:

@@ -6,6 +6,7 @@ Dekker ("A floating-point technique for extending the available precision", 1971
 
 from __future__ import annotations
 
+from fractions import Fraction
 from typing import Any, NamedTuple
 
 from ..builder import Builder, Value
@@ -76,6 +77,11 @@ def quotient(b: Builder, n: Pair, d: Pair, inverse: Value | None = None) -> Pair
 def exact(b: Builder, x: Value) -> Pair:
     """A number as a pair."""
     return Pair(x, b.constant(0.0, x.dtype, of_lanes=bool(x.lanes)))
+
+
+def constant(b: Builder, like: Value, x: Fraction) -> Pair:
+    """A number of more digits, as a pair in the format of `like`."""
+    return Pair(*b.matched(like, *format_of(like).parts(x, 2))[1:])
 
 
 def choose(b: Builder, mask: Value, x: Pair, y: Pair) -> Pair:

@@ -1,7 +1,15 @@
-"""A GPU that isn't there, to compile for."""
+"""A GPU that isn't there: to compile for, and to run on."""
 
+import functools
+
+import jax
 import pytest
 from jax.experimental import topologies
+
+from ensembleode.engines.compiled import launch
+from ensembleode.executors import kernel
+
+from .ptx import xla
 
 
 # What XLA wants to know of a GPU to compile such programs.
@@ -36,3 +44,22 @@ def h200():
     except (NotImplementedError, RuntimeError) as e:
         pytest.skip(f"JAX has no CUDA plugin here, or not with JAX_PLATFORMS=cpu: {e}")
     return topologies.make_mesh(topology, (1,), ("x",))
+
+
+@pytest.fixture(scope="module")
+def on_ptx():
+    """EnsembleGPUKernel runs the very launches that a GPU would get by XLA's custom call, with an
+    interpreter for their PTX; the launches, in the order in which they are traced."""
+    if kernel.computes_on_gpu():
+        pytest.skip("there is a GPU")
+    calls = []
+    instead = functools.partial(xla.ffi_call, jax.ffi.ffi_call, calls)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(kernel, "computes_on_gpu", lambda: True)
+        patch.setattr(launch, "check", lambda: None)
+        patch.setattr(launch, "launcher", lambda: launch.custom_call)
+        patch.setattr(jax.ffi, "ffi_call", instead)
+        # (What is traced has its launcher in it.)
+        jax.clear_caches()
+        yield calls
+    jax.clear_caches()

@@ -17,6 +17,7 @@ from ensembleode.solving import job_for
 from ....marks import slow_unless
 from ....problems import decay, lorenz
 from ...lanes.test_problems import ensemble, PROBLEMS
+from .ptx.parsing import parse
 from .test_agreement import METHODS
 
 
@@ -239,6 +240,51 @@ def test_lowered(as_if_on_gpu, name):
     threads = 2000 if name == "vmap" else 1000
     assert f"grid_x = {-(-threads // 128)} : i32" in calls[0]
     assert "block_x = 128 : i32" in calls[0]
+
+
+# What both kernels of such a solve read: the sizes, which trajectories are wanted, the parameters,
+# the initial states, the span, the tolerances, the times to save.
+READ = ["1000xi1", "3xf64", "3x1000xf64", *4 * ["f64"], "11xf64"]
+BUFFERS = {
+    "solve": (["3xi32", *READ], ["33x1000xf64", "4x1000xi32"]),
+    # With the cotangents of what is saved, and how many times were reached; gradients, and memory:
+    # turns, events and checkpoints, each as long as its numbers.
+    "pull_back": (
+        ["6xi32", *READ, "33x1000xf64", "1000xi32"],
+        ["3x1000xf64", "1x1000xf64", "3x1000xf64", "2560000xf64", "6000xi32"],
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_the_call_fits_the_kernel(as_if_on_gpu, name):
+    """XLA passes a pointer to each operand, and after these to each result, all row-major, aligned
+    to 16 bytes at least, and a kernel takes what it is passed."""
+    traced = jax.jit(jax.grad(final)).trace(P)
+    text = traced.lower(lowering_platforms=("cuda",)).as_text()
+    (call,) = [x for x in text.splitlines() if f'name = "{name}_entry"' in x]
+    code = re.search(r'kernel_data = "((?:\\.|[^"\\])*)"', call)[1]
+    code = re.sub(r"\\([0-9A-F]{2})", lambda x: chr(int(x[1], 16)), code)
+    module = parse(code)
+    (kernel,) = [x for x in module.functions.values() if x.is_entry]
+    assert kernel.name == f"{name}_entry"
+    operands, results = (
+        re.findall(r"tensor<(.*?)>", x) for x in call.rpartition(" : (")[2].split("->")
+    )
+    expected = BUFFERS[name]
+    assert operands == expected[0]
+    assert results[: len(expected[1])] == expected[1]
+    assert all(x.endswith("xi8") for x in results[len(expected[1]) :])
+    count = len(operands) + len(results)
+    assert [x.name for x in kernel.parameters] == [f"{name}_entry_param_{i}" for i in range(count)]
+    assert {x.type for x in kernel.parameters} == {"u64"}
+    assert all(16 % x.pointer_alignment == 0 for x in kernel.parameters)
+    places = ", ".join(f"{i} : i32" for i in range(len(operands), count))
+    assert f"output_indices = [{places}]" in call
+    layouts = re.findall(r"dense<(.*?)> : tensor<(\d)xindex>", call)
+    assert len(layouts) == count
+    assert set(layouts) <= {("", "0"), ("0", "1"), ("[1, 0]", "2")}
+    assert "output_operand_aliases" not in call
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

@@ -2,94 +2,91 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
-from ...fields.ir import (
-    Assign,
-    Buffer,
-    Expr,
-    For,
-    Function,
-    Let,
-    Load,
-    Op,
-    Product,
-    Stmt,
-    Store,
-    Switch,
-    While,
-)
+from . import ir
 
 
-def statements(stmts: Sequence[Stmt]) -> Iterator[Stmt]:
+def statements(stmts: Sequence[ir.Stmt]) -> Iterator[ir.Stmt]:
     """Also those inside of others."""
     for stmt in stmts:
         yield stmt
         match stmt:
-            case For(_, _, body):
+            case ir.For(_, _, body):
                 yield from statements(body)
-            case While(test, _, body):
+            case ir.While(test, _, body):
                 yield from statements((*test, *body))
-            case Switch(_, cases):
+            case ir.Switch(_, cases):
                 for case in cases:
                     yield from statements(case)
 
 
-def expressions(stmt: Stmt) -> tuple[Expr, ...]:
+def expressions(stmt: ir.Stmt) -> tuple[ir.Expr, ...]:
     """Those of a statement itself."""
     match stmt:
-        case Let(_, expr) | Assign(_, expr):
+        case ir.Let(_, expr) | ir.Assign(_, expr):
             return (expr,)
-        case Store(_, index, expr):
+        case ir.Store(_, index, expr):
             return (expr, *(e for e, _ in index.terms))
-        case While(_, condition, _):
+        case ir.While(_, condition, _):
             return (condition,)
-        case Switch(which, _):
+        case ir.Switch(which, _):
             return (which,)
     return ()
 
 
-def parts(expr: Expr) -> Iterator[Expr]:
+def parts(expr: ir.Expr) -> Iterator[ir.Expr]:
     """An expression, and what it is made of."""
     yield expr
     match expr:
-        case Load(_, index):
+        case ir.Load(_, index):
             for e, _ in index.terms:
                 yield from parts(e)
-        case Op(_, args, _, _):
+        case ir.Op(_, args, _, _):
             for e in args:
                 yield from parts(e)
 
 
-def every_part(fn: Function) -> Iterator[Expr]:
+def every_part(fn: ir.Function) -> Iterator[ir.Expr]:
     """Of all expressions of a function."""
     for expr in (*fn.outputs, *(e for s in statements(fn.body) for e in expressions(s))):
         yield from parts(expr)
 
 
-def buffers(stmt: Stmt) -> Iterator[Buffer]:
+def buffers(stmt: ir.Stmt) -> Iterator[ir.Buffer]:
     """What a statement itself reads and writes."""
     match stmt:
-        case Store(buffer, _, _):
+        case ir.Store(buffer, _, _):
             yield buffer
-        case Product(out, x, y):
+        case ir.Product(out, x, y):
             yield from (out.buffer, x.buffer, y.buffer)
-    for expr in expressions(stmt):
-        yield from (x.buffer for x in parts(expr) if isinstance(x, Load))
+    yield from (x.buffer for x in loads(expressions(stmt)))
 
 
-def length(stmts: Sequence[Stmt]) -> int:
+def loads(exprs: Iterable[ir.Expr]) -> Iterator[ir.Load]:
+    """What is read in expressions."""
+    return (x for e in exprs for x in parts(e) if isinstance(x, ir.Load))
+
+
+def buffers_of(fn: ir.Function) -> Iterator[ir.Buffer]:
+    """What a function reads and writes."""
+    yield from (x.buffer for x in loads(fn.outputs))
+    for stmt in statements(fn.body):
+        yield from buffers(stmt)
+
+
+def length(stmts: Sequence[ir.Stmt]) -> int:
     """How many statements these are, loops unrolled."""
     total = 0
     for stmt in stmts:
         match stmt:
-            case For(_, n, body):
+            case ir.For(_, n, body):
                 total += n * length(body)
-            case While(test, _, body):
+            case ir.While(test, _, body):
                 total += length((*test, *body))
-            case Switch(_, cases):
+            case ir.Switch(_, cases):
                 total += sum(map(length, cases))
-            case Product(out, x, _):
+            case ir.Product(out, x, _):
                 total += out.rows * out.columns * x.columns
             case _:
                 total += 1
@@ -105,29 +102,29 @@ _SIMPLE = {
 _OTHERS = 12
 
 
-def cost(stmts: Sequence[Stmt]) -> float | int:
+def cost(stmts: Sequence[ir.Stmt]) -> float | int:
     """In simple operations; infinite where lanes may wait for each other."""
     total: float = 0
     for stmt in stmts:
         total += sum(_cost_of(x) for e in expressions(stmt) for x in parts(e))
         match stmt:
-            case For(_, n, body):
+            case ir.For(_, n, body):
                 total += n * cost(body)
-            case Switch(_, cases):
+            case ir.Switch(_, cases):
                 total += sum(map(cost, cases))
-            case While() | Product():
+            case ir.While() | ir.Product():
                 return float("inf")
     return total
 
 
-def dear(fn: Function) -> int:
+def dear(fn: ir.Function) -> int:
     """How many operations are written that cost as much as many others, such as functions."""
     return sum(_cost_of(x) >= _OTHERS for x in every_part(fn))
 
 
-def _cost_of(expr: Expr) -> float | int:
+def _cost_of(expr: ir.Expr) -> float | int:
     """Without what it is made of."""
-    if not isinstance(expr, Op):
+    if not isinstance(expr, ir.Op):
         return 0
     if expr.name == "integer_pow":
         return abs(expr.param).bit_length()

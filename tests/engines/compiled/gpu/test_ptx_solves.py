@@ -1,0 +1,386 @@
+"""Whole solves and gradients by the PTX that a GPU would get, launched as XLA would, against the
+CPU's kernels: to the last bit, as they round in the same places."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+from ensembleode.engines.compiled import launch, machine, solves
+
+from ....marks import slow_unless
+from ....problems import lorenz
+from ...lanes.test_problems import ensemble as ensemble_of, PROBLEMS
+from .test_agreement import METHODS
+from .test_compiled import as_single
+
+
+# (A CPU without fused operations rounds in more places.)
+TOLERANCE = 0.0 if machine.host().has_fma else 1e-9
+ARCHS = ("sm_75", "sm_90", "sm_100")
+
+
+def by_ptx(solve):
+    """What `solve` gives with the kernels of a GPU, and with those of the CPU."""
+    return solve(eo.EnsembleGPUKernel()), solve(eo.EnsembleSerial(), engine="compiled")
+
+
+def same(got, expected):
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(expected), strict=True):
+        size = float(np.max(np.abs(np.nan_to_num(b)), initial=0.0))
+        np.testing.assert_allclose(a, b, rtol=TOLERANCE, atol=TOLERANCE * size)
+
+
+def numbers(sim):
+    return sim.u, sim.t, sim.retcode, sim.lengths, dataclasses.astuple(sim.stats)
+
+
+@pytest.fixture
+def arch(request, monkeypatch, on_ptx):
+    """What the kernels are compiled for."""
+    monkeypatch.setattr(launch, "arch_here", lambda: request.param)
+    jax.clear_caches()
+    yield request.param
+    jax.clear_caches()
+
+
+#
+# Solves
+#
+
+
+def rising(prob, ctx):
+    which = ctx.index % 7
+    return eo.remake(prob, p=prob.p.at[1].set(which * 3.0), u0=prob.u0 + 0.1 * which)
+
+
+def rising_lorenz(dtype=np.float64):
+    u0, p = jnp.array([1.0, 0, 0], dtype), jnp.array([10.0, 28.0, 8 / 3], dtype)
+    return eo.EnsembleProblem(eo.ODEProblem(lorenz, u0, (0.0, 1.0), p), rising)
+
+
+LATE = np.arange(3) > np.arange(7)[:, None] % 4
+OPTIONS = {
+    "ends": {},
+    "end": {"save_start": False},
+    "times": {"saveat": [0.0, 0.1, 0.1, 0.77, 1.0]},
+    "own times": {"saveat": np.linspace(0, 0.9, 21).reshape(7, 3)},
+    "steps": {"save_everystep": True},
+    "fixed": {"adaptive": False, "dt": 0.05, "saveat": 0.3},
+    "fixed, every step": {"adaptive": False, "dt": 0.1, "save_everystep": True},
+    "first step": {"dt": 1e-3},
+    "tolerances of components": {"abstol": np.array([1e-9, 1e-6, 1e-7]), "reltol": 1e-8},
+    "non-FSAL": {"alg": eo.Vern7(), "saveat": 0.2},
+    "series of several lengths": {
+        "saveat": np.where(LATE, np.inf, np.arange(21).reshape(7, 3) / 21)
+    },
+    "bounds of steps": {"saveat": 0.25, "dtmax": 0.03},
+    "another controller": {"stepsize_controller": eo.PIDController(0.6, -0.2)},
+}
+QUICK = {("times", "float64"), ("own times", "float32"), ("steps", "float32"), ("fixed", "float64")}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [slow_unless((x, d) in QUICK, x, d) for x in OPTIONS for d in ("float32", "float64")],
+)
+def test_options(on_ptx, name, dtype):
+    options = dict(OPTIONS[name])
+    alg = options.pop("alg", eo.Tsit5())
+    ens = rising_lorenz(dtype)
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, alg, *a, trajectories=7, **options, **k))
+    assert got.u.dtype == dtype
+    assert (got.retcode == eo.ReturnCode.Success).all()
+    same(numbers(got), numbers(expected))
+
+
+@pytest.mark.parametrize("n", [1, slow_unless(False, 128), 130])
+def test_trajectories_that_are_no_whole_blocks(on_ptx, n):
+    before = len(on_ptx)
+    ens = rising_lorenz(np.float32)
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, trajectories=n, **k))
+    same(numbers(got), numbers(expected))
+    (call,) = on_ptx[before:]
+    assert (call.blocks, call.block) == (-(-n // 128), 128)
+
+
+def test_failures_are_alone(on_ptx):
+    """NaN, an infinite solution, a step that underflows, too many steps, and a start that is NaN;
+    in one launch with such as succeed."""
+
+    def f(u, p, t):
+        nan = jnp.where(t > 0.6, jnp.nan, 1.0) * u
+        explodes = u**2 * 10
+        sticks = jnp.sign(0.3 - u) * 1e3
+        long = jnp.cos(3e3 * t) * 3e3
+        return jnp.select([p == 0, p == 1, p == 2, p == 3], [nan, explodes, sticks, long], -u)
+
+    def prob_func(prob, ctx):
+        u0 = jnp.where(ctx.index == 4, jnp.nan, prob.u0)
+        return eo.remake(prob, p=ctx.index * 1.0, u0=u0)
+
+    ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), jnp.array(0.0)), prob_func)
+    options = {"trajectories": 7, "saveat": 0.25, "abstol": 1e-7, "reltol": 1e-7, "maxiters": 150}
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, **options, **k))
+    same(numbers(got), numbers(expected))
+    codes = eo.ReturnCode
+    assert (got.retcode[:5] != codes.Success).all()
+    assert got.retcode[3] == codes.MaxIters
+    assert (got.retcode[5:] == codes.Success).all()
+
+
+def test_spans_and_tolerances_of_their_own_backwards(on_ptx):
+    def prob_func(prob, ctx):
+        span = (1.0 + ctx.index / 10, -0.1 * ctx.index)
+        return eo.remake(prob, tspan=span, reltol=10.0 ** (-3 - ctx.index))
+
+    prob = eo.ODEProblem(lorenz, jnp.ones(3), (0.0, 1.0), jnp.array([1.0, 2.0, 8 / 3]))
+    ens = eo.EnsembleProblem(prob, prob_func)
+    got, expected = by_ptx(
+        lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, trajectories=5, saveat=0.3, **k)
+    )
+    same(numbers(got), numbers(expected))
+    assert len(np.unique(got.lengths)) > 1
+
+
+def test_numbers_of_other_dtypes(on_ptx):
+    """Whole numbers and choices, and more numbers of their own than a thread holds."""
+    large = 2**24 + 1
+
+    def f(u, p, t):
+        exact = jnp.where(p["whole"] == large, 1.0, -1.0).astype(u.dtype)
+        turned = jnp.where(p["choice"], jnp.ones_like(u), -jnp.ones_like(u))
+        return u * exact + turned * jnp.sum(p["many"]) / p["many"].size
+
+    def prob_func(prob, ctx):
+        many = prob.p["many"] * (1 + ctx.index).astype(np.float32)
+        p = {"whole": large + ctx.index % 2, "choice": ctx.index > 2, "many": many}
+        return eo.remake(prob, p=p)
+
+    many = jnp.linspace(0.0, 1.0, 70, dtype=np.float32)
+    p = {"whole": jnp.array(large), "choice": jnp.array(True), "many": many}
+    ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(2, np.float32), (0.0, 1.0), p), prob_func)
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, trajectories=5, **k))
+    same(numbers(got), numbers(expected))
+    assert len(np.unique(got.u[:, -1, 0])) == 5
+
+
+@pytest.mark.slow
+def test_loops(on_ptx):
+    """Over angles that are reduced out of line, and as often as the state says."""
+
+    def f(u, p, t):
+        u = jax.lax.scan(lambda c, x: (c * jnp.sin(1e6 * x) + jnp.cos(c), None), u, p)[0]
+        times = jnp.minimum((jnp.abs(u[0]) * 3).astype(jnp.int32), 10)
+
+        def body(carry):
+            i, x = carry
+            return i + 1, x * 0.9 + 0.1 * p[i % 3]
+
+        return -jax.lax.while_loop(lambda x: x[0] < times, body, (jnp.int32(0), u))[1]
+
+    prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0), jnp.linspace(0.0, 1.0, 30))
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + ctx.index)))
+    options = {"trajectories": 3, "adaptive": False, "dt": 0.25}
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.RK4(), *a, **options, **k))
+    same(numbers(got), numbers(expected))
+
+
+@pytest.mark.parametrize("n", [slow_unless(False, 500), 501])
+def test_as_many_arrays_as_parameters_of_a_kernel(on_ptx, n):
+    p = {str(i): jnp.array(0.1 * (i % 7)) for i in range(n)}
+    prob = eo.ODEProblem(lambda u, p, t: -u * sum(p.values()) / n, jnp.ones(1), (0.0, 1.0), p)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + ctx.index))
+    options = {"trajectories": 2, "saveat": 0.5}
+    if n == 501:
+        with pytest.raises(ValueError, match=r"at most 500 arrays.*501: put several into one"):
+            eo.solve(ens, eo.Tsit5(), eo.EnsembleGPUKernel(), **options)
+        return
+    for transform in (lambda f: f, jax.grad):
+
+        def total(u0, *a, **k):
+            prob = eo.remake(ens.prob, u0=u0)
+            sim = eo.solve(eo.EnsembleProblem(prob, ens.prob_func), eo.Tsit5(), *a, **options, **k)
+            return jnp.sum(sim.u)
+
+        same(*by_ptx(lambda *a, t=transform, f=total, **k: t(f)(prob.u0, *a, **k)))
+
+
+QUICK_PROBLEMS = {("forced", False), ("pendulum", True)}
+
+
+@pytest.mark.parametrize(
+    ("name", "single"),
+    [slow_unless((x, s) in QUICK_PROBLEMS, x, s) for x in PROBLEMS for s in (False, True)],
+)
+def test_every_problem(on_ptx, name, single):
+    if single and name == "forced":
+        pytest.skip("its table is in double precision")
+    problem = PROBLEMS[name]
+    ens = as_single(ensemble_of(problem)) if single else ensemble_of(problem)
+    prob = eo.remake(ens.prob, tspan=(0.0, problem.end / 20))
+    ens = eo.EnsembleProblem(prob, None if single else ens.prob_func)
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, trajectories=3, **k))
+    same(numbers(got), numbers(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", METHODS)
+def test_every_method(on_ptx, method):
+    alg = METHODS[method]
+    options = {"saveat": 0.1} if alg.adaptive else {"saveat": 0.1, "dt": 0.05}
+    ens = rising_lorenz()
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, alg, *a, trajectories=3, **options, **k))
+    same(numbers(got), numbers(expected))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_every_function(on_ptx, dtype):
+    """Far and near, with the tables that they have in memory, and what is called out of line."""
+    special = jax.scipy.special
+    functions = (
+        *(jnp.sin, jnp.cos, jnp.tan, jnp.exp, jnp.exp2, jnp.expm1, jnp.log1p, jnp.tanh, jnp.sinh),
+        *(jnp.arctan, jnp.arcsinh, jnp.log, jnp.sqrt, jnp.cbrt, special.erf, special.erfc),
+        *(special.gammaln, special.digamma, lambda x: special.erfinv(x / 2e9)),
+        *(lambda x: x ** (x / 1e9), lambda x: jnp.arctan2(x, 3 * x + 1), jnp.floor, jnp.round),
+    )
+
+    def f(u, p, t):
+        return jnp.stack([g(p) for g in functions]).astype(u.dtype)
+
+    prob = eo.ODEProblem(f, jnp.zeros(len(functions), dtype), (0.0, 1.0), jnp.array(1.5, dtype))
+    given = jnp.array([1e-9, 0.3, 1.5, 7.0, 80.0, 3e4, 1e9], dtype)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=given[ctx.index]))
+    options = {"trajectories": 7, "adaptive": False, "dt": 1.0}
+    got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Euler(), *a, **options, **k))
+    same(numbers(got), numbers(expected))
+    assert np.isfinite(got.u[:4]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ARCHS, indirect=True)
+def test_architectures(on_ptx, arch):
+    """Later ones have instructions that earlier ones haven't."""
+    for ens in (as_single(ensemble_of(PROBLEMS["mlp"])), rising_lorenz(np.float32)):
+
+        def loss(p, alg, ens=ens, **options):
+            ens = eo.EnsembleProblem(eo.remake(ens.prob, p=p))
+            sim = eo.solve(ens, eo.Tsit5(), alg, trajectories=3, saveat=0.5, **options)
+            return jnp.sum(sim.u**2)
+
+        import equinox as eqx
+
+        got, expected = by_ptx(lambda *a, ens=ens, **k: eqx.filter_grad(loss)(ens.prob.p, *a, **k))
+        same(got, expected)
+
+
+#
+# Gradients
+#
+
+
+N = 5
+X = {
+    "u0": jnp.array([1.0, 0, 0.5]),
+    "shared": jnp.array([10.0, 8 / 3]),
+    "own": jnp.linspace(1.0, 20.0, N),
+    "t0": jnp.array(0.0),
+    "t1": jnp.array(0.5),
+}
+
+
+def loss(x, ensemblealg, n=N, **options):
+    """Of numbers that all trajectories share, and of some of each."""
+
+    def prob_func(prob, ctx):
+        p = jnp.stack([x["shared"][0], x["own"][ctx.index % N], x["shared"][1]])
+        u0 = x["u0"] * (1 + ctx.index.astype(p.dtype) / 10)
+        return eo.remake(prob, u0=u0, p=p, tspan=(x["t0"], x["t1"]))
+
+    scale = x["shared"][0] / 10
+    prob = eo.ODEProblem(
+        lambda u, p, t: scale * lorenz(u, p, t), jnp.zeros_like(x["u0"]), (0.0, 1.0), x["u0"]
+    )
+    alg = options.pop("alg", eo.Tsit5())
+    sim = eo.solve(eo.EnsembleProblem(prob, prob_func), alg, ensemblealg, trajectories=n, **options)
+    return jnp.sum(jnp.sin(jnp.where(jnp.isnan(sim.u), 0, sim.u)))
+
+
+GRADIENTS = {
+    "ends": {},
+    "times": {"saveat": jnp.array([0.0, 0.2, 0.2, 0.3, 0.5])},
+    "steps": {"save_everystep": True, "maxiters": 200},
+    "fixed": {"adaptive": False, "dt": 0.02, "saveat": jnp.array([0.25, 0.5])},
+    "non-FSAL": {"alg": eo.Vern7(), "saveat": jnp.array([0.25, 0.4])},
+    "forward": {"sensealg": eo.ForwardDiffSensitivity()},
+}
+QUICK_GRADIENTS = {("times", "float64"), ("fixed", "float32")}
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        slow_unless((x, d) in QUICK_GRADIENTS, x, d)
+        for x in GRADIENTS
+        for d in ("float32", "float64")
+    ],
+)
+def test_gradients(on_ptx, name, dtype):
+    x = jax.tree.map(lambda a: a.astype(dtype), X)
+    derivative = jax.jacfwd if name == "forward" else jax.grad
+    got, expected = by_ptx(lambda *a, **k: derivative(loss)(x, *a, **GRADIENTS[name], **k))
+    same(got, expected)
+    assert float(jnp.abs(got["shared"]).min()) > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("groups", [1, 2])
+def test_threads_that_take_turns(on_ptx, monkeypatch, groups):
+    """Fewer threads than trajectories, with records in several segments, and losses mapped over."""
+    options = {"maxiters": 400}
+    many = jax.tree.map(lambda a: jnp.stack([(1 - 0.1 * i) * a for i in range(groups)]), X)
+
+    def gradients():
+        grad = jax.grad(lambda x: loss(x, eo.EnsembleGPUKernel(), n=7, **options))
+        found = jax.vmap(grad)(many)
+        # (The turns that are recorded, of all threads.)
+        assert on_ptx[-1].name == "pull_back_entry"
+        return found, np.prod(on_ptx[-1].outputs[3][0])
+
+    expected, room = gradients()
+    monkeypatch.setattr(solves, "_TURNS", 1)
+    monkeypatch.setattr(solves, "_WORKSPACE", 10_000)
+    jax.clear_caches()
+    got, less = gradients()
+    jax.clear_caches()
+    for name in expected:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-12, atol=1e-12)
+    assert less < room / 4
+
+
+@pytest.mark.slow
+def test_a_gradient_of_several_blocks(on_ptx):
+    got, expected = by_ptx(lambda *a, **k: jax.grad(loss)(X, *a, n=150, **k))
+    for name in expected:
+        np.testing.assert_allclose(got[name], expected[name], rtol=1e-12, atol=1e-12)
+
+
+def test_a_failed_trajectory_adds_nothing(on_ptx):
+    def final(x, alg, **options):
+        def prob_func(prob, ctx):
+            # The last one explodes.
+            return eo.remake(prob, u0=jnp.where(ctx.index == 2, 1e3, 1.0) * x["u0"])
+
+        prob = eo.ODEProblem(lambda u, p, t: p * u**2, x["u0"], (0.0, 0.5), x["p"])
+        ens = eo.EnsembleProblem(prob, prob_func)
+        u = eo.solve(ens, eo.Tsit5(), alg, trajectories=3, maxiters=300, **options).u
+        return jnp.sum(jnp.where(jnp.isnan(u), 0, u))
+
+    x = {"u0": jnp.array([0.5]), "p": jnp.array(1.0)}
+    got, expected = by_ptx(lambda *a, **k: jax.grad(final)(x, *a, **k))
+    same(got, expected)
+    assert np.isfinite(got["p"])
