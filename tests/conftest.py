@@ -1,3 +1,4 @@
+import collections
 import ctypes
 import gc
 import os
@@ -68,9 +69,15 @@ def on_host(monkeypatch):
 
 def pytest_collection_modifyitems(items):
     """Of the conformance suite, what is run every time; elsewhere, workers are tested in
-    tests/executors, or by tests marked slow."""
+    tests/executors, or by tests marked slow. Files that wait for other processes go first, as they
+    would be waited for at the end, and then those with the most tests."""
     from .test_conformance import is_slow
 
+    of_file = collections.Counter(item.path for item in items)
+    waits = {"cluster", "subprocess", "Running", "uvicorn"}
+    items.sort(
+        key=lambda item: (waits.isdisjoint(vars(item.module)), -of_file[item.path], item.path)
+    )
     for item in items:
         if "name" not in (given := getattr(getattr(item, "callspec", None), "params", {})):
             continue
