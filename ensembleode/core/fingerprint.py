@@ -18,7 +18,15 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..options import time_dtype_of
-from ..tracing.program import is_jaxpr, params_of, Program, RULE_PARAMS, tangents_of, trace
+from ..tracing.program import (
+    equations,
+    is_jaxpr,
+    params_of,
+    Program,
+    RULE_PARAMS,
+    tangents_of,
+    trace,
+)
 from .installed import name_of
 from .job import integers, Job, may_rerun
 from .keys import raw
@@ -246,11 +254,7 @@ def _without_functions(jaxpr: Any) -> Any:
 
 
 def _has_functions(jaxpr: Any) -> bool:
-    return any(
-        _functions_of(eqn)
-        or any(_has_functions(getattr(x, "jaxpr", x)) for x in params_of(eqn) if is_jaxpr(x))
-        for eqn in jaxpr.eqns
-    )
+    return any(map(_functions_of, equations(jaxpr)))
 
 
 def digest_of(parts: list) -> int:

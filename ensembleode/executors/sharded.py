@@ -26,7 +26,7 @@ from ..core.plan import Plan, Result, shared_times
 from ..core.recent import jit_recent
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
-from ..tracing.program import being_staged, is_jaxpr, params_of
+from ..tracing.program import being_staged, equations
 from .on_devices import AXIS, is_on_one_device, on_each_device
 
 
@@ -119,11 +119,7 @@ def _factorises(plan: Plan) -> bool:
 
 
 def _calls_lapack(jaxpr: Any) -> bool:
-    def calls(eqn):
-        inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
-        return eqn.primitive.name in _LAPACK or any(map(_calls_lapack, inner))
-
-    return any(map(calls, jaxpr.eqns))
+    return any(eqn.primitive.name in _LAPACK for eqn in equations(jaxpr))
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:

@@ -28,7 +28,7 @@ from ..ensemble import (
 from ..problem import EnsembleProblem, remake
 from ..solution import EnsembleSolution
 from ..solving import solve
-from ..tracing.program import is_jaxpr, params_of
+from ..tracing.program import equations
 from .registry import Entry, state_of
 
 
@@ -360,8 +360,4 @@ def _described(entry: Entry) -> tuple[str, bool]:
 
 
 def _calls_host(jaxpr: Any) -> bool:
-    def calls(eqn):
-        inner = (getattr(x, "jaxpr", x) for x in params_of(eqn) if is_jaxpr(x))
-        return "callback" in eqn.primitive.name or any(map(_calls_host, inner))
-
-    return any(map(calls, jaxpr.eqns))
+    return any("callback" in eqn.primitive.name for eqn in equations(jaxpr))

@@ -407,12 +407,15 @@ def _array_key(value: Any) -> tuple:
 
 def _custom_calls(jaxpr: jex.Jaxpr) -> Iterator:
     """The equations that call a function with derivative rules of its own, at any depth."""
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name in _CUSTOM_RULES:
-            yield eqn
-        for value in params_of(eqn):
-            if is_jaxpr(value):
-                yield from _custom_calls(getattr(value, "jaxpr", value))
+    return (eqn for eqn in equations(jaxpr) if eqn.primitive.name in _CUSTOM_RULES)
+
+
+def equations(jaxpr: Any) -> Iterator:
+    """The equations of a jaxpr (closed or not), at any depth, each before those within it."""
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        yield eqn
+        for inner in filter(is_jaxpr, params_of(eqn)):
+            yield from equations(inner)
 
 
 def params_of(eqn: Any) -> list:

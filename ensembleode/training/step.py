@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 from jax.sharding import Mesh
 
-from ..tracing.program import is_jaxpr, params_of
+from ..tracing.program import equations
 from .parallel import Placement
 
 
@@ -191,13 +191,8 @@ def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any,
 
 def mesh_of(jaxpr: Any) -> Mesh | None:
     """The mesh that part of it runs on, at any depth."""
-    for eqn in jaxpr.eqns:
-        if isinstance(eqn.params.get("mesh"), Mesh):
-            return eqn.params["mesh"]
-        for x in params_of(eqn):
-            if is_jaxpr(x) and (mesh := mesh_of(getattr(x, "jaxpr", x))) is not None:
-                return mesh
-    return None
+    meshes = (eqn.params.get("mesh") for eqn in equations(jaxpr))
+    return next((mesh for mesh in meshes if isinstance(mesh, Mesh)), None)
 
 
 def _check_losses(losses: Any, n: int) -> None:

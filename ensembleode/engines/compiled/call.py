@@ -32,7 +32,7 @@ from jax import Array
 from jax.interpreters import ad, batching, mlir
 
 from ...core.recent import jit_recent
-from ...tracing.program import is_jaxpr, params_of
+from ...tracing.program import equations
 from .compiler import available, Code, compiled, CompileError, define
 from .handler import handler, handler_name, trampoline_name, trampolines
 from .machine import chosen, host, Machine
@@ -222,17 +222,8 @@ def _host() -> Machine | None:
 
 def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
     """The kernels that a program calls at any depth, each once."""
-    found: dict[Kernel, None] = {}
-
-    def look(jaxpr):
-        for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
-            if eqn.primitive is _call_p:
-                found[eqn.params["kernel"]] = None
-            for inner in filter(is_jaxpr, params_of(eqn)):
-                look(inner)
-
-    look(jaxpr)
-    return tuple(found)
+    calls = (eqn for eqn in equations(jaxpr) if eqn.primitive is _call_p)
+    return tuple(dict.fromkeys(eqn.params["kernel"] for eqn in calls))
 
 
 def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:

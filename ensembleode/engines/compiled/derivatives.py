@@ -44,6 +44,7 @@ from . import solves
 from .flow import (
     augmented,
     augmented_tangents,
+    each,
     Flow,
     is_zero,
     own_of,
@@ -187,7 +188,7 @@ def _times_rate(rate: Any, dt: Any) -> Any:
 
 
 def _each_t0(flow: Flow, x: Any) -> Any:
-    return x if flow.setup.plan.batched.t0 else jnp.broadcast_to(x, (flow.n,))
+    return each(x, flow.setup.plan.batched.t0, flow.n)
 
 
 def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
@@ -235,13 +236,11 @@ def _row_rates(flow: Flow, lanes: Lane, ok: Any, reached: Any, rows: Any) -> Any
     of `saveat`, or `t1` alone. Zero where there is none."""
     plan, n = flow.setup.plan, flow.n
     if plan.saving.mode == "times":
-        there, t = _is_there(flow, ok, reached), jnp.asarray(lanes.saveat)
-        t = t if plan.batched.saveat else jnp.broadcast_to(t, (n, *t.shape))
+        there, t = _is_there(flow, ok, reached), each(lanes.saveat, plan.batched.saveat, n)
     else:
         row, is_there = _which_end(flow, reached)
         rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
-        there, t1 = (ok & is_there)[:, None], jnp.asarray(lanes.t1)
-        t = (t1 if plan.batched.t1 else jnp.broadcast_to(t1, (n,)))[:, None]
+        there, t = (ok & is_there)[:, None], each(lanes.t1, plan.batched.t1, n)[:, None]
     # Of rows that are not reached there is no state, and their times may be infinite.
     t = jnp.where(there, t, _each_t0(flow, lanes.t0)[:, None])
     mask = there.reshape(*there.shape, *(1,) * (rows.ndim - 2))
@@ -253,8 +252,8 @@ def _at_times(flow: Flow, dtimes: Any) -> Any:
     """Tangents of times, `[trajectory, time]` as of `_row_rates`."""
     batched, n = flow.setup.plan.batched, flow.n
     if flow.setup.plan.saving.mode == "times":
-        return dtimes if batched.saveat else jnp.broadcast_to(dtimes, (n, *dtimes.shape))
-    return (dtimes if batched.t1 else jnp.broadcast_to(dtimes, (n,)))[:, None]
+        return each(dtimes, batched.saveat, n)
+    return each(dtimes, batched.t1, n)[:, None]
 
 
 def _to_rows(flow: Flow, reached: Any, x: Any) -> Any:
@@ -584,10 +583,8 @@ def differentiable(setup: Setup, lanes: Lane, ok: Any, reached: Any, rows: Any) 
     - `rows`: `[trajectory, row, *state]`, the last state alone where only ends are saved.
     """
     plan, n = setup.plan, setup.n
-    u0 = jnp.asarray(lanes.u0)
-    if not plan.batched.u0:
-        u0 = jnp.broadcast_to(u0, (n, *u0.shape))
-        plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
+    u0 = each(lanes.u0, plan.batched.u0, n)
+    plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
     lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
     flow = Flow(setup._replace(plan=plan), jtu.tree_structure(lanes))
     return _bind(solve_p, flow, lanes, ok, reached, rows)[0]

@@ -13,7 +13,7 @@ from jax.interpreters import ad
 
 from ...core.lane import Lane
 from ...fields import parameters_of
-from ...tracing.program import is_jaxpr, params_of, Program, trace
+from ...tracing.program import equations, Program, trace
 from .solves import Setup
 
 
@@ -51,6 +51,12 @@ class Flow:
 #
 # Parameters
 #
+
+
+def each(x: Any, is_own: bool, n: int) -> Any:
+    """One a trajectory, also of what they share."""
+    x = jnp.asarray(x)
+    return x if is_own else jnp.broadcast_to(x, (n, *x.shape))
 
 
 def reals_of(flow: Flow, lanes: Lane) -> list:
@@ -138,11 +144,7 @@ _NO_TANGENT = (
 
 def _is_reverse_only(jaxpr: Any) -> bool:
     """Whether it has what JAX leaves in the place of a tangent that there is none of."""
-    return any(
-        eqn.primitive.name == "custom_lin"
-        or any(_is_reverse_only(getattr(x, "jaxpr", x)) for x in params_of(eqn) if is_jaxpr(x))
-        for eqn in jaxpr.eqns
-    )
+    return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:

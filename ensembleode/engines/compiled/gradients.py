@@ -12,6 +12,7 @@ from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ..results import Numbers, result_of
 from .derivatives import differentiable
+from .flow import each
 from .solves import Setup, solve
 
 
@@ -37,23 +38,17 @@ def _differentiable(setup: Setup, lanes: Lane, mask: Any, result: Result) -> Any
     if saving.mode == "times" or not saving.start:
         return rows
     # A state saved at t0 is u0, whenever that is; but where it is at a time given by saveat.
-    u0 = _each(lanes.u0, plan.batched.u0, setup.n)
+    u0 = each(lanes.u0, plan.batched.u0, setup.n)
     start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
     return jnp.concatenate([start, rows if saving.mode == "ends" else rows[:, 1:]], axis=1)
 
 
 def _finished(plan: Plan, lanes: Lane, n: int, found: tuple) -> Result:
     end, saved, counts = found
-    u0 = _each(lanes.u0, plan.batched.u0, n)
+    u0 = each(lanes.u0, plan.batched.u0, n)
     numbers = Numbers(u0, jnp.asarray(lanes.t0), jnp.asarray(lanes.t1), _times(plan, lanes))
     method = plan.method.value.method
     return result_of(plan, method, lanes.dt is not None, numbers, end, saved, counts)
-
-
-def _each(x: Any, batched: bool, n: int) -> Any:
-    """One a trajectory, also of what they share."""
-    x = jnp.asarray(x)
-    return x if batched else jnp.broadcast_to(x, (n, *x.shape))
 
 
 def _times(plan: Plan, lanes: Lane) -> Any:
