@@ -29,7 +29,15 @@ from .core.every_step import bounded, count_steps
 from .core.executor import Executor
 from .core.gather import Ensemble, outcome_of_one
 from .core.interrupts import check, stoppable
-from .core.job import integers, Job, may_rerun, solution_of, Unfinished, with_output
+from .core.job import (
+    dense_of,
+    integers,
+    Job,
+    may_rerun,
+    solution_of,
+    Unfinished,
+    with_output,
+)
 from .core.logs import log_once
 from .core.placement import as_jax_arrays
 from .core.plan import Plan, Result, shared_times
@@ -271,14 +279,14 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
     if job.traced:
-        return solution_of(outcome, job.plan, run.choice), None
+        return solution_of(outcome, job.plan, _numbers(job), run.choice), None
     outcome = jax.block_until_ready(outcome)
-    u, t, du, *counts = outcome
+    u, t, inner, *counts = outcome
     length, retcode, *stats = jax.tree.map(int, counts)
     if job.plan.own_times:
-        u, t, du = jax.tree.map(lambda x: x[: max(1, length)], (u, t, du))
-    outcome = Result(u, t, du, length, ReturnCode(retcode), *stats)
-    return solution_of(outcome, job.plan, run.choice), None
+        u, t, inner = jax.tree.map(lambda x: x[: max(1, length)], (u, t, inner))
+    outcome = Result(u, t, inner, length, ReturnCode(retcode), *stats)
+    return solution_of(outcome, job.plan, _numbers(job), run.choice), None
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -421,7 +429,7 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
         )
-    return _with_room(job, "with a store")
+    return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
 
 
 def _with_room(job: Job, where: str) -> Job:
@@ -467,7 +475,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
         kind = "reduced"
     elif ens.output_func is not None:
         kind = "outputs"
-    u, t, du = result.u, outcome.t, outcome.du
+    u, t, inner, dense = result.u, outcome.t, outcome.inner, None
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
@@ -476,11 +484,25 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = max(1, int(lengths.max()))
-            u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
+            u, t, inner = jax.tree.map(lambda x: x[:, :most], (u, t, inner))
         if kind != "reduced":
-            u, t, du = as_jax_arrays((u, t, du))
+            u, t, inner = as_jax_arrays((u, t, inner))
     about = (result.converged, elapsed, run.choice, kind)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, du, job.plan.order)
+    if kind == "trajectories":
+        batched = job.plan.batched
+        own = jax.tree.map(bool, (batched.consts, batched.p))
+        dense = dense_of(outcome._replace(inner=inner), job.plan, _numbers(job, run.n), own)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, dense, job.plan.order)
+
+
+def _numbers(job: Job, n: int | None = None) -> Any:
+    """The constants and parameters of `f` of all trajectories (None: of a problem alone), where
+    steps may be made again with them; else None."""
+    if job.plan.saving.mode != "steps":
+        return None
+    every = job.trajectories
+    lanes = every.lane(0, 1) if n is None else every.lanes(integers(np.arange(n)), 1)
+    return lanes.consts, lanes.p
 
 
 def _shared_times(job: Job) -> Any:

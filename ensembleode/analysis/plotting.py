@@ -6,9 +6,10 @@ The `plot` methods import it when they are called, as matplotlib is optional.
 import operator
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from ..core.interpolation import cubic_hermite
+from ..core.dense import states_between
 from ..core.logs import log_once
 from ..core.retcode import has_failed, ReturnCode
 from ..core.state_tree import component_names, components_of, flattened
@@ -58,7 +59,7 @@ def plot_ensemble(
     """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
     if sim.kind != "trajectories":
         raise TypeError(_NO_STATES[sim.kind])
-    u, du = (flattened(x, 2, sim._order) for x in (sim.u, sim._du))
+    u = flattened(sim.u, 2, sim._order)
     _check_numbers(u, sim.retcode, 1)
     n, _, *state = u.shape
     plan = _plan(idxs, tuple(state), names or component_names(sim.u, 2, sim._order))
@@ -73,7 +74,7 @@ def plot_ensemble(
         own_colors = bar.mappable.to_rgba(numbers)
         color = matplotlib.rcParams["text.color"]  # in the legend
     looks = _looks(plan, color, line)
-    paths = _paths(sim, u, du, chosen, plan.components)
+    paths = _paths(sim, u, chosen, plan.components)
     curves = [[path[:, columns] for columns in plan.columns] for path in paths]
     failed = np.asarray(has_failed(np.asarray(sim.retcode)[chosen]))
 
@@ -100,7 +101,7 @@ def plot_ensemble(
 
 def plot_solution(sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: Any) -> Axes:
     """See [`ODESolution.plot`][ensembleode.ODESolution.plot]."""
-    u, du = (flattened(x, 1, sol._order) for x in (sol.u, sol._du))
+    u = flattened(sol.u, 1, sol._order)
     _check_numbers(u, sol.retcode, 0)
     rows, *state = u.shape
     plan = _plan(idxs, tuple(state), names or component_names(sol.u, 1, sol._order))
@@ -109,8 +110,11 @@ def plot_solution(sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: An
     retcode = int(sol.retcode)
     length = 0 if retcode == ReturnCode.Default else int(sol.length)
     u = np.asarray(u).reshape(rows, -1)
-    du = None if du is None else np.asarray(du).reshape(u.shape)
-    path = _path(np.asarray(sol.t), u, du, length, plan.components, _POINTS)
+    between = None
+    if sol._dense is not None and length > 1:
+        states = states_between(sol._dense, sol.t, sol.u, sol.length, _POINTS, several=False)
+        between = np.asarray(flattened(states, 2, sol._order)).reshape(rows, _POINTS, -1)
+    path = _path(np.asarray(sol.t), u, between, length, plan.components)
 
     ax = _axes_for(plan, ax)
     curves = [path[:, columns] for columns in plan.columns]
@@ -434,49 +438,41 @@ def _density(n: int, numbered: bool) -> dict[str, float]:
 #
 
 
-def _paths(
-    sim: Any, u: Any, du: Any, chosen: np.ndarray, components: list[int]
-) -> list[np.ndarray]:
+def _paths(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[np.ndarray]:
     n, rows = u.shape[:2]
-    t = np.broadcast_to(np.asarray(sim.t), (n, rows))
-    u = np.asarray(u).reshape(n, rows, -1)
-    du = None if du is None else np.asarray(du).reshape(u.shape)
-    lengths = np.asarray(sim.lengths)
-    points = int(np.clip(_MOST_POINTS // max(1, lengths[chosen].sum()), 1, _POINTS))
+    t = np.broadcast_to(np.asarray(sim.t), (n, rows))[chosen]
+    u = np.asarray(u).reshape(n, rows, -1)[chosen]
+    lengths = np.asarray(sim.lengths)[chosen]
+    points = int(np.clip(_MOST_POINTS // max(1, lengths.sum()), 1, _POINTS))
+    between: Any = [None] * len(chosen)
+    if sim._dense is not None and points > 1 and len(chosen):
+        some = jax.tree.map(lambda x: x[chosen], sim.u)
+        dense = sim._dense.of(chosen)
+        states = states_between(dense, t, some, lengths, points, several=True)
+        between = np.asarray(flattened(states, 3, sim._order)).reshape(*t.shape, points, -1)
     return [
-        _path(t[i], u[i], None if du is None else du[i], int(lengths[i]), components, points)
-        for i in chosen
+        _path(*one, int(length), components)
+        for *one, length in zip(t, u, between, lengths, strict=True)
     ]
 
 
 def _path(
-    t: np.ndarray,
-    u: np.ndarray,
-    du: np.ndarray | None,
-    length: int,
-    components: list[int],
-    points: int,
+    t: np.ndarray, u: np.ndarray, between: np.ndarray | None, length: int, components: list[int]
 ) -> np.ndarray:
-    """A trajectory as far as it came, with `points` points a step where it is dense."""
+    """A trajectory as far as it came, with the points within each step, `[time, point, component]`,
+    where it is dense."""
     t = t[:length].astype(np.float64)
     u = u[:length, components].astype(np.float64)
-    if du is None or points == 1 or length < 2:
+    if between is None or length < 2:
         return np.column_stack([t, u])
-    return _smooth(t, u, du[:length, components].astype(np.float64), points)
-
-
-def _smooth(t: np.ndarray, u: np.ndarray, du: np.ndarray, points: int) -> np.ndarray:
-    """Cubic Hermite interpolation, as when a solution is called."""
-    x = (np.arange(points) / points)[:, None]
-    h = np.diff(t)[:, None, None]
-    left, right, dleft, dright = (v[:, None] for v in (u[:-1], u[1:], du[:-1], du[1:]))
-    with np.errstate(over="ignore", invalid="ignore"):
-        between = cubic_hermite(x, h, left, right, dleft, dright)
-        # The slope may be infinite at the last state before a blow-up.
-        between = np.where(np.isfinite(between), between, left + x * (right - left))
-    times = t[:-1, None] + h[..., 0] * x[:, 0]
-    inner = np.column_stack([times.reshape(-1), between.reshape(-1, u.shape[-1])])
-    return np.vstack([inner, np.append(t[-1], u[-1])])
+    inner = between[: length - 1][..., components].astype(np.float64)
+    x = (np.arange(inner.shape[1]) / inner.shape[1])[:, None]
+    # It may be infinite in the last step before a blow-up.
+    straight = u[:-1, None] + x * np.diff(u, axis=0)[:, None]
+    inner = np.where(np.isfinite(inner), inner, straight)
+    times = t[:-1, None] + np.diff(t)[:, None] * x[:, 0]
+    rows = np.column_stack([times.reshape(-1), inner.reshape(-1, u.shape[-1])])
+    return np.vstack([rows, np.append(t[-1], u[-1])])
 
 
 #

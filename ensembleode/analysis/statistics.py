@@ -403,13 +403,13 @@ def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
     `[trajectory, n, *state]`.
 
-    Interpolated: by cubic Hermite polynomials after `save_everystep=True`, otherwise linearly
+    Interpolated: as the method does after `save_everystep=True` (`sim(t)`), otherwise linearly
     between the times that were saved (exact at those). NaN outside of what was reached.
 
     **Raises:** `TypeError` where an `output_func` or a `reduction` replaced the states.
     """
     u = states_of(sim)
-    if sim._du is not None:
+    if sim._dense is not None:
         return flattened(sim(t), 1 + np.ndim(t), sim._order)
     ts = jnp.asarray(sim.t)
     return _between(ts, u, jnp.asarray(t, ts.dtype))

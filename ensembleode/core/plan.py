@@ -33,6 +33,7 @@ class Plan:
     - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
     - `tree`: what the state is made of where it is a pytree to the user.
+    - `inner`: whether results are to have the states within steps, too, where every step is saved.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
     """
 
@@ -47,6 +48,7 @@ class Plan:
     output: Program | None = None
     threads: int = 1
     tree: StateTree | None = None
+    inner: bool = False
 
     @property
     def own_times(self) -> bool:
@@ -74,8 +76,9 @@ class Result(NamedTuple):
     """What a trajectory came to, or several, whose axis comes first.
 
     As an engine returns it, `u [time, *state]` is NaN where not reached, `t [time]` likewise if the
-    trajectories have their own times; `length` counts those reached; `du` is `f` at the saved
-    states (for interpolation; None unless every step is saved); `nf` is None where not counted.
+    trajectories have their own times; `length` counts those reached; `inner` are states within
+    the steps, `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is
+    None where not counted.
 
     Finished (see `core.job.finish`), `u` is in the structure of the user's state, or what
     `output_func` made of it; `t` is None unless the trajectories have their own times; `rerun` is
@@ -84,7 +87,7 @@ class Result(NamedTuple):
 
     u: Any
     t: Any
-    du: Any
+    inner: Any
     length: Any
     retcode: Any
     naccept: Any

@@ -5,6 +5,7 @@ from typing import Any, ClassVar
 
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
+from ..solvers.runge_kutta import RungeKutta
 from ..tracing.program import Program, Static
 from .results import for_one, only
 
@@ -80,6 +81,12 @@ class Engine(abc.ABC):
         """Whether, on a CPU, it looks at `Lane.stop`, and then gives the trajectories that have not
         ended the return code `Default`."""
         return False
+
+    def interpolant(self, method: Static) -> RungeKutta | int | None:
+        """How the solution goes on within a saved step: as the step that this method makes, or by
+        the states at so many nodes within it, which are then in `Result.inner`; None: as the cubic
+        of the states and slopes at both ends."""
+        return getattr(method.value, "method", None)
 
     def factorises(self, plan: Plan) -> bool:
         """Whether the steps factorise matrices."""

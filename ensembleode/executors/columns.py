@@ -8,7 +8,7 @@ import jax.numpy as jnp
 
 from ..core.executor import Executor
 from ..core.interrupts import finished
-from ..core.job import axes, finish, Job
+from ..core.job import axes, finish_lanes, Job
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 from ..core.recent import jit_recent
@@ -63,12 +63,8 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
         output=None,
     )
     result = plan.engine.integrate(matrix_plan, _as_matrix(lanes, batched.u0, n))
-    columns = Result(*[None] * len(result))._replace(u=-1, du=None if result.du is None else -1)
-
-    def one(result, index):
-        return finish(plan, result, index, repeat, key, output_consts)
-
-    return jax.vmap(one, in_axes=(columns, 0))(result, indices)
+    columns = Result(*[None] * len(result))._replace(u=-1, inner=-1)
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts, columns)
 
 
 def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:

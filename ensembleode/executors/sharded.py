@@ -152,7 +152,7 @@ _solve = jit_recent(solve_lanes)
 @functools.partial(jit_recent, static=2)
 def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
     result = _sharded(plan, mesh, lanes, indices.shape[0])
-    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
 
 
 def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:

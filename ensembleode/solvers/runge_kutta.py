@@ -64,6 +64,11 @@ class RungeKutta:
         """Whether dense output takes more evaluations."""
         return bool(self.tableau.interpolant.extra_c)
 
+    @property
+    def degree(self) -> int:
+        """Of the polynomial that dense output is within a step."""
+        return self.tableau.interpolant.degree
+
     def evaluations(self, ntried: Any) -> Any:
         """How many evaluations of the field so many steps take, accepted or not."""
         return ntried * (self.stages - 1) + 1 if self.keeps else ntried * self.stages

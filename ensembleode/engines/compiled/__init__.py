@@ -38,7 +38,6 @@ from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
 from ..engine import Engine
 from ..explicit import method
-from ..rates import with_rates
 from ..results import with_times
 from .compiler import available
 from .kernel import transposed
@@ -157,8 +156,7 @@ class Compiled(Engine):
         from .gradients import solved
 
         mask = np.ones(n, bool) if mask is None else mask
-        result = solved(plan, lanes, n, jnp.asarray(mask))
-        return with_rates(plan, lanes, with_times(plan, lanes, result))
+        return with_times(plan, lanes, solved(plan, lanes, n, jnp.asarray(mask)))
 
 
 ENGINE = Compiled()

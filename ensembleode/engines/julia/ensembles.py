@@ -12,7 +12,6 @@ from ...core.plan import Plan, Result
 from ...core.recent import jit_recent
 from ...ensemble import EnsembleColumns
 from ...tracing.program import Static
-from ..rates import with_rates
 from . import methods, session
 from .numbers import result_of
 from .solving import solve_on_host
@@ -83,5 +82,5 @@ _solve = jit_recent(solve_lanes)
 
 @jit_recent
 def _finish(plan, written, lanes, indices, repeat, key, output_consts):
-    result = with_rates(plan, lanes, result_of(plan, lanes, written, indices.shape[0]))
-    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+    result = result_of(plan, lanes, written, indices.shape[0])
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)

@@ -25,7 +25,6 @@ from ..checks import refusal_of_ours
 from ..compiled.compiler import available
 from ..engine import Engine
 from ..explicit import method, REVERSE
-from ..rates import with_rates
 from ..results import for_one, only
 from .chunks import width_of
 from .gradients import solve_trajectories
@@ -83,12 +82,11 @@ class Lanes(Engine):
     def integrate(self, plan: Plan, lane: Lane) -> Result:
         """Solve one trajectory: a chunk on its own, as narrow as goes."""
         plan, lane = for_one(plan, lane)
-        solved = solve_trajectories(plan, lane, 1, alone=True)
-        return only(plan, with_rates(plan, lane, solved))
+        return only(plan, solve_trajectories(plan, lane, 1, alone=True))
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories, chunk by chunk."""
-        return with_rates(plan, lanes, solve_trajectories(plan, lanes, n, mask))
+        return solve_trajectories(plan, lanes, n, mask)
 
 
 ENGINE = Lanes()

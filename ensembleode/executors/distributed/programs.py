@@ -313,7 +313,7 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     layout = {
         name: getattr(program, name) for name in ("kind", "width", "capacity", "unit", "wanted")
     }
-    plan = {"saving": program.plan.saving, "maxiters": program.plan.maxiters}
+    plan = {name: getattr(program.plan, name) for name in ("saving", "maxiters", "inner")}
     try:
         make = functools.partial(_remade, fn, _without_numbers(args), plan, layout)
         content = cloudpickle.dumps(make)
