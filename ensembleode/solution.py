@@ -11,7 +11,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from .core.aliases import missing_of_solution
-from .core.dense import Dense, states_at
+from .core.dense import Again, Dense, kept, states_at
 from .core.retcode import count_codes, has_failed, ReturnCode as ReturnCode
 from .core.state_tree import flattened, leaf_names
 from .tracing.program import is_tracer
@@ -55,12 +55,21 @@ class EngineChoice(NamedTuple):
 
 
 class _Solution(eqx.Module):
-    """What solutions share: errors that name what an attribute is called here."""
+    """What solutions share: errors that name what an attribute is called here, and that they can
+    be pickled, which programs can't."""
 
     if not TYPE_CHECKING:  # which would take every attribute for one that exists
 
         def __getattr__(self, name):
             raise missing_of_solution(self, name)
+
+        def __getstate__(self):
+            state = dict(vars(self))
+            if isinstance(self._dense, Again):
+                several = isinstance(self, EnsembleSolution)
+                lengths = self.lengths if several else self.length
+                state["_dense"] = kept(self._dense, self.t, self.u, lengths, several=several)
+            return state
 
 
 class ODESolution(_Solution):

@@ -178,15 +178,15 @@ def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
 def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     """At the share `x` of a step: by Lagrange's formula, from the nearer end, for whose value it is
     exact."""
-    nodes = (0.0, *inner_nodes(len(inner) + 1), 1.0)
+    nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
+    for k, node in enumerate(nodes):
+        is_other = np.arange(len(nodes)) != k
+        scale = is_other / np.where(is_other, nodes - node, 1)
+        weights = weights * ((x - node) * scale.astype(x.dtype) + (~is_other).astype(x.dtype))
     near = jnp.where(x < 0.5, start, end)
-    total = near
-    for j, (node, value) in enumerate(zip(nodes, (start, *inner, end), strict=True)):
-        others = [c for i, c in enumerate(nodes) if i != j]
-        product = functools.reduce(lambda a, b: a * b, [x - c for c in others])
-        weight = product / math.prod(node - c for c in others)
-        total = total + weight.astype(near.dtype) * (value - near)
-    return total
+    values = jnp.concatenate([start[None], inner, end[None]]) - near[None]
+    weights = weights.astype(values.dtype).reshape(-1, *(1,) * start.ndim)
+    return near + jnp.sum(weights * values, axis=0)
 
 
 #
@@ -204,40 +204,90 @@ def states_at(
     times were reached; all with an axis of the trajectories first where there are `several`, and
     then so have the results. `t` is the same for all.
     """
-    return _evaluated(_at_times, deriv, several, (dense, times, u, lengths, t))
+    # Apart, as the second takes long to compile, and knows nothing of how many steps there are.
+    found = _evaluated(_find, None, several, None, (times, u, lengths), (t,))
+    return _evaluated(_at, deriv, several, dense, found)
 
 
 def states_between(dense: Dense, times: Any, u: Any, lengths: Any, points: int, **how: Any) -> Any:
     """The states at so many evenly spaced points of each step, `[time, point, *state]`, from its
     start on, in the row where it starts. (The rest as of `states_at`.)"""
-    return _evaluated(_along_steps, points, how["several"], (dense, times, u, lengths))
+    return _evaluated(_along_steps, points, how["several"], dense, (times, u, lengths))
 
 
-def _evaluated(fn: Callable, option: int, several: bool, args: tuple) -> Any:
-    own = tuple(jtu.tree_leaves(args[0].own)) if several else None
-    leaves, structure = jtu.tree_flatten(args)
+def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Kept:
+    """The same without its program: with the states at the nodes within all steps, NaN where there
+    is no step. (The rest as of `states_at`.)"""
+    return Kept(_evaluated(_within_steps, None, several, dense, (times, u, lengths)))
+
+
+def _evaluated(
+    fn: Callable, option: Any, several: bool, dense: Any, each: tuple, shared: tuple = ()
+) -> Any:
+    """`fn(dense, *each, *shared, option)`, compiled; mapped over the trajectories where there are
+    `several`."""
+    own = None
+    if several:
+        own = () if dense is None else tuple(jtu.tree_leaves(dense.own))
+    leaves, structure = jtu.tree_flatten((dense, each, shared))
     return _compiled(fn, option, own, structure, [jnp.asarray(x) for x in leaves])
 
 
 @functools.partial(jit_recent, static=4)
 def _compiled(fn, option, own, structure, leaves):
-    dense, times, u, lengths, *more = jtu.tree_unflatten(structure, leaves)
+    dense, each, shared = jtu.tree_unflatten(structure, leaves)
 
-    def of_one(dense, times, u, length):
-        return fn(dense, times, u, length, *more, option)
+    def of_one(dense, each):
+        return fn(dense, *each, *shared, option)
 
     if own is None:
-        return of_one(dense, times, u, lengths)
+        return of_one(dense, each)
     flags = iter(own)
     axes = jax.tree.map(lambda _: 0 if next(flags) else None, dense)
-    return jax.vmap(of_one, in_axes=(axes, 0, 0, 0))(dense, times, u, lengths)
+    return jax.vmap(of_one, in_axes=(axes, 0))(dense, each)
 
 
-def _at_times(dense: Dense, times: Any, u: Any, length: Any, t: Any, deriv: int) -> Any:
+class _Found(NamedTuple):
+    """A step, and whether it has a length; a time, and whether that is within what was reached."""
+
+    step: Step
+    has_length: Any
+    t: Any
+    inside: Any
+
+
+def _find(_: None, times: Any, u: Any, length: Any, t: Any, __: None) -> tuple[_Found]:
+    """The steps in which the times `t` are."""
+    reached = jnp.arange(times.shape[0], dtype=length.dtype) < length
+    sign = jnp.where(times[jnp.minimum(1, length - 1)] < times[0], -1, 1).astype(times.dtype)
+    ordered = jnp.where(reached, times * sign, jnp.inf)
+    last = ordered[jnp.maximum(length - 1, 0)]
+
     def at(t):
-        return _at(dense, times, u, length, t, deriv)
+        inside = (t * sign >= ordered[0]) & (t * sign <= last) & (length > 0)
+        row = jnp.searchsorted(ordered, t * sign, side="right").astype(length.dtype) - 1
+        row = jnp.clip(row, 0, jnp.maximum(length - 2, 0))
+        return _Found(*_step(times, u, length, row), t, inside)
 
-    return jax.vmap(at)(t) if t.ndim else at(t)
+    return (jax.vmap(at)(t) if t.ndim else at(t),)
+
+
+def _at(dense: Dense, found: _Found, deriv: int) -> Any:
+    def of(found):
+        step, has_length, t, inside = found
+        inner = _inner(dense, step, has_length)
+
+        def at(t):
+            x = (t - step.t) / jnp.where(has_length, step.h, 1)
+            return jax.tree.map(functools.partial(_polynomial, x), step.start, inner, step.end)
+
+        for _ in range(deriv):
+            at = _derivative(at)
+        # (Of what is not asked for, a derivative may be infinite, and its gradient NaN.)
+        states = at(jnp.where(inside, t, step.t))
+        return jax.tree.map(lambda u: jnp.where(inside, u, jnp.nan), states)
+
+    return jax.vmap(of)(found) if found.t.ndim else of(found)
 
 
 def _along_steps(dense: Dense, times: Any, u: Any, length: Any, points: int) -> Any:
@@ -253,27 +303,13 @@ def _along_steps(dense: Dense, times: Any, u: Any, length: Any, points: int) -> 
     return jax.vmap(along)(jnp.arange(times.shape[0], dtype=length.dtype))
 
 
-def _at(dense: Dense, times: Any, u: Any, length: Any, t: Any, deriv: int) -> Any:
-    """At one time, of one trajectory."""
-    reached = jnp.arange(times.shape[0], dtype=length.dtype) < length
-    sign = jnp.where(times[jnp.minimum(1, length - 1)] < times[0], -1, 1).astype(times.dtype)
-    ordered = jnp.where(reached, times * sign, jnp.inf)
-    last = jnp.maximum(length - 1, 0)
-    inside = (t * sign >= ordered[0]) & (t * sign <= ordered[last]) & (length > 0)
-    row = jnp.searchsorted(ordered, t * sign, side="right").astype(length.dtype) - 1
-    row = jnp.clip(row, 0, jnp.maximum(length - 2, 0))
-    step, has_length = _step(times, u, length, row)
-    inner = _inner(dense, step, has_length)
+def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any:
+    def of(row):
+        step, _ = _step(times, u, length, row)
+        inner = dense.within(step)
+        return jax.tree.map(lambda x: jnp.where(row + 1 < length, x, jnp.nan), inner)
 
-    def at(t):
-        x = (t - step.t) / jnp.where(has_length, step.h, 1)
-        return jax.tree.map(functools.partial(_polynomial, x), step.start, inner, step.end)
-
-    for _ in range(deriv):
-        at = _derivative(at)
-    # (Of what is not asked for, a derivative may be infinite, and its gradient NaN.)
-    states = at(jnp.where(inside, t, step.t))
-    return jax.tree.map(lambda u: jnp.where(inside, u, jnp.nan), states)
+    return jax.vmap(of)(jnp.arange(times.shape[0], dtype=length.dtype))
 
 
 def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
@@ -299,14 +335,3 @@ def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
 def _derivative(fn: Any) -> Any:
     return lambda t: jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]
 
-
-def inner_states(dense: Dense, times: Any, u: Any, length: Any) -> Any:
-    """The states at the nodes within all steps of a trajectory, as [`Kept`][] has them; NaN where
-    there is no step."""
-
-    def of(row):
-        step, _ = _step(times, u, length, row)
-        inner = dense.within(step)
-        return jax.tree.map(lambda x: jnp.where(row + 1 < length, x, jnp.nan), inner)
-
-    return jax.vmap(of)(jnp.arange(times.shape[0], dtype=length.dtype))

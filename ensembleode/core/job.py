@@ -16,7 +16,7 @@ from ..problem import EnsembleContext
 from ..solution import EngineChoice, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
-from .dense import Again, Dense, inner_states, Kept, Known
+from .dense import Again, Dense, kept, Kept, Known
 from .lane import Lane, Trajectories
 from .placement import copied_to_jax
 from .plan import Plan, Result
@@ -110,7 +110,8 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     given = result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner))
     if plan.inner and result.inner is None:
         dense: Any = dense_of(given, plan, numbers)
-        given = given._replace(inner=inner_states(dense, result.t, given.u, result.length))
+        of_one = (dense, result.t, given.u, result.length)
+        given = given._replace(inner=kept(*of_one, several=False).inner)
     return given._replace(t=result.t if plan.own_times else None)
 
 
