@@ -414,7 +414,8 @@ def _interpolated(
     if not isinstance(deriv, int) or deriv < 0:
         raise ValueError(f"deriv must be the order of a derivative, 0, 1, ..., got {deriv!r}.")
     t = jnp.asarray(t, solution.t.dtype)
-    return states_at(dense, solution.t, solution.u, lengths, t, deriv, several=several)
+    reached = lengths, solution.retcode == ReturnCode.Success.value
+    return states_at(dense, solution.t, solution.u, *reached, t, deriv, several=several)
 
 
 def _span(t: Any) -> str:

@@ -365,7 +365,7 @@ def sampled(coefficients, ts):
 
 
 def interpolate(ts, us, dus, length, at):
-    return states_at(Slopes(dus), ts, us, length, jnp.asarray(at), several=False)
+    return states_at(Slopes(dus), ts, us, length, True, jnp.asarray(at), several=False)
 
 
 @settings

@@ -195,17 +195,26 @@ def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
 
 
 def states_at(
-    dense: Dense, times: Any, u: Any, lengths: Any, t: Any, deriv: int = 0, *, several: bool
+    dense: Dense,
+    times: Any,
+    u: Any,
+    lengths: Any,
+    succeeded: Any,
+    t: Any,
+    deriv: int = 0,
+    *,
+    several: bool,
 ) -> Any:
     """The states at `t` (a number or `[n]`), or their derivatives of the order `deriv` by time; NaN
     outside of what was reached.
 
-    **Arguments:** the saved `times [time]`, the states `u`, leaves `[time, *state]`, and how many
-    times were reached; all with an axis of the trajectories first where there are `several`, and
-    then so have the results. `t` is the same for all.
-    """
+    **Arguments:** the saved `times [time]`, the states `u`, leaves `[time, *state]`, how many
+    times were reached, and whether that was all (otherwise it has a gradient of zero); all with an
+    axis of the trajectories first where there are `several`, and then so have the results. `t` is
+    the same for all.
+    """  # fmt: skip
     # Apart, as the second takes long to compile, and knows nothing of how many steps there are.
-    found = _evaluated(_find, None, several, None, (times, u, lengths), (t,))
+    found = _evaluated(_find, None, several, None, (times, u, lengths, succeeded), (t,))
     return _evaluated(_at, deriv, several, dense, found)
 
 
@@ -248,15 +257,19 @@ def _compiled(fn, option, own, structure, leaves):
 
 
 class _Found(NamedTuple):
-    """A step, and whether it has a length; a time, and whether that is within what was reached."""
+    """A step, and whether it has a length; a time, and whether that is within what was reached; and
+    whether the trajectory succeeded."""
 
     step: Step
     has_length: Any
     t: Any
     inside: Any
+    succeeded: Any
 
 
-def _find(_: None, times: Any, u: Any, length: Any, t: Any, __: None) -> tuple[_Found]:
+def _find(
+    _: None, times: Any, u: Any, length: Any, succeeded: Any, t: Any, __: None
+) -> tuple[_Found]:
     """The steps in which the times `t` are."""
     reached = jnp.arange(times.shape[0], dtype=length.dtype) < length
     sign = jnp.where(times[jnp.minimum(1, length - 1)] < times[0], -1, 1).astype(times.dtype)
@@ -267,15 +280,18 @@ def _find(_: None, times: Any, u: Any, length: Any, t: Any, __: None) -> tuple[_
         inside = (t * sign >= ordered[0]) & (t * sign <= last) & (length > 0)
         row = jnp.searchsorted(ordered, t * sign, side="right").astype(length.dtype) - 1
         row = jnp.clip(row, 0, jnp.maximum(length - 2, 0))
-        return _Found(*_step(times, u, length, row), t, inside)
+        return _Found(*_step(times, u, length, row), t, inside, succeeded)
 
     return (jax.vmap(at)(t) if t.ndim else at(t),)
 
 
 def _at(dense: Dense, found: _Found, deriv: int) -> Any:
     def of(found):
-        step, has_length, t, inside = found
-        inner = _inner(dense, step, has_length)
+        step, has_length, t, inside, succeeded = found
+        inner = jax.tree.map(
+            lambda x: jnp.where(succeeded, x, jax.lax.stop_gradient(x)),
+            _inner(dense, step, has_length),
+        )
 
         def at(t):
             x = (t - step.t) / jnp.where(has_length, step.h, 1)
@@ -334,4 +350,3 @@ def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
 
 def _derivative(fn: Any) -> Any:
     return lambda t: jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]
-
