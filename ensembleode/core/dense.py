@@ -19,7 +19,6 @@ from jaxtyping import Array, Inexact, PyTree
 
 from ..solvers.arithmetic import ArrayArithmetic
 from ..solvers.runge_kutta import RungeKutta
-from ..tracing.program import Program
 from .recent import jit_recent
 from .state_tree import StateTree
 
@@ -93,7 +92,7 @@ class Known(NamedTuple):
     - `own`: of the constants and the parameters, which each trajectory has to itself.
     """
 
-    field: Program
+    field: Callable
     method: RungeKutta | None
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]

@@ -16,7 +16,7 @@ from ..problem import EnsembleContext
 from ..solution import EngineChoice, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
-from .dense import Again, Dense, kept, Kept, Known
+from .dense import Again, Dense, Kept, kept, Known
 from .lane import Lane, Trajectories
 from .placement import copied_to_jax
 from .plan import Plan, Result

@@ -93,9 +93,9 @@ class Julia(Engine):
             controller = controller.for_method(alg.order, None)
         norm = options["internalnorm"]
         stages = alg.stages or 8
-        of = {"method": getattr(alg, "method", None)}
-        numbers = (description, adaptive, implicit, stages)
-        return Static(Method(*numbers, chosen, controller, norm, **of))
+        ours = getattr(alg, "method", None)
+        how = (description, adaptive, implicit, stages, chosen, controller, norm)
+        return Static(Method(*how, method=ours))
 
     def versions(self, method: Static) -> dict[str, str]:
         """Of Julia and its packages, without those of other methods.
