@@ -114,8 +114,9 @@ def solve(
         start and the end are saved.
     - `save_start`, `save_end`: False drops the start or the end, where `saveat` is not an array.
     - `save_everystep`: saves every accepted step, and makes the solution callable, by the
-        interpolant of the method that `saveat` has, too. By default False. Eagerly it solves twice, to count the steps first; under `jit` it needs an
-        explicit `maxiters`, as room is kept for that many.
+        interpolant of the method that `saveat` has, too. By default False. Eagerly it solves
+        twice, to count the steps first; under `jit` it needs an explicit `maxiters`, as room is
+        kept for that many.
     - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
     - `dt`: the first step, or with a fixed step the step; negative only where time runs backwards,
         and there a positive one will do, too. (A traced one is taken for its size.)
