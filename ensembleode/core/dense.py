@@ -18,7 +18,6 @@ import numpy as np
 from jaxtyping import Array, Inexact, PyTree
 
 from ..solvers.arithmetic import ArrayArithmetic
-from ..solvers.runge_kutta import RungeKutta
 from .recent import jit_recent
 from .state_tree import StateTree
 
@@ -87,13 +86,13 @@ class Known(NamedTuple):
     """What of a solve decides how a step goes on within it, and no numbers.
 
     - `field`: the vector field, `field(consts, u, p, t)`; `tree`: what its state is made of.
-    - `method`: makes the same step again; None where it can't: the polynomial is then the cubic of
-        the states and slopes at both ends.
+    - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
+        polynomial is then the cubic of the states and slopes at both ends.
     - `own`: of the constants and the parameters, which each trajectory has to itself.
     """
 
     field: Callable
-    method: RungeKutta | None
+    method: Any
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
 

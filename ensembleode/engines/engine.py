@@ -5,7 +5,6 @@ from typing import Any, ClassVar
 
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..solvers.runge_kutta import RungeKutta
 from ..tracing.program import Program, Static
 from .results import for_one, only
 
@@ -82,7 +81,7 @@ class Engine(abc.ABC):
         ended the return code `Default`."""
         return False
 
-    def interpolant(self, method: Static) -> RungeKutta | int | None:
+    def interpolant(self, method: Static) -> Any:
         """How the solution goes on within a saved step: as the step that this method makes, or by
         the states at so many nodes within it, which are then in `Result.inner`; None: as the cubic
         of the states and slopes at both ends."""

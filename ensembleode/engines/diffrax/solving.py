@@ -5,6 +5,7 @@ step-size controller that stops a trajectory which became infinite or NaN, or wh
 underflowed, with a return code; NaN where a trajectory did not get to; no host callback.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import Callable
@@ -24,9 +25,9 @@ from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...core.retcode import ReturnCode
 from ...solvers import Bosh3, Dopri5, Euler, ExplicitRungeKutta, ODESolver, Tsit5
+from ...solvers.arithmetic import Components
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import RungeKutta
 from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
 from ...solvers.time import min_step, StepBounds, STRETCH
 from ...tracing.program import Static
@@ -55,7 +56,7 @@ class _Method(eqx.Module):
     stages: int | None
     fsal: bool
     direction: str
-    method: RungeKutta | None
+    method: Any
 
 
 #
@@ -164,10 +165,52 @@ def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
     return jax.vmap(solve, in_axes=(in_axes,), out_axes=out_axes, axis_size=n)(lanes)
 
 
-def interpolant(method: Static) -> RungeKutta | int:
+def interpolant(method: Static) -> Any:
     """See [`Engine.interpolant`][ensembleode.engines.engine.Engine.interpolant]."""
-    solver = method.value.solver
-    return method.value.method or len(inner_nodes(_degree(solver)))
+    ours, solver = method.value.method, method.value.solver
+    if ours is None and isinstance(solver, diffrax.AbstractERK):
+        return _Steps(Static(solver))
+    return ours or len(inner_nodes(_degree(solver)))
+
+
+def _keeps(plan: Plan) -> bool:
+    """Whether what is within steps has to be kept, as they are not made again."""
+    return isinstance(interpolant(plan.method), int)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """The steps of an explicit solver of diffrax, one by one, as `RungeKutta` makes its own."""
+
+    solver: Static
+
+    @property
+    def degree(self) -> int:
+        return _HIGHEST
+
+    def step(self, xp: Any, field: Callable, y: Components, k: Any, t: Any, h: Any) -> Any:
+        del xp, k
+        (start,), solver = y, self.solver.value
+
+        def f(t, u, args):
+            del args
+            return field((u,), t)[0]
+
+        # (diffrax differentiates by what it is given, and not by what that closes over.)
+        terms = diffrax.ODETerm(eqx.filter_closure_convert(f, t, start, None))
+        ends = {"t0": t, "t1": t + h}
+        state = solver.init(terms, t, t + h, start, None)
+        _, _, dense, _, _ = solver.step(terms, t, t + h, start, None, state, False)
+        return solver.interpolation_cls(**ends, **dense)
+
+    def dense(self, xp: Any, field: Callable, y: Components, attempt: Any, t: Any, h: Any) -> Any:
+        del xp, field, y, t, h
+        return attempt
+
+    def interpolate(self, xp: Any, y: Components, dense: Any, h: Any, theta: float) -> Components:
+        del xp
+        (start,) = y
+        return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
 
 
 # Whose dense output in diffrax is that of our tableau.
@@ -248,7 +291,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
-        saveat = save(t0=saving.start, steps=True, dense=method.method is None)
+        saveat = save(t0=saving.start, steps=True, dense=_keeps(plan))
     sol = diffrax.diffeqsolve(
         terms,
         method.solver,
@@ -510,7 +553,7 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
     u = jnp.where(rows, ys, jnp.nan)
     inner = None
-    if saving.mode == "steps" and method.method is None:
+    if saving.mode == "steps" and _keeps(plan):
         inner = _within_steps(plan, sol, reached)
     if plan.own_times:
         t = jnp.where(reached, t, jnp.nan)
