@@ -12,13 +12,14 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
+from ...solvers.method import Attempt, carry_like, Equations, evaluated_once, Method
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import Attempt, RungeKutta
 from ...solvers.step_size import (
     count_failures,
     initial_step,
@@ -55,7 +56,7 @@ class Description:
 
     field: Program
     controlled: int
-    method: RungeKutta
+    method: Method
     controller: AbstractController | None
     norm: AbstractNorm
     saving: Saving
@@ -72,6 +73,18 @@ class Description:
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(self.field.out_avals[0].dtype)
+
+    @property
+    def carry_like(self) -> Any:
+        """What the method carries, of zeros."""
+        return carry_like(self.method, self.size, self.dtype)
+
+    @property
+    def recorded(self) -> int:
+        """How many numbers say what a step was: the state, what was carried (where that is not
+        made of the state again), the time and the size."""
+        carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
+        return self.size + len(carried) + 2
 
     @property
     def is_uniform(self) -> bool:
@@ -117,6 +130,7 @@ class Step(NamedTuple):
     t2: Value
     h: Value
     y: tuple[Value, ...]
+    carry: Any
     attempt: Attempt
     accepted: Value
     failed: Any = None
@@ -128,8 +142,8 @@ class Loop:
     **Arguments:**
 
     - `problem`: what is solved.
-    - `field(held)`: the vector field `(y, t, mask) -> dy` of the trajectories that are held, where
-        the mask is of the lanes that count.
+    - `equations(held, mask)`: those of the trajectories that are held; the mask is of the lanes
+        that count.
     - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
@@ -140,7 +154,7 @@ class Loop:
         self,
         b: Builder,
         problem: Description,
-        field: Callable[[Held], Callable],
+        equations: Callable[[Held, Value], Equations],
         held: Held,
         queue: Queue,
         times: Buffer | None,
@@ -158,10 +172,12 @@ class Loop:
         self._stop, self._on_begin = stop, on_begin
         self.is_uniform = is_uniform = problem.is_uniform
         self.order = held.order
-        self.field_of, self.field = field, field(held)
+        self.equations = equations
         dtype, n = problem.dtype, problem.size
         self.y = [b.variable(dtype, 0) for _ in range(n)]
-        self.k = [b.variable(dtype, 0) for _ in range(n)] if problem.method.keeps else []
+        # What the method carries from step to step, its numbers one after the other.
+        carried, self._carry_tree = jax.tree.flatten(problem.carry_like)
+        self.carry = [b.variable(dtype, 0) for _ in carried]
         self.t = b.variable(dtype, 0, of_lanes=not is_uniform)
         self.h = b.variable(dtype, 0, of_lanes=not is_uniform)
         self.active = b.variable(BOOL, False)
@@ -190,9 +206,10 @@ class Loop:
         self.pool_end = b.variable(I64, queue.first, of_lanes=False)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
-        self._prepares = not is_uniform and (problem.method.keeps or not problem.has("dt"))
+        self._prepares = not is_uniform and (bool(self.carry) or not problem.has("dt"))
         if self._prepares:
-            self._pool_k: Any = b.array(dtype, n, of_lanes=True) if self.k else None
+            n_carried = len(self.carry)
+            self._pool_carry: Any = b.array(dtype, n_carried, of_lanes=True) if n_carried else None
             self._pool_h = b.array(dtype, 1, of_lanes=True)
 
     def run(self) -> None:
@@ -275,7 +292,7 @@ class Loop:
 
     def variables(self) -> list[Variable]:
         """All that goes on from turn to turn, but for the numbers that are held and `arrays`."""
-        several = [*self.y, *self.k, self.t, self.h, self.active, self.occupied]
+        several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, self.probing, self.row, self.time]
         several += [self.short_failures]
         several += [
@@ -294,8 +311,10 @@ class Loop:
         if not self._prepares or not self.b.lanes:
             return []
         width = self.b.lanes
-        pool_k = [] if self._pool_k is None else [(self._pool_k, self.problem.size * width)]
-        return [*pool_k, (self._pool_h, width)]
+        first = [(self._pool_h, width)]
+        if self._pool_carry is None:
+            return first
+        return [(self._pool_carry, len(self.carry) * width), *first]
 
     #
     # Numbers
@@ -414,13 +433,13 @@ class Loop:
         # In place of the trajectories that the lanes hold, for a while.
         held = self.held.another()
         held.take(b.where(inside, index, 0), b.spread(inside))
-        field = self.field_of(held)
         y = tuple(held.u0(held.index.get(), inside))
         t0, t1 = held.number("t0"), held.number("t1")
-        k = field(y, t0, b.spread(inside))
-        if self._pool_k is not None:
-            for c, x in enumerate(k):
-                self._pool_k.store_lanes(c * max(1, b.lanes), x)
+        equations = self.equations(held, b.spread(inside))
+        f = evaluated_once(equations.f, y, t0)
+        carry = p.method.init(b, dataclasses.replace(equations, f=f), y, t0)
+        for c, x in enumerate(jax.tree.leaves(carry)):
+            self._pool_carry.store_lanes(c * max(1, b.lanes), x)
         if p.has("dt"):
             return
         assert p.controller is not None
@@ -429,17 +448,14 @@ class Loop:
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
 
-        def scaled_field(y: tuple, t: Value) -> tuple:
-            return field(y, t, b.spread(inside))
-
         h = initial_step(
             b,
             norm,
             self._power_of_ten,
-            scaled_field,
+            f,
             t0,
             y,
-            k,
+            f(y, t0),
             t1 - t0,
             tol,
             p.method.order,
@@ -464,18 +480,17 @@ class Loop:
             self.t.set(t0)
             self.h.set(abs(held.number("dt")))
             self.ntried.set(0)
-            if self.k:
-                k = self.field(self.state(), t0, fresh)
-                for variable, x in zip(self.k, k, strict=True):
+            if self.carry:
+                carry = p.method.init(b, self.equations(held, fresh), self.state(), t0)
+                for variable, x in zip(self.carry, jax.tree.leaves(carry), strict=True):
                     variable.set(x)
         else:
             self.t.set_where(fresh, t0)
             self.ntried.set_where(fresh, 0)
             pool = index - self.pool_first.get() if b.lanes else b.constant(0, I64)
-            if self.k:
-                width = max(1, b.lanes)
-                for c, variable in enumerate(self.k):
-                    variable.set(self._pool_k.gather(pool + c * width, fresh, variable.get()))
+            width = max(1, b.lanes)
+            for c, variable in enumerate(self.carry):
+                variable.set(self._pool_carry.gather(pool + c * width, fresh, variable.get()))
             h = held.number("dt") if p.has("dt") else self._pool_h.gather(pool, fresh, 1)
             h = abs(h)
             if p.adaptive:
@@ -529,28 +544,30 @@ class Loop:
             size = b.where(unresolved, np.nan, t2 - t)
             next_h = b.where(unresolved, 0.0, h)
         y = self.state()
-        k = tuple(x.get() for x in self.k)
-        attempt = p.method.step(b, self._field(), y, k, t, size)
-        return t, t2, size, next_h, y, attempt
+        carry = self._carry_tree.unflatten([x.get() for x in self.carry])
+        attempt = p.method.step(b, self._equations(), y, carry, t, size)
+        return t, t2, size, next_h, y, carry, attempt
 
-    def _field(self) -> Callable:
+    def _equations(self) -> Equations:
         """For the lanes that try a step."""
         mask = self.active.get()
         if self.probing is not None:
             mask = mask | self.probing.get()
-        return lambda y, t: self.field(y, t, mask)
+        return self.equations(self.held, mask)
 
-    def control(self, t, t2, size, next_h, y, attempt) -> tuple:
+    def control(self, t, t2, size, next_h, y, carry, attempt) -> tuple:
         """Whether the step is accepted, the size of the next, what the controller remembers, and
         whether time can't resolve the next."""
         b, p = self.b, self.problem
         active = self.active.get()
         if not p.adaptive:
             accepted = active & self.is_finite(attempt.y2)
-            return Step(t, t2, size, y, attempt, accepted), next_h, None, None
+            if attempt.failed is not None:
+                accepted = accepted & ~attempt.failed
+            return Step(t, t2, size, y, carry, attempt, accepted), next_h, None, None
         assert p.controller is not None
         tol = self.tolerances(self.held, p.controlled)
-        squared = squared_error(b, p.method, p.norm, tol, attempt, size, y, p.controlled)
+        squared = squared_error(b, p.norm, tol, attempt, y, p.controlled)
         before = tuple(x.get() for x in self.memory)
         accepted = p.controller.accepts(b, squared, before) & active & ~self.probing.get()
         first = self.naccept.get().eq(0)
@@ -561,7 +578,7 @@ class Loop:
         lost = underflows(b, bounds, next_h, at, self.t1, span, accepted)
         next_h = bounds.bounded(b, next_h)
         failed = active & ~(squared < np.inf)
-        return Step(t, t2, size, y, attempt, accepted, failed), next_h, memory, lost
+        return Step(t, t2, size, y, carry, attempt, accepted, failed), next_h, memory, lost
 
     def commit(self, step: Step, next_h: Value, memory: Any, lost: Any) -> None:
         """Save what lies in the step, and go on to its end where it is accepted."""
@@ -574,9 +591,8 @@ class Loop:
             self.h.set(next_h)
             for variable, x in zip(self.y, step.attempt.y2, strict=True):
                 variable.set(x)
-            if self.k:
-                for variable, x in zip(self.k, p.method.kept(step.attempt), strict=True):
-                    variable.set(x)
+            for variable, x in zip(self.carry, jax.tree.leaves(step.attempt.carry), strict=True):
+                variable.set(x)
             tries = self.ntried.get()
 
             def look() -> None:
@@ -594,9 +610,8 @@ class Loop:
         self.t.set_where(accepted, step.t2)
         for variable, x in zip(self.y, step.attempt.y2, strict=True):
             variable.set_where(accepted, x)
-        if self.k:
-            for variable, x in zip(self.k, p.method.kept(step.attempt), strict=True):
-                variable.set_where(accepted, x)
+        for variable, x in zip(self.carry, jax.tree.leaves(step.attempt.carry), strict=True):
+            variable.set_where(accepted, x)
         if p.adaptive:
             for variable, x in zip(self.memory, memory, strict=True):
                 variable.set(x)
@@ -690,9 +705,8 @@ class Loop:
 
         def save() -> None:
             mask = b.spread(due())
-            dense = p.method.dense(
-                b, lambda y, t: self.field(y, t, mask), step.y, step.attempt, step.t, step.h
-            )
+            at = step.y, step.attempt.dense, step.t, step.h
+            dense = p.method.dense(b, self.equations(self.held, mask), *at)
 
             def one() -> Value:
                 theta = (self.time.get() - step.t) / step.h

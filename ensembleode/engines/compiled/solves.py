@@ -236,7 +236,7 @@ def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -
     del shared
     threads = setup.threads
     group = min(setup.n, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
-    turn = (d.size + 2) * d.width
+    turn = d.recorded * d.width
     # All turns of a group, at most: a lane's are those of its trajectories.
     most = (setup.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
@@ -254,7 +254,7 @@ def _record_on_gpu(d: Description, setup: Setup, checkpoint: int, shared: int) -
     most = setup.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
     segments = -(-most // turns) + 1
-    each = turns * (d.size + 2), 2 * EVENT_CELLS, segments * checkpoint
+    each = turns * d.recorded, 2 * EVENT_CELLS, segments * checkpoint
     bytes_ = sum(math.prod(x.shape) * x.dtype.itemsize for x in _memory(d, *each))
     bytes_ += shared * d.dtype.itemsize
     group = setup.n // setup.groups

@@ -11,8 +11,8 @@ from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 from ...core.retcode import ReturnCode
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
+from ...solvers.method import Attempt, Equations, evaluated_once, Method
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import Attempt, RungeKutta
 from ...solvers.step_size import (
     count_failures,
     initial_step,
@@ -33,7 +33,7 @@ _TURNS = 256
 class Stepping(NamedTuple):
     """What is fixed about the steps: static."""
 
-    method: RungeKutta
+    method: Method
     controller: AbstractController | None  # None with a fixed step
     norm: AbstractNorm
     maxiters: int
@@ -74,7 +74,7 @@ class State(NamedTuple):
 
     (Where all lanes share a fixed step, `t` and `h` have no axis.)
 
-    - `t`, `y`: the time and the state; `k`: the field there, where the last step has computed it.
+    - `t`, `y`: the time and the state; `carry`: what the method carries to the next step.
     - `h`: the size of the next step, positive; a fixed step that time can't resolve becomes zero.
     - `memory`: what the controller remembers, a tuple; None with a fixed step.
     - `active`: whether the lane goes on.
@@ -87,7 +87,7 @@ class State(NamedTuple):
     t: OfLanes
     h: OfLanes
     y: Leaves
-    k: Leaves | None
+    carry: Any
     memory: tuple | Any
     active: Bool[Array, "lane"]
     failures: Int[Array, "lane"] | Any
@@ -96,15 +96,14 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`, with the
-    derivatives `ks` at its stages; `accepted` is true in the lanes that took it."""
+    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`; `accepted` is
+    true in the lanes that took it."""
 
     t: Any
     t2: Any
     h: Any
     y: Leaves
-    y2: Leaves
-    ks: tuple
+    attempt: Attempt
     accepted: Any
 
 
@@ -132,13 +131,12 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
     dtype = chunk.u0[0].dtype
     y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
     active = chunk.mask & is_finite(y)
-    k: Any = None
     memory: Any = None
     h: Any = chunk.dt
-    if stepping.method.keeps or h is None:
-        k = field(y, t0)
+    field = evaluated_once(field, y, t0)
+    carry = stepping.method.init(LANES, equations_of(field), y, t0)
     if h is None:
-        at = jax.lax.stop_gradient((t0, y, k, t1 - t0))
+        at = jax.lax.stop_gradient((t0, y, field(y, t0), t1 - t0))
         order, dtmax = stepping.method.order, chunk.bounds.dtmax
         norm = stepping.norm
         h = initial_step(LANES, norm, _power_of_ten, field, *at, chunk.tol, order, dtmax)
@@ -154,19 +152,31 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
         active = active & jnp.isfinite(h)
     elif h.ndim or t0.ndim or t1.ndim:
         h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
+    if t0.ndim:
+        carry = of_each_lane(carry, lanes)
     none = jnp.zeros(lanes, jnp.int32)
     return State(
         tries=jnp.zeros((), jnp.int32),
         t=t0,
         h=h.astype(dtype),
         y=y,
-        k=k if stepping.method.keeps else None,
+        carry=carry,
         memory=memory,
         active=active & (t0 != t1),
         failures=None if memory is None else none,
         naccept=none,
         ntried=none,
     )
+
+
+def of_each_lane(carry: Any, lanes: int) -> Any:
+    """What is carried, its numbers one a lane."""
+    return jax.tree.map(lambda x: x if x.ndim else jnp.broadcast_to(x, (lanes,)), carry)
+
+
+def equations_of(field: Callable) -> Equations:
+    """The equations of a field that JAX can differentiate."""
+    return Equations(field, lambda y, t, dy, dt: jax.jvp(field, (y, t), (dy, dt))[1])
 
 
 def running(stepping: Stepping, state: State) -> Any:
@@ -223,7 +233,8 @@ def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
     if unresolved is not None:
         # The state becomes NaN, and the lane ends.
         h = jnp.where(unresolved, jnp.nan, h)
-    return _Tried(size, h, t2, stepping.method.step(LANES, field, y, state.k, t, h))
+    equations = equations_of(field)
+    return _Tried(size, h, t2, stepping.method.step(LANES, equations, y, state.carry, t, h))
 
 
 def _control(
@@ -234,10 +245,12 @@ def _control(
     size, h, t2, attempt = tried
     if stepping.controller is None:
         accepted = is_finite(attempt.y2) & active
-        return Step(t, t2, h, y, *attempt, accepted), _Controlled(size, state.memory, None, None)
+        if attempt.failed is not None:
+            accepted = accepted & ~attempt.failed
+        return Step(t, t2, h, y, attempt, accepted), _Controlled(size, state.memory, None, None)
     # The steps are constants to whoever differentiates the solution.
-    at = jax.lax.stop_gradient((attempt, h, y))
-    squared = squared_error(LANES, stepping.method, stepping.norm, chunk.tol, *at)
+    at = jax.lax.stop_gradient((attempt, y))
+    squared = squared_error(LANES, stepping.norm, chunk.tol, *at)
     squared = computed_once(squared)
     accepted = stepping.controller.accepts(LANES, squared, state.memory) & active
     first = state.naccept == 0
@@ -253,7 +266,7 @@ def _control(
     failures = count_failures(LANES, state.failures, failed, size, span)
     failures = jnp.where(lost & failed, MOST_FAILURES, failures)
     controlled = _Controlled(next_h, memory, lost | (failures >= MOST_FAILURES), failures)
-    return Step(t, t2, h, y, *attempt, accepted), controlled
+    return Step(t, t2, h, y, attempt, accepted), controlled
 
 
 def _commit(
@@ -266,17 +279,12 @@ def _commit(
     going = accepted & ~ends
     if lost is not None:
         going = active & ~(ends | lost)
-    k = state.k
-    if k is not None:
-        k = stepping.method.kept(Attempt(step.y2, step.ks))
+    y, carry = step.attempt.y2, step.attempt.carry
     if t.ndim > 0:
-        if k is not None and state.k is not None:
-            k = select(accepted, k, state.k)
-        y = select(accepted, step.y2, step.y)
-        state = state._replace(t=jnp.where(accepted, t2, t), y=y, k=k)
-    else:
-        # All lanes end together, and what is NaN stays NaN.
-        state = state._replace(t=t2, y=step.y2, k=k)
+        carry = jax.tree.map(lambda a, b: jnp.where(over(accepted, a), a, b), carry, state.carry)
+        t2, y = jnp.where(accepted, t2, t), select(accepted, y, step.y)
+    # (Else all lanes end together, and what is NaN stays NaN.)
+    state = state._replace(t=t2, y=y, carry=carry)
     state = state._replace(
         tries=state.tries + 1,
         h=next_h,
@@ -357,7 +365,7 @@ def save(
     """Save what lies in the step just taken."""
     if saving.mode == "steps":
         row = jnp.where(step.accepted, jnp.minimum(out.row, saving.rows), saving.rows)
-        u = _write(out.u, row, _lane_first(join(step.y2)))
+        u = _write(out.u, row, _lane_first(join(step.attempt.y2)))
         t = _write(out.t, row, step.t2 + jnp.zeros_like(out.t[:, 0]))
         return Output(u, t, _count(out.row, step.accepted), None)
     method = stepping.method
@@ -367,21 +375,21 @@ def save(
         reached = direction * (step.t2 - out.time) >= 0
         return reached if out.row.ndim == 0 else reached & step.accepted
 
-    ks = step.ks
+    dense = step.attempt.dense
 
-    def extra_stages():
-        attempt = Attempt(step.y2, step.ks)
-        return method.dense(LANES, field, step.y, attempt, step.t, step.h)[len(step.ks) :]
+    def more():
+        at = step.y, dense, step.t, step.h
+        return method.dense(LANES, equations_of(field), *at)[len(dense) :]
 
-    if method.has_extra_stages:
+    if structs := jax.eval_shape(more):
         # Only where something is saved.
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(extra_stages))
-        ks = (*ks, *jax.lax.cond(jnp.any(due(out)), extra_stages, lambda: nothing))
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), structs)
+        dense = (*dense, *jax.lax.cond(jnp.any(due(out)), more, lambda: nothing))
 
     def save_one(out):
         now = due(out)
         theta = (out.time - step.t) / step.h
-        u = _lane_first(join(method.interpolate(LANES, step.y, ks, step.h, theta)))
+        u = _lane_first(join(method.interpolate(LANES, step.y, dense, step.h, theta)))
         row = out.row if out.row.ndim == 0 else jnp.where(now, out.row, saving.rows)
         next_row = _count(out.row, now)
         return Output(_write(out.u, row, u), None, next_row, _next_time(chunk, next_row))
@@ -506,6 +514,6 @@ def _is_calm(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
 
     moves = tuple(
         moved(i, a, b).astype(a.dtype)
-        for i, (a, b) in enumerate(zip(state.y, tried.y2, strict=True))
+        for i, (a, b) in enumerate(zip(state.y, tried.attempt.y2, strict=True))
     )
     return (sum_of(lambda x: x, moves) == 0) & jnp.isfinite(state.h)
