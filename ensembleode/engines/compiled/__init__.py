@@ -8,7 +8,7 @@ own end and its own return code, and takes the next trajectory when it has finis
 - `field.py`: the vector field, from the small language of `fields`; `operations.py`,
     `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
-    reverse mode, of the steps that were recorded.
+    reverse mode, of the steps that were recorded; `steps.py`: of a method's step.
 - `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `flow.py`: the
     field with tangents; `derivatives.py`: four primitives, closed under differentiation;
     `gradients.py`: solves with these.

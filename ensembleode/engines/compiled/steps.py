@@ -169,7 +169,7 @@ class Pulled:
 
     def value(self, atom: Any, calls: Calls) -> _Components:
         if isinstance(atom, jex.Literal):
-            return [self.b.constant(atom.val, atom.aval.dtype)]
+            return _literal(self.b, atom)
         if atom not in self.values:
             eqn = self._made_by[atom]
             args = [self.value(x, calls) for x in eqn.invars]
@@ -246,6 +246,10 @@ class Pulled:
         self.gradient = found
 
 
+def _literal(b: Builder, x: Any) -> _Components:
+    return [b.constant(x.val, x.aval.dtype)]
+
+
 def _is_call(eqn: Any) -> bool:
     return eqn.primitive is _F or eqn.primitive is _JVP
 
@@ -310,7 +314,7 @@ def _evaluated(b: Builder, jaxpr: jex.Jaxpr, args: Sequence[_Components]) -> lis
     values: dict = dict(zip(jaxpr.invars, args, strict=True))
 
     def value(x: Any) -> _Components:
-        return [b.constant(x.val, x.aval.dtype)] if isinstance(x, jex.Literal) else values[x]
+        return _literal(b, x) if isinstance(x, jex.Literal) else values[x]
 
     for eqn in used(jaxpr)[0]:
         outs = _written(b, eqn, list(map(value, eqn.invars)))

@@ -195,21 +195,22 @@ def pull_back(
     args = wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
+
+    def pulled_from(record, rows):
+        carry = None
+        if through is None:
+            carry = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), record.carry)
+        return Pulled(cotangent.end, carry, grad, rows)
+
     if room is None:
-        cotangent = cotangent._replace(length=jnp.where(chunk.mask, cotangent.length, 0))
-        record, length = _record_saved(saving, chunk, cotangent, split)
+        length = jnp.where(chunk.mask, cotangent.length, 0)
+        cotangent = cotangent._replace(length=length)
+        record, steps = _record_saved(saving, chunk, cotangent, split)
         if stepping.method.remembers:
             record = record._replace(carry=_carried(stepping.method, field(chunk.args), record))
-        rows_left = cotangent.length
+        pulled = replayed(record, steps, pulled_from(record, length))
     else:
-        record, rows_left = room.record, _rows_saved(saving, chunk)
-    carry = None
-    if through is None:
-        carry = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), record.carry)
-    pulled = Pulled(cotangent.end, carry, grad, rows_left)
-    if room is None:
-        pulled = replayed(record, length, pulled)
-    else:
+        pulled = pulled_from(room.record, _rows_saved(saving, chunk))
         pulled, room = _replay_segments(replay, replayed, pulled, room)
     adjoint, grad = pulled.y, pulled.grad
     if jax.tree.leaves(pulled.carry):
