@@ -89,6 +89,36 @@ class Taylor2:
         return combined(xp, y, (part, k), (0.5 * part * part, dk))
 
 
+@dataclasses.dataclass(frozen=True)
+class RationalEuler:
+    """Euler's method for the inverse of each component, which is not linear in the slopes."""
+
+    order = 1
+    embedded_order = None
+    stages = 1
+    remembers = False
+
+    def evaluations(self, ntried):
+        return ntried
+
+    def init(self, xp, equations, y, t):
+        return ()
+
+    def step(self, xp, equations, y, carry, t, h):
+        k = equations.f(y, t)
+        below = (
+            xp.maximum(a - xp.over(h, b) * b, 0.5 * xp.abs(a)) for a, b in zip(y, k, strict=True)
+        )
+        y2 = tuple(a * a / b for a, b in zip(y, below, strict=True))
+        return Attempt(y2, (), (), (y2,))
+
+    def dense(self, xp, equations, y, dense, t, h):
+        return dense
+
+    def interpolate(self, xp, y, dense, h, theta):
+        return combined(xp, y, (theta, dense[0]), (-theta, y))
+
+
 class OfAdams(ODESolver):
     order = 2
     stages = 1
@@ -101,6 +131,14 @@ class OfTaylor(ODESolver):
     stages = 2
     engines = ("compiled", "lanes")
     method: ClassVar[Any] = Taylor2()
+
+
+class Rational(ODESolver):
+    order = 1
+    stages = 1
+    adaptive = False
+    engines = ("compiled", "lanes")
+    method: ClassVar[Any] = RationalEuler()
 
 
 SOLVERS = {"Adams-Bashforth": OfAdams(), "Taylor": OfTaylor()}

@@ -7,7 +7,7 @@ import pytest
 
 import ensembleode as eo
 
-from .methods import SOLVERS
+from .methods import Rational, SOLVERS
 
 
 ENGINES = ("compiled", "lanes")
@@ -107,7 +107,7 @@ def differences(fn, x):
 
 
 @by_engine
-@by_solver
+@pytest.mark.parametrize("alg", [*SOLVERS.values(), Rational()], ids=[*SOLVERS, "rational"])
 @pytest.mark.parametrize("saveat", [[END], [0.0, 0.31, END]], ids=["end", "dense"])
 def test_gradients_of_fixed_steps(alg, engine, saveat):
     fn = loss(alg, engine, {**FIXED, "saveat": saveat})

@@ -295,9 +295,9 @@ class Replay:
                 self._add_row(here)
 
             b.while_(lambda: b.any(left()), one)
-        if self.carry:
-            self._first(index, mask)
         wanted = self.loop.queue.wanted.gather(index, mask, False)
+        if self.carry:
+            self._first(index, wanted)
         for c, x in enumerate(self.adjoint):
             place = self.order.place(index, c, p.size)
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))

@@ -25,6 +25,7 @@ from ...fields.equations import called, used
 from ...solvers.arithmetic import ArrayArithmetic
 from ...solvers.method import Equations, Method
 from .builder import Builder, Value
+from .operations import operation
 
 
 # How many components the state has to the trace: as good as any other number above one.
@@ -265,49 +266,17 @@ def _zipped(op: Callable, *xs: _Components) -> _Components:
 #
 
 
-def _select(b: Builder, mask: Value, no: Value, yes: Value) -> Value:
-    return b.where(mask, yes, no)
-
-
-_OPERATIONS: dict[str, Callable] = {
-    "abs": Builder.abs,
-    "add": Builder.add,
-    "add_any": Builder.add,
-    "and": lambda b, x, y: x & y,
-    "div": lambda b, x, y: x / y,
-    "floor": Builder.floor,
-    "max": Builder.maximum,
-    "min": Builder.minimum,
-    "mul": Builder.mul,
-    "neg": lambda b, x: -x,
-    "not": lambda b, x: ~x,
-    "or": lambda b, x, y: x | y,
-    "select_n": _select,
-    "sign": Builder.sign,
-    "sqrt": Builder.sqrt,
-    "sub": Builder.sub,
-}
-_OPERATIONS |= {
-    how: functools.partial(lambda b, x, y, how: b.compare(how, x, y), how=how)
-    for how in ("eq", "ge", "gt", "le", "lt", "ne")
-}
 _THE_SAME = ("broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient")
 
 
 def _written(b: Builder, eqn: Any, args: Sequence[_Components]) -> list[_Components]:
     name, inner = eqn.primitive.name, called(eqn)
-    if name in _OPERATIONS:
-        return [_zipped(functools.partial(_OPERATIONS[name], b), *args)]
     if name in _THE_SAME:
         return [args[0]]
-    if name == "convert_element_type":
-        return [[b.cast(x, eqn.params["new_dtype"]) for x in args[0]]]
     if inner is not None:
         return _evaluated(b, getattr(inner, "jaxpr", inner), args)
-    raise NotImplementedError(
-        f"a step of this method can't be differentiated here: it uses {name!r}, which is not among "
-        "the operations of ensembleode.solvers.arithmetic. Write it with those."
-    )
+    name, dtype = "add" if name == "add_any" else name, eqn.outvars[0].aval.dtype
+    return [_zipped(lambda *xs: operation(b, name, list(xs), dtype, eqn.params.get("y")), *args)]
 
 
 def _evaluated(b: Builder, jaxpr: jex.Jaxpr, args: Sequence[_Components]) -> list[_Components]:
