@@ -1,5 +1,7 @@
 """A method is a protocol: two that are no Runge-Kutta methods, on both of our engines."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,7 +36,7 @@ def ensemble(p, u0):
 P, U0 = np.array([1.5, 2.0]), np.array([1.0, 0.5])
 
 
-def solved(alg, engine, p=P, u0=U0, **options):
+def solved(alg, engine, p: Any = P, u0: Any = U0, **options) -> Any:
     how = {"trajectories": N, "engine": engine, **options}
     return eo.solve(ensemble(jnp.asarray(p), jnp.asarray(u0)), alg, eo.EnsembleSerial(), **how)
 
