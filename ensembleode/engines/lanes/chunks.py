@@ -16,7 +16,7 @@ from ...solvers.step_size import Tolerances
 from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved
-from .loop import Chunk, Output, retcodes, solve_chunk, State, Stepping
+from .loop import Chunk, Output, solve_chunk, State, Stepping
 from .replay import Wide
 
 
@@ -104,7 +104,7 @@ def solve(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
         state, out = solve_chunk(
             stepping, field, setup.plan.saving, chunk, setup.field.join, forward_mode=forward_mode
         )
-        return _result(setup, chunk, state, out, retcodes(stepping, field, chunk, state))
+        return _result(setup, chunk, state, out)
 
     if mask.shape[0] > 1:
         return jax.lax.map(one, (every, mask))
@@ -154,11 +154,11 @@ def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
     return field.split(x if batched else x[..., None])
 
 
-def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes: Any) -> Result:
+def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None) -> Result:
     field, stepping = setup.field, setup.stepping
     u0, end = (jnp.moveaxis(field.join(x), -1, 0) for x in (chunk.u0, state.y))
     saved = Saved(None, None, None) if out is None else Saved(out.u, out.t, out.row)
     numbers = Numbers(u0, chunk.t0, chunk.t1, chunk.times)
-    counts = Counts(codes, state.naccept, state.ntried)
+    counts = Counts(state.code.astype(jnp.int8), state.naccept, state.ntried)
     has_dt = chunk.dt is not None
     return result_of(setup.plan, stepping.method, has_dt, numbers, end, saved, counts)

@@ -22,6 +22,7 @@ import numpy as np
 
 from ...solvers.runge_kutta import add_scaled
 from ...solvers.time import REACH_OF_STEP, rounding
+from ...solvers.verdicts import SUCCESS
 from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
 from .loop import advance, Chunk, running, start, Step, Stepping
 from .replay import (
@@ -236,10 +237,10 @@ class _Back(NamedTuple):
             return state, self.integrated(tried, grad)
 
         def going(carry):
-            return running(self.stepping, carry[0])
+            return running(carry[0])
 
         state, grad = jax.lax.while_loop(going, one, (state, grad))
-        arrived = ~chunk.mask | ((state.t == stop) & is_finite(state.y))
+        arrived = ~chunk.mask | ((state.code == SUCCESS) & is_finite(state.y))
         adjoint = _halves(state.y)[1]
         return map_leaves(lambda x: jnp.where(over(arrived, x), x, jnp.nan), adjoint), grad
 

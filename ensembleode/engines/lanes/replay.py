@@ -239,7 +239,7 @@ def _record_all(stepping, field, chunk, state, room) -> tuple:
     """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
 
     def going(carry):
-        return running(stepping, carry[1])
+        return running(carry[1])
 
     def segment(carry):
         number, state, record, checkpoints, _ = carry
@@ -260,7 +260,7 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
 
     def going(carry):
         state, _, length = carry
-        return wanted & (length < room) & running(stepping, state)
+        return wanted & (length < room) & running(state)
 
     def one(carry):
         state, record, length = carry
