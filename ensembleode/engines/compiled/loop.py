@@ -17,28 +17,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.saving import Saving
+from ...solvers import verdicts
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import Attempt, RungeKutta
 from ...solvers.step_size import initial_step, squared_error, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, StepBounds
-from ...solvers.verdicts import (
-    code_at_end,
-    code_of_end,
-    code_of_probe,
-    counted,
-    first_code,
-    GOING,
-    judge,
-    judge_fixed,
-    MAX_ITERS,
-    PROBE,
-    PROBING,
-    STOPPED,
-    SUCCESS,
-    Times,
-    Verdict,
-)
+from ...solvers.verdicts import Verdict
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
@@ -178,7 +163,7 @@ class Loop:
         self.h = b.variable(dtype, 0, of_lanes=not is_uniform)
         # Whether it goes on; if not, the code says why.
         self.active = b.variable(BOOL, False)
-        self.code = b.variable(I32, GOING)
+        self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
         # With known times to stop at on the way.
         self.has_stops = problem.has("tstops")
@@ -238,7 +223,7 @@ class Loop:
             self.sound.set(self.active.get())
             self.failures.set(0)
             b.while_(going, turn)
-            ended = b.where(self.t.get().eq(self.t1), SUCCESS, MAX_ITERS)
+            ended = b.where(self.t.get().eq(self.t1), verdicts.SUCCESS, verdicts.MAX_ITERS)
             self.code.set_where(self.active.get(), ended)
             # (Stopped at the end of the last turn, they have ended.)
             self._unless_stopped(lambda: self.end(self.occupied.get()))
@@ -268,7 +253,7 @@ class Loop:
     def _abandon(self) -> None:
         """Leave the trajectories that are in the lanes, and those that come next."""
         b, counts = self.b, self.outputs.counts
-        stopped = b.constant(STOPPED, I32)
+        stopped = b.constant(verdicts.STOPPED, I32)
         counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(stopped))
 
         def one() -> None:
@@ -505,9 +490,9 @@ class Loop:
         wanted = self.queue.wanted.gather(held.index.get(), fresh, False)
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
-        code = first_code(b, wanted, finite, usable, t0.eq(self.t1))
+        code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
         self.code.set_where(fresh, code)
-        active = code.eq(GOING)
+        active = code.eq(verdicts.GOING)
         if p.adaptive:
             assert p.controller is not None
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
@@ -590,7 +575,7 @@ class Loop:
         """For the lanes that try a step."""
         mask = self.active.get()
         if self.problem.adaptive:
-            mask = mask | self.code.get().eq(PROBING)
+            mask = mask | self.code.get().eq(verdicts.PROBING)
         return lambda y, t: self.field(y, t, mask)
 
     def control(self, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:
@@ -599,7 +584,7 @@ class Loop:
         active = self.active.get()
         if p.controller is None:
             finite = self.is_finite(step.y2)
-            verdict = judge_fixed(b, finite, unresolved, active, self.h.get())
+            verdict = verdicts.judge_fixed(b, finite, unresolved, active, self.h.get())
             return step._replace(accepted=verdict.accepted), verdict, None
         tol = self.tolerances(self.held, p.controlled)
         squared = squared_error(
@@ -607,9 +592,11 @@ class Loop:
         )
         before = tuple(x.get() for x in self.memory)
         size = b.minimum(self.h.get(), abs(self.tstop - step.t))
-        times = Times(step.t, step.t2, self.tstop, self.t1 - self.t0)
+        times = verdicts.Times(step.t, step.t2, self.tstop, self.t1 - self.t0)
         first, bounds = self.naccept.get().eq(0), self.bounds(self.held)
-        verdict = judge(b, p.controller, bounds, times, size, squared, before, active, first)
+        verdict = verdicts.judge(
+            b, p.controller, bounds, times, size, squared, before, active, first
+        )
         return step._replace(accepted=verdict.accepted), verdict, size
 
     def commit(self, step: Step, verdict: Verdict, size: Any) -> None:
@@ -631,7 +618,7 @@ class Loop:
             tries = self.ntried.get()
 
             def look() -> None:
-                code = code_at_end(b, verdict, accepted & arrived, None)
+                code = verdicts.code_at_end(b, verdict, accepted & arrived, None)
                 self.code.set_where(verdict.lost, code)
                 self.naccept.set_where(verdict.lost, tries)
                 self.failures.set_where(verdict.lost, 1)
@@ -657,7 +644,7 @@ class Loop:
 
             def count() -> None:
                 before, span = self.short_failures.get(), self.t1 - self.t0
-                after, failures = counted(b, verdict, before, size, span)
+                after, failures = verdicts.counted(b, verdict, before, size, span)
                 self.short_failures.set(failures)
                 self.active.set(self.active.get() & ~after.lost)
 
@@ -777,18 +764,18 @@ class Loop:
         # (That one is lost may be known since the verdict, from its failures.)
         verdict = verdict._replace(lost=~self.active.get())
         # (What is written already need not stay in registers until here.)
-        code = code_at_end(b, verdict, self.t.get().eq(self.t1), bounds)
-        code = code_of_end(b, code, self.is_finite(self.state()))
-        code = b.where(before.eq(GOING), code, before)
+        code = verdicts.code_at_end(b, verdict, self.t.get().eq(self.t1), bounds)
+        code = verdicts.code_of_end(b, code, self.is_finite(self.state()))
+        code = b.where(before.eq(verdicts.GOING), code, before)
         if not p.adaptive:
             self.code.set_where(ended, code)
             return ended
         n = p.controlled
-        probed = code_of_probe(b, self.tolerances(self.held, n), step.y[:n], step.y2[:n])
-        code = b.where(before.eq(PROBING), probed, code)
+        probed = verdicts.code_of_probe(b, self.tolerances(self.held, n), step.y[:n], step.y2[:n])
+        code = b.where(before.eq(verdicts.PROBING), probed, code)
         self.code.set_where(ended, code)
-        probing = ended & code.eq(PROBING)
-        self.h.set_where(probing, self.h.get() * float(PROBE))
+        probing = ended & code.eq(verdicts.PROBING)
+        self.h.set_where(probing, self.h.get() * float(verdicts.PROBE))
         return ended & ~probing
 
     def end(self, ended: Value) -> None:

@@ -9,26 +9,13 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
 from ...core.saving import Saving
+from ...solvers import verdicts
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
 from ...solvers.runge_kutta import Attempt, RungeKutta
 from ...solvers.step_size import initial_step, squared_error, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, StepBounds
-from ...solvers.verdicts import (
-    code_at_end,
-    code_of_end,
-    code_of_probe,
-    counted,
-    first_code,
-    GOING,
-    judge,
-    judge_fixed,
-    PROBE,
-    PROBING,
-    STOPPED,
-    Times,
-    Verdict,
-)
+from ...solvers.verdicts import Verdict
 from ..compiled.stopping import stopped
 from .leaves import is_finite, LANES, Leaves, OfLanes, select
 
@@ -102,7 +89,7 @@ class State(NamedTuple):
 
     @property
     def active(self) -> Bool[Array, "lane"]:
-        return self.code == GOING
+        return self.code == verdicts.GOING
 
 
 class Step(NamedTuple):
@@ -159,7 +146,7 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
         y=y,
         k=k if stepping.method.keeps else None,
         memory=memory,
-        code=first_code(LANES, chunk.mask, finite, usable, is_empty),
+        code=verdicts.first_code(LANES, chunk.mask, finite, usable, is_empty),
         failures=None if memory is None else none,
         naccept=none,
         ntried=none,
@@ -237,24 +224,16 @@ def _control(
     size, h, t2, attempt, unresolved = tried
     if stepping.controller is None:
         finite, failures = is_finite(attempt.y2), None
-        verdict = judge_fixed(LANES, finite, unresolved, active, size)
+        verdict = verdicts.judge_fixed(LANES, finite, unresolved, active, size)
     else:
         # The steps are constants to whoever differentiates the solution.
         at = jax.lax.stop_gradient((attempt, h, y))
         squared = squared_error(LANES, stepping.method, stepping.norm, chunk.tol, *at)
-        times = Times(t, t2, chunk.t1, chunk.t1 - chunk.t0)
-        verdict = judge(
-            LANES,
-            stepping.controller,
-            chunk.bounds,
-            times,
-            size,
-            squared,
-            state.memory,
-            active,
-            state.naccept == 0,
-        )
-        verdict, failures = counted(LANES, verdict, state.failures, size, times.span)
+        times = verdicts.Times(t, t2, chunk.t1, chunk.t1 - chunk.t0)
+        before, is_first = state.memory, state.naccept == 0
+        judged = times, size, squared, before, active, is_first
+        verdict = verdicts.judge(LANES, stepping.controller, chunk.bounds, *judged)
+        verdict, failures = verdicts.counted(LANES, verdict, state.failures, size, times.span)
         # (Where it is rejected, it ends where it began.)
         t2 = jnp.where(verdict.accepted, t2, t)
     return Step(t, t2, h, y, *attempt, verdict.accepted), verdict, failures
@@ -269,7 +248,7 @@ def _commit(
     arrived = accepted & (step.t2 == chunk.t1 + jnp.zeros_like(step.t))
     ended = arrived | verdict.lost | (tries >= stepping.maxiters)
     bounds = chunk.bounds if stepping.adaptive else None
-    code = code_at_end(LANES, verdict, arrived, bounds)
+    code = verdicts.code_at_end(LANES, verdict, arrived, bounds)
     k = state.k
     if k is not None:
         k = stepping.method.kept(Attempt(step.y2, step.ks))
@@ -477,14 +456,14 @@ def solve_chunk(
 def _conclude(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> State:
     """The state with the codes of the lanes that go on, which was stopped, and of those that have
     another turn first."""
-    code = jnp.where(state.active, STOPPED, state.code)
+    code = jnp.where(state.active, verdicts.STOPPED, state.code)
     if not stepping.adaptive:
         return state._replace(code=code)
-    code, probing = code_of_end(LANES, code, is_finite(state.y)), code == PROBING
+    code, probing = verdicts.code_of_end(LANES, code, is_finite(state.y)), code == verdicts.PROBING
 
     def probed():
-        tried = _attempt(stepping, field, chunk, state._replace(h=PROBE * state.h))
-        found = code_of_probe(LANES, chunk.tol, state.y, tried.attempt.y2)
+        tried = _attempt(stepping, field, chunk, state._replace(h=verdicts.PROBE * state.h))
+        found = verdicts.code_of_probe(LANES, chunk.tol, state.y, tried.attempt.y2)
         return jnp.where(probing, found, code)
 
     return state._replace(code=jax.lax.cond(jnp.any(probing), probed, lambda: code))
