@@ -279,9 +279,10 @@ class Loop:
         return step
 
     def variables(self) -> list[Variable]:
-        """All that goes on from turn to turn, but for the numbers that are held and `arrays`."""
+        """All that goes on from turn to turn, but for the numbers that are held and `arrays`; and
+        for `code`, as without outputs nobody asks for it."""
         several = [*self.y, *self.k, self.t, self.h, self.active, self.occupied]
-        several += [self.code, self.naccept, self.ntried, *self.memory, self.row, self.time]
+        several += [self.naccept, self.ntried, *self.memory, self.row, self.time]
         several += [self.short_failures]
         if self.has_stops:
             several += [self._tstop, self._anchor, self._tried_before]
@@ -574,7 +575,7 @@ class Loop:
     def _field(self) -> Callable:
         """For the lanes that try a step."""
         mask = self.active.get()
-        if self.problem.adaptive:
+        if self.problem.adaptive and self.outputs is not None:
             mask = mask | self.code.get().eq(verdicts.PROBING)
         return lambda y, t: self.field(y, t, mask)
 
