@@ -84,6 +84,7 @@ def by_numpy(case: Case, maxiters: int, *, adaptive: bool):
     everywhere, none = np.ones(N, bool), np.zeros(N, np.int32)
     code = verdicts.first_code(xp, everywhere, everywhere, np.isfinite(h), t == case.t1)
     failures, naccept, ntried = none, none, none
+    unresolved: Any = None
     for number in range(maxiters + 1):
         going, probing = code == verdicts.GOING, code == verdicts.PROBING
         size = h

@@ -85,7 +85,7 @@ def test_they_are_as_solves_between_them(name, sign):
     with stopping(sign):
         sim = solve(u0, np.zeros(N), np.ones(N))
         every = solve(u0, np.zeros(N), np.ones(N), save_everystep=True)
-    inside = np.where((STOPS > 0) & (STOPS < 1), STOPS, 1.0)
+    inside: np.ndarray = np.where((STOPS > 0) & (STOPS < 1), STOPS, 1.0)
     bounds = np.concatenate([np.zeros((N, 1)), np.sort(inside, axis=1), np.ones((N, 1))], axis=1)
     u, steps = u0, np.zeros(N, int)
     for begins, ends in zip(bounds.T, bounds.T[1:], strict=False):
@@ -94,7 +94,7 @@ def test_they_are_as_solves_between_them(name, sign):
     assert (sim.retcode == eo.ReturnCode.Success).all()
     np.testing.assert_array_equal(sim.u[:, -1], u)
     np.testing.assert_array_equal(sim.stats.naccept + sim.stats.nreject, steps)
-    for stops, t in zip(inside, every.t, strict=True):
+    for stops, t in zip(inside, np.asarray(every.t), strict=True):
         assert np.isin(sign * stops, t).all()
 
 
