@@ -401,6 +401,7 @@ def job_for(
         width=module.width(state, n or 1),
         batched=every.batched,
         tree=every.tree,
+        beside=every.beside,
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)

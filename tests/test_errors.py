@@ -151,7 +151,7 @@ PROBLEMS = [
     case(
         "unknown option of remake",
         TypeError,
-        r"'trajectories' is neither f, u0, tspan or p nor a solver option.*saveat, save_start",
+        r"'trajectories' is neither f, u0, tspan or p nor a solver option.*saveat, abstol",
         lambda: eo.remake(decay(), trajectories=3),
     ),
     case(

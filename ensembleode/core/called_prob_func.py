@@ -12,6 +12,7 @@ import numpy as np
 from ..tracing.program import is_tracer
 from ..tracing.purity import contents
 from .lane import Lane, Trajectories
+from .numbers import of_kind
 from .traced_prob_func import as_input
 from .trajectory_maker import Maker
 
@@ -83,7 +84,7 @@ def _keeper() -> Callable[[Lane], Lane]:
     return functools.partial(jax.tree.map, kept)
 
 
-_ARRAYS = ("u0", "p", "consts")
+_ARRAYS = [x.name for x in of_kind("state", "parameters", "constants")]
 
 
 def _all_same(name: str, column: Sequence) -> bool:

@@ -34,6 +34,7 @@ class Plan:
         gives its output, and whether to rerun (None when it never asks).
     - `tree`: what the state is made of where it is a pytree to the user.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
+    - `beside`: the other programs of the problem, each with the name of its function.
     """
 
     engine: Any
@@ -47,6 +48,7 @@ class Plan:
     output: Program | None = None
     threads: int = 1
     tree: StateTree | None = None
+    beside: tuple[tuple[str, Program], ...] = ()
 
     @property
     def own_times(self) -> bool:
@@ -63,7 +65,7 @@ class Plan:
     def stands_for(self) -> tuple:
         """What of it decides the numbers, whatever computes them."""
         solver = self.method.value, self.maxiters, self.saving
-        return (*solver, self.field, self.state, self.tree, self.batched, self.output)
+        return (*solver, self.field, self.state, self.tree, self.batched, self.output, *self.beside)
 
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None remains."""

@@ -10,12 +10,10 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import axes, finish, Job
 from ..core.lane import Lane
+from ..core.numbers import but, of_kind
 from ..core.plan import Plan, Result
 from ..core.recent import jit_recent
 from ..tracing.program import Program
-
-
-_SHARED = ("t0", "t1", "saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 
 
 class Columns(Executor):
@@ -25,13 +23,12 @@ class Columns(Executor):
         """
         **Raises:** `ValueError` when an option that all columns share differs by trajectory.
         """
-        for name in _SHARED:
-            if getattr(plan.batched, name):
-                what = "tspan" if name in ("t0", "t1") else name
+        for row in but("state", "parameters", "constants", "flag"):
+            if getattr(plan.batched, row.name):
                 raise ValueError(
-                    f"EnsembleColumns solves all trajectories with the same steps, so {what} must "
-                    "be the same for all; prob_func makes it depend on the index. Use "
-                    "EnsembleGPUArray() or EnsembleSerial()."
+                    "EnsembleColumns solves all trajectories with the same steps, so "
+                    f"{row.option} must be the same for all; prob_func makes it depend on the "
+                    "index. Use EnsembleGPUArray() or EnsembleSerial()."
                 )
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
@@ -75,8 +72,8 @@ def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:
     u0 = jnp.asarray(lanes.u0)
     u0 = jnp.moveaxis(u0, 0, -1) if batched_u0 else jnp.repeat(u0[..., None], n, axis=-1)
     tolerances = {
-        name: jnp.broadcast_to(jnp.asarray(value)[..., None], u0.shape)
-        for name in ("abstol", "reltol")
-        if (value := getattr(lanes, name)) is not None and jnp.ndim(value) > 0
+        row.name: jnp.broadcast_to(jnp.asarray(value)[..., None], u0.shape)
+        for row in of_kind("tolerance")
+        if (value := getattr(lanes, row.name)) is not None and jnp.ndim(value) > 0
     }
     return lanes._replace(u0=u0, **tolerances)

@@ -127,7 +127,7 @@ class Compiled(Engine):
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
-        shares = (not own for own in (*batched.consts, *batched.p))
+        shares = (not own for own in batched.parameters)
         shared = sum(
             math.prod(x.shape)
             for x, is_shared in zip(parameters_of(field), shares, strict=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from ...core.executor import Executor
 from ...core.job import finish_lanes, Job, solve_lanes
+from ...core.numbers import but, of_kind
 from ...core.plan import Plan, Result
 from ...core.recent import jit_recent
 from ...ensemble import EnsembleColumns
@@ -37,20 +38,18 @@ class InJulia(Executor):
                 f"{self.place[0]} can't keep the forward solution that InterpolatingAdjoint() "
                 "follows back: leave sensealg out, or use BacksolveAdjoint()."
             )
-        for name in ("dtmin", "dtmax"):
-            if self.place[0].startswith("EnsembleGPU") and getattr(plan.batched, name) is not None:
+        for row in of_kind("bound"):
+            is_given = getattr(plan.batched, row.name) is not None
+            if self.place[0].startswith("EnsembleGPU") and is_given:
                 raise ValueError(
-                    f"{self.place[0]} of DiffEqGPU has no {name}: use EnsembleThreads()."
+                    f"{self.place[0]} of DiffEqGPU has no {row.option}: use EnsembleThreads()."
                 )
-        shared = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
-        if self.place[0] == "EnsembleGPUArray":
-            shared = (*shared, "t0", "t1")
-        for name in shared:
-            if getattr(plan.batched, name):
-                what = "tspan" if name in ("t0", "t1") else name
+        for row in but("state", "parameters", "constants", "flag"):
+            may_differ = row.kind == "time" and self.place[0] != "EnsembleGPUArray"
+            if getattr(plan.batched, row.name) and not may_differ:
                 raise ValueError(
-                    f"{self.place[0]} shares {what} among all trajectories, and prob_func makes "
-                    "it depend on the index. Use EnsembleThreads()."
+                    f"{self.place[0]} shares {row.option} among all trajectories, and prob_func "
+                    "makes it depend on the index. Use EnsembleThreads()."
                 )
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:

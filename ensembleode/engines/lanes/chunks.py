@@ -11,6 +11,7 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
+from ...core.saving import meant
 from ...fields.lanes.field import LaneField
 from ...solvers.step_size import Tolerances
 from ...solvers.time import StepBounds
@@ -115,36 +116,30 @@ def solve(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
 def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
     """The numbers of a chunk, lanes last."""
     field, batched = setup.field, setup.plan.batched
-    lane = eqx.combine(every, shared)
+    left = eqx.combine(every, shared)._asdict()
     width = setup.width
+    times, count, stop = (left.pop(name) for name in ("saveat", "count", "stop"))
 
-    def last(x, is_batched):
-        return jnp.moveaxis(x, 0, -1) if is_batched else jnp.asarray(x)
+    def last(x: Any, is_own: Any) -> Any:
+        return jnp.moveaxis(x, 0, -1) if is_own else jnp.asarray(x)
 
-    u0 = last(lane.u0, batched.u0)
+    def take(name: str) -> Any:
+        x = left.pop(name)
+        return None if x is None else jax.tree.map(last, x, getattr(batched, name))
+
+    u0 = take("u0")
     if not batched.u0:
         u0 = jnp.broadcast_to(u0[..., None], (*u0.shape, width))
-    consts = [last(x, b) for x, b in zip(lane.consts, batched.consts, strict=True)]
-    p = [last(x, b) for x, b in zip(lane.p, batched.p, strict=True)]
+    consts, p = map(list, map(take, ("consts", "p")))
     tol = None
-    if lane.abstol is not None:
-        pair = ((lane.abstol, batched.abstol), (lane.reltol, batched.reltol))
-        tol = Tolerances(*(_tolerance(field, last(x, b), b) for x, b in pair))
-    t0, t1 = last(lane.t0, batched.t0), last(lane.t1, batched.t1)
-    sizes = ((lane.dt, batched.dt), (lane.dtmin, batched.dtmin), (lane.dtmax, batched.dtmax))
-    dt, *bounds = [None if x is None else last(x, b) for x, b in sizes]
-    times = lane.saveat
-    if times is not None and lane.count is not None:
-        rows = jnp.arange(times.shape[-1], dtype=lane.count.dtype)
-        beyond = jnp.where(t1 < t0, -jnp.inf, jnp.inf).astype(times.dtype)
-        if batched.count or beyond.ndim:
-            wanted = rows[None] < jnp.broadcast_to(lane.count, (width,))[:, None]
-            beyond = jnp.broadcast_to(beyond, (width,))[:, None]
-            times = jnp.where(wanted, jnp.broadcast_to(times, wanted.shape), beyond)
-        else:
-            times = jnp.where(rows < lane.count, times, beyond)
-    sizes, args = StepBounds(*bounds), field.prepare(consts, p)
-    return Chunk(field.split(u0), args, t0, t1, tol, dt, sizes, times, mask, lane.stop)
+    if left["abstol"] is not None:
+        each = [(take(name), getattr(batched, name)) for name in Tolerances._fields]
+        tol = Tolerances(*(_tolerance(field, x, is_own) for x, is_own in each))
+    t0, t1, dt = map(take, ("t0", "t1", "dt"))
+    bounds, args = StepBounds(*map(take, StepBounds._fields)), field.prepare(consts, p)
+    times = meant(times, count, t0, t1)
+    more = {name: take(name) for name in list(left)}
+    return Chunk(field.split(u0), args, t0, t1, tol, dt, bounds, times, mask, stop, more)
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:

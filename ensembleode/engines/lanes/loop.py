@@ -55,6 +55,7 @@ class Chunk(NamedTuple):
         infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk.
     - `stop`: as in a `Lane`.
+    - `more`: the other numbers of a `Lane`, by name.
     """
 
     u0: Leaves
@@ -67,6 +68,7 @@ class Chunk(NamedTuple):
     times: Float[Array, "time"] | Float[Array, "lane time"] | Any
     mask: Bool[Array, "lane"]
     stop: Any = None
+    more: Any = None
 
 
 class State(NamedTuple):
