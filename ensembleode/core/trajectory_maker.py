@@ -8,22 +8,11 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..options import (
-    holds_tolerances,
-    resolve,
-    STATIC_OPTIONS,
-    time_dtype_of,
-)
+from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
-from ..tracing.purity import (
-    check_once,
-    contents,
-    is_known,
-    numbers_among,
-    numbers_in,
-)
+from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .lane import Lane, Trajectories
 from .numbers import NUMBERS, of_kind, Row
 from .saving import resolve_saving
@@ -105,16 +94,15 @@ class Maker:
     def _trace(self, name, fn, prob, p, types, dtype, index) -> tuple:
         others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
         same = (fn, jtu.tree_structure(prob.p), types, *others)
-        before, found = self._traced.get(name, ((), (None, ())))
+        before, (program, consts) = self._traced.get(name, ((), (None, ())))
         if fn is None:
-            found = None, ()
+            program, consts = None, ()
         elif not _identical(before, same):  # else it is called again, and is the one traced already
-            found = trace_program(prob, name, fn, p, dtype, self._is_number)
-        program, consts = found
+            program, consts = trace_program(prob, name, fn, p, dtype, self._is_number)
         self._keep(name, program, f"the computation that {name} does", index)
         if program is not None:
             self.programs[name] = program
-        self._traced[name] = same, found
+        self._traced[name] = same, (program, consts)
         return consts
 
     def trajectories(self, **fields: Any) -> Trajectories:

@@ -98,15 +98,12 @@ def layout_of(plan: Plan, lanes: Lane) -> Layout:
     for _, x, dtype, is_own in named:
         avals.append(jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype))
     groups = ["own" if is_own else "shared" for *_, is_own in named]
-    inputs = Inputs.laid_out(avals, groups)
-    return Layout(
-        tuple(
-            Number(name, is_own, np.dtype(aval.dtype), math.prod(aval.shape), start)
-            for (name, *_, is_own), aval, (_, start) in zip(
-                named, avals, inputs.places, strict=True
-            )
-        )
+    places = Inputs.laid_out(avals, groups).places
+    numbers = (
+        Number(name, is_own, np.dtype(aval.dtype), math.prod(aval.shape), start)
+        for (name, *_, is_own), aval, (_, start) in zip(named, avals, places, strict=True)
     )
+    return Layout(tuple(numbers))
 
 
 def operands_of(plan: Plan, lanes: Lane, *, on_gpu: bool) -> list[Any]:
