@@ -93,6 +93,6 @@ class Trajectories:
             return lane._replace(**{name: (*getattr(lane, name), *x) for name, x in more.items()})
 
         batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
-        field, *beside = ((name, program) for name, (program, _) in apart.items())
-        every = self.changed(added, batched=batched, shared=added(self.shared))
-        return dataclasses.replace(every, field=field[1], beside=tuple(beside))
+        (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
+        changes = {"field": field, "beside": tuple(beside), "batched": batched}
+        return self.changed(added, **changes, shared=added(self.shared))
