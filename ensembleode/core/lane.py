@@ -4,7 +4,8 @@ import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-from ..tracing.program import Program, with_numbers_apart
+from ..tracing.program import Program
+from ..tracing.written_numbers import with_numbers_apart
 from .state_tree import StateTree
 
 
