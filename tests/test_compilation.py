@@ -84,7 +84,15 @@ def test_other_numbers_compile_nothing_and_are_not_stale(alg, compiles, activati
     assert not np.allclose(first.u, anew.u)
 
 
-def test_numbers_in_f_compile_nothing(compiles, monkeypatch):
+def in_a_loop(rate, u):
+    def once(u, _):
+        return jax.lax.cond(u.sum() < 1e6, rate, lambda u: 0.3 * u, u), None
+
+    return jax.lax.scan(once, u, None, length=1)[0]
+
+
+@pytest.mark.parametrize("within", [lambda rate, u: rate(u), in_a_loop])
+def test_numbers_in_f_compile_nothing(compiles, monkeypatch, within):
     """A scan over one, with derivatives, and what is not stale; but a number that code is quicker
     for knowing is code."""
     kernels = []
@@ -93,7 +101,7 @@ def test_numbers_in_f_compile_nothing(compiles, monkeypatch):
 
     def end(k, u0, p=1.5):
         def f(u, p, t):
-            return -k * p * jnp.where(u > k, u, 0.1 * u) + 0.3
+            return within(lambda u: -k * p * jnp.where(u > k, u, 0.1 * u) + 0.3, u)
 
         return eo.solve(eo.ODEProblem(f, u0, (0.0, 1.0), p), eo.Euler(), dt=0.1).u[-1].sum()
 

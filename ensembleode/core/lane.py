@@ -5,7 +5,8 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ..tracing.program import Program, with_numbers_apart
+from ..tracing.program import Program
+from ..tracing.written_numbers import with_numbers_apart
 from .numbers import NUMBERS, of_kind
 from .state_tree import StateTree
 

@@ -73,19 +73,6 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
     return eqns[::-1], uses
 
 
-def scan_parts(eqn: Any) -> tuple[int, int]:
-    """How many operands of a scan are constants, and how many are carried. (What is scanned over,
-    or stacked, has one more axis outside than inside.)"""
-
-    def same(outside: Any, inside: Any) -> int:
-        pairs = zip(outside, inside, strict=True)
-        return sum(len(o.aval.shape) == len(i.aval.shape) for o, i in pairs)
-
-    body = eqn.params["jaxpr"].jaxpr
-    n_carry = same(eqn.outvars, body.outvars)
-    return same(eqn.invars, body.invars) - n_carry, n_carry
-
-
 def branch_here(eqn: Any) -> Any:
     """Of the branches for different platforms, the one that is taken here."""
     platforms = eqn.params["platforms"]

@@ -16,9 +16,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import Program, tangents_of
+from ..tracing.program import Program, scan_parts, tangents_of
 from .combining import REDUCTIONS
-from .equations import ELEMENTWISE, scan_parts, used
+from .equations import ELEMENTWISE, used
 from .folding import FOLDED, FOLDED_INTEGERS
 from .gather_scatter import iota
 from .movements import MOVEMENTS

@@ -10,7 +10,6 @@ static argument of a jitted function: new numbers never compile, and are never s
 import functools
 import hashlib
 import inspect
-import math
 import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
@@ -108,14 +107,15 @@ def trace(fn: Callable, *args: Any, rules: bool = False) -> tuple[Program, list]
         raise failed.pop()  # (in no circle: what it holds goes with it)
     if any(_nested_consts(eqn) for eqn in closed.jaxpr.eqns):
         # The user's own inner jit closed over arrays: inlining it turns them into inputs.
-        inline = functools.partial(_eval_inlined, closed.jaxpr, closed.consts)
+        inline = functools.partial(evaluated, closed, instead=inlined)
         closed = jax.make_jaxpr(lambda *a: inline(*jtu.tree_leaves(a)))(*args)
     # (No constant has its value with it: a program would keep it alive.)
     jaxpr = with_constants(closed.jaxpr, closed.jaxpr.constvars, closed.jaxpr.invars)
-    return _program(jaxpr, jtu.tree_structure(out_shape), rules), list(closed.consts)
+    return program_of(jaxpr, jtu.tree_structure(out_shape), rules), list(closed.consts)
 
 
-def _program(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
+def program_of(jaxpr: jex.Jaxpr, out_tree: Any, rules: bool) -> Program:
+    """**Arguments:** `rules`: as of `trace`."""
     key = _jaxpr_key(jaxpr)
     if rules:
         calls = list(_custom_calls(jaxpr))
@@ -133,56 +133,6 @@ def with_constants(jaxpr: Any, constants: Sequence, inputs: Sequence) -> jex.Jax
     these as inputs."""
     values: Any = {"consts": [None] * len(constants)} if _CONSTANTS_HAVE_VALUES else {}
     return jaxpr.replace(constvars=constants, invars=inputs, **values)
-
-
-@functools.lru_cache(maxsize=256)
-def with_numbers_apart(program: Program) -> tuple[Program, list]:
-    """The same program (with derivative rules), whatever the numbers of its output's dtype that
-    are written in it; and what has them, a constant that comes after its own. (None, where no
-    number is taken out.) As integers of the same bits, nobody differentiates by them.
-    """
-    dtype = np.dtype(program.out_avals[0].dtype)
-    written = _written(program.jaxpr, dtype)
-    if not 0 < len(written) <= _MOST_APART:
-        return program, []
-    bits = np.array(list(written), dtype).view(f"i{dtype.itemsize}")
-
-    def apart(bits, *flat):
-        each = {x: jax.lax.bitcast_convert_type(bits[i], dtype) for i, x in enumerate(written)}
-        n = len(program.jaxpr.constvars)
-        return _eval_inlined(program.jaxpr, flat[:n], *flat[n:], apart=each)
-
-    avals: list[Any] = [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars)]
-    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
-    inner: Any = jax.make_jaxpr(apart)(bits, *structs).jaxpr
-    n = 1 + len(program.jaxpr.constvars)
-    jaxpr = with_constants(inner, [*inner.invars[1:n], inner.invars[0]], inner.invars[n:])
-    return _program(jaxpr, program.out_tree, rules=True), [bits]
-
-
-# More than fit into registers, and fewer than crowd out the parameters.
-_MOST_APART = 32
-_ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
-
-
-def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
-    """The operands of an equation, by place, that are numbers which code is no better for knowing:
-    none that changes nothing, or makes a sum of a product, or a product of a quotient."""
-    if eqn.primitive.name not in _ARITHMETIC or dtype.kind != "f":
-        return {}
-    found = {i: np.asarray(x.val) for i, x in enumerate(eqn.invars) if isinstance(x, jex.Literal)}
-    found = {i: float(x) for i, x in found.items() if x.shape == () and x.dtype == dtype}
-    return {i: x for i, x in found.items() if 0.5 < abs(math.frexp(x)[0]) < 1}
-
-
-def _written(jaxpr: jex.Jaxpr, dtype: np.dtype) -> dict[float, None]:
-    """Such numbers, each once."""
-    found: dict[float, None] = {}
-    for eqn in jaxpr.eqns:
-        if eqn.primitive.name == "jit":
-            found |= _written(eqn.params["jaxpr"].jaxpr, dtype)
-        found |= dict.fromkeys(_numbers_of(eqn, dtype).values())
-    return found
 
 
 class Static:
@@ -298,31 +248,35 @@ def _nested_consts(eqn) -> bool:
     return bool(inner.consts) or any(_nested_consts(e) for e in inner.jaxpr.eqns)
 
 
-def _eval_inlined(jaxpr: jex.Jaxpr, consts: Sequence, *args: Any, apart: Any = None) -> list:
-    """**Arguments:** `apart`: what stands for the numbers that are written in it, by number."""
-    dtype = next(iter(apart.values())).dtype if apart else np.dtype(float)
+def evaluated(jaxpr: Any, *args: Any, consts: Sequence = (), instead: Callable) -> list:
+    """A jaxpr (closed or not) equation by equation, each bound as it is unless `instead(eqn, ins)`
+    computes its outputs, and not None."""
+    consts = consts or getattr(jaxpr, "consts", ())
+    jaxpr = getattr(jaxpr, "jaxpr", jaxpr)
     env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))
 
     def read(atom):
         return atom.val if isinstance(atom, jex.Literal) else env[atom]
 
     for eqn in jaxpr.eqns:
-        inner: Any = eqn.params.get("jaxpr")
-        is_jit = eqn.primitive.name == "jit"
-        if is_jit and (_nested_consts(eqn) or (apart and _written(inner.jaxpr, dtype))):
-            inner_consts = [jnp.asarray(c) for c in inner.consts]
-            outs = _eval_inlined(inner.jaxpr, inner_consts, *map(read, eqn.invars), apart=apart)
+        with source_info_util.user_context(eqn.source_info.traceback):
+            outs = instead(eqn, [read(x) for x in eqn.invars])
+        if outs is not None:
             env.update(zip(eqn.outvars, outs, strict=True))
-        elif apart and (written := _numbers_of(eqn, dtype)):
-            ins = [apart[written[i]] if i in written else read(x) for i, x in enumerate(eqn.invars)]
-            with source_info_util.user_context(eqn.source_info.traceback):
-                env[eqn.outvars[0]] = eqn.primitive.bind(*ins, **eqn.params)
-        else:
-            ins = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
-            outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
-            alone = jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=[eqn])
-            env.update(zip(outs, jax.core.eval_jaxpr(alone, [], *map(read, ins)), strict=True))
+            continue
+        ins = [v for v in eqn.invars if not isinstance(v, jex.Literal)]
+        outs = [v for v in eqn.outvars if not isinstance(v, jex.DropVar)]
+        alone = jaxpr.replace(constvars=[], invars=ins, outvars=outs, eqns=[eqn])
+        env.update(zip(outs, jax.core.eval_jaxpr(alone, [], *map(read, ins)), strict=True))
     return [read(v) for v in jaxpr.outvars]
+
+
+def inlined(eqn: Any, ins: Sequence) -> list | None:
+    """What an inner jit computes that closed over arrays, for `evaluated`."""
+    if _nested_consts(eqn):
+        inner = eqn.params["jaxpr"]
+        return evaluated(inner, *ins, consts=list(map(jnp.asarray, inner.consts)), instead=inlined)
+    return None
 
 
 #
@@ -421,6 +375,19 @@ def equations(jaxpr: Any) -> Iterator:
 def params_of(eqn: Any) -> list:
     """Those of an equation, the jaxprs among them (closed or not) as they are."""
     return jtu.tree_leaves(list(eqn.params.values()), is_leaf=is_jaxpr)
+
+
+def scan_parts(eqn: Any) -> tuple[int, int]:
+    """How many operands of a scan are constants, and how many are carried. (What is scanned over,
+    or stacked, has one more axis outside than inside.)"""
+
+    def same(outside: Any, inside: Any) -> int:
+        pairs = zip(outside, inside, strict=True)
+        return sum(len(o.aval.shape) == len(i.aval.shape) for o, i in pairs)
+
+    body = eqn.params["jaxpr"].jaxpr
+    n_carry = same(eqn.outvars, body.outvars)
+    return same(eqn.invars, body.invars) - n_carry, n_carry
 
 
 def is_jaxpr(x: Any) -> bool:

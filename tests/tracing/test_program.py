@@ -18,8 +18,8 @@ from ensembleode.tracing.program import (
     Program,
     Static,
     trace,
-    with_numbers_apart,
 )
+from ensembleode.tracing.written_numbers import with_numbers_apart
 
 from ..problems import network
 
@@ -49,6 +49,19 @@ def same(first, second):
 # Numbers as constants
 #
 
+# Of `step` and where it begins.
+LOOPS = [
+    lambda step, x: jax.lax.scan(lambda y, _: (step(y), y.sum()), x, None, length=3)[0],
+    lambda step, x: jax.lax.scan(lambda y, a: (step(y) + a, None), x, x + 2, reverse=True)[0],
+    lambda step, x: jax.lax.while_loop(
+        lambda c: c[1] < 7.3, lambda c: (step(c[0]), c[1] * 1.7), (x, jnp.ones(()))
+    )[0],
+    lambda step, x: jax.lax.fori_loop(0, 3, lambda i, y: step(y), x),
+    lambda step, x: jax.lax.cond(x[0] > 0.7, step, lambda y: y - 0.7, x),
+    lambda step, x: jax.lax.switch(x[1].astype(int), [jnp.sin, jnp.cos, step], x),
+    lambda step, x: jax.checkpoint(step)(x),
+]
+
 
 @pytest.mark.parametrize(
     "make",
@@ -57,6 +70,12 @@ def same(first, second):
         lambda k: lambda x: jnp.where(x > k, x / k, -x),
         lambda k: lambda x: jnp.maximum(x, k) - jax.jit(lambda y: y * k)(x),
         lambda k: lambda x: jax.nn.softplus(k * x),
+        *(
+            lambda k, loop=loop: lambda x: loop(lambda y: jnp.maximum(k * y, 1.3) - x, x)
+            for loop in LOOPS
+        ),
+        lambda k: lambda x: LOOPS[0](lambda y: LOOPS[2](jax.jit(lambda z: z * k), y), x),
+        lambda k: jax.vmap(lambda x: LOOPS[3](lambda y: k * y, x)),
     ],
 )
 def test_numbers_are_constants(make):

@@ -11,7 +11,7 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from ..equations import scan_parts
+from ...tracing.program import scan_parts
 from .interpreter import bind, cost, Interpreter, mapped, rule
 from .values import fill, is_constant, Scalars, spread, Stacked, tail_of, unpack, Value
 

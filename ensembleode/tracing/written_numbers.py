@@ -1,0 +1,132 @@
+"""The numbers that are written in a program, taken out of it.
+
+`f = lambda u, p, t: -0.7 * u` is another program for every number in it. Where code is no better
+for knowing one, it is an operand instead: so a scan over a Python number compiles once.
+"""
+
+import functools
+import math
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from .program import evaluated, is_jaxpr, params_of, Program, program_of, scan_parts, with_constants
+
+
+@functools.lru_cache(maxsize=256)
+def with_numbers_apart(program: Program) -> tuple[Program, list]:
+    """The same program (with derivative rules), whatever the numbers of its output's dtype that
+    are written in it; and what has them, a constant that comes after its own. (None, where no
+    number is taken out.) As integers of the same bits, nobody differentiates by them.
+    """
+    dtype = np.dtype(program.out_avals[0].dtype)
+    written = _written(program.jaxpr, dtype)
+    if not 0 < len(written) <= _MOST_APART:
+        return program, []
+    bits = np.array(list(written), dtype).view(f"i{dtype.itemsize}")
+    n = len(program.jaxpr.constvars)
+
+    def apart(bits, *flat):
+        each = {x: jax.lax.bitcast_convert_type(bits[i], dtype) for i, x in enumerate(written)}
+        instead = functools.partial(_with_operands, each, dtype)
+        return evaluated(program.jaxpr, *flat[n:], consts=flat[:n], instead=instead)
+
+    avals: list[Any] = [v.aval for v in (*program.jaxpr.constvars, *program.jaxpr.invars)]
+    structs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in avals]
+    inner: Any = jax.make_jaxpr(apart)(bits, *structs).jaxpr
+    constants, inputs = [*inner.invars[1 : n + 1], inner.invars[0]], inner.invars[n + 1 :]
+    return program_of(with_constants(inner, constants, inputs), program.out_tree, rules=True), [
+        bits
+    ]
+
+
+def _with_operands(apart: dict, dtype: np.dtype, eqn: Any, ins: list) -> Any:
+    """What an equation computes in which numbers are written, by what stands for them."""
+    if written := _numbers_of(eqn, dtype):
+        ins = [apart[written[i]] if i in written else x for i, x in enumerate(ins)]
+        return [eqn.primitive.bind(*ins, **eqn.params)]
+    if not _written_within(eqn, dtype):
+        return None
+
+    def run(inner, *args):
+        consts = list(map(jnp.asarray, getattr(inner, "consts", ())))
+        instead = functools.partial(_with_operands, apart, dtype)
+        return evaluated(inner, *args, consts=consts, instead=instead)
+
+    return _bound_again(eqn, ins, run)
+
+
+# More than fit into registers, and fewer than crowd out the parameters.
+_MOST_APART = 32
+_ARITHMETIC = ("add", "sub", "mul", "div", "max", "min", "gt", "ge", "lt", "le")
+_WITHIN = ("jit", "scan", "while", "cond", "remat2", "checkpoint")
+
+
+def _numbers_of(eqn: Any, dtype: np.dtype) -> dict[int, float]:
+    """The operands of an equation, by place, that are numbers which code is no better for knowing:
+    none that changes nothing, or makes a sum of a product, or a product of a quotient."""
+    if eqn.primitive.name not in _ARITHMETIC or dtype.kind != "f":
+        return {}
+    found = {i: np.asarray(x.val) for i, x in enumerate(eqn.invars) if isinstance(x, jex.Literal)}
+    found = {i: float(x) for i, x in found.items() if x.shape == () and x.dtype == dtype}
+    return {i: x for i, x in found.items() if 0.5 < abs(math.frexp(x)[0]) < 1}
+
+
+def _written(jaxpr: Any, dtype: np.dtype) -> dict[float, None]:
+    """Such numbers, each once, at any depth."""
+    found: dict[float, None] = {}
+    for eqn in getattr(jaxpr, "jaxpr", jaxpr).eqns:
+        found |= _written_within(eqn, dtype) | dict.fromkeys(_numbers_of(eqn, dtype).values())
+    return found
+
+
+def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
+    """Those in what an equation calls, repeats or chooses from."""
+    if eqn.primitive.name not in _WITHIN:
+        return {}
+    if eqn.primitive.name == "while" and eqn.params["cond_jaxpr"].out_avals[0].shape:
+        return {}  # (of a mapped loop, which only JAX can write)
+    found = (_written(inner, dtype) for inner in filter(is_jaxpr, params_of(eqn)))
+    return functools.reduce(operator.or_, found, {})
+
+
+def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
+    """A call, a loop or a branch of what `run(jaxpr, *args)` makes of the jaxprs in it."""
+    params = eqn.params
+    ins = [jnp.asarray(x, v.aval.dtype) for x, v in zip(ins, eqn.invars, strict=True)]
+
+    def within(name: str) -> Callable:
+        return functools.partial(run, params[name])
+
+    match eqn.primitive.name:
+        case "jit":
+            return within("jaxpr")(*ins)
+        case "scan":
+            n_consts, n_carry = scan_parts(eqn)
+            consts, ins = ins[:n_consts], ins[n_consts:]
+
+            def body(carry: Sequence, xs: Sequence) -> tuple[Sequence, Sequence]:
+                outs = within("jaxpr")(*consts, *carry, *xs)
+                return outs[:n_carry], outs[n_carry:]
+
+            how = {name: params[name] for name in ("length", "reverse", "unroll")}
+            carry, stacked = jax.lax.scan(body, ins[:n_carry], ins[n_carry:], **how)
+            return *carry, *stacked
+        case "while":
+            first = params["cond_nconsts"]
+            last = first + params["body_nconsts"]
+            return jax.lax.while_loop(
+                lambda carry: within("cond_jaxpr")(*ins[:first], *carry)[0],
+                lambda carry: within("body_jaxpr")(*ins[first:last], *carry),
+                ins[last:],
+            )
+        case "cond":
+            branches = [functools.partial(run, branch) for branch in params["branches"]]
+            return jax.lax.switch(ins[0], branches, *ins[1:])
+    how = {name: params[name] for name in ("prevent_cse", "policy")}
+    return jax.checkpoint(within("jaxpr"), **how)(*ins)
