@@ -25,6 +25,7 @@ class Plan:
     - `engine`: the module that integrates (see `ensembleode.engines`).
     - `method`: the solver and its static options, as that engine wants them.
     - `field`: the vector field, `field(consts, u, p, t)`.
+    - `beside`: the other programs of the problem, each with the name of its function.
     - `state`: the shape and dtype of a trajectory's state (an abstract value).
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
@@ -34,7 +35,6 @@ class Plan:
         gives its output, and whether to rerun (None when it never asks).
     - `tree`: what the state is made of where it is a pytree to the user.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
-    - `beside`: the other programs of the problem, each with the name of its function.
     """
 
     engine: Any
@@ -46,9 +46,9 @@ class Plan:
     width: int
     batched: Lane
     output: Program | None = None
+    beside: tuple[tuple[str, Program], ...] = ()
     threads: int = 1
     tree: StateTree | None = None
-    beside: tuple[tuple[str, Program], ...] = ()
 
     @property
     def own_times(self) -> bool:
