@@ -23,10 +23,10 @@ class ReplayAdjoint(SensitivityAlgorithm):
     times are the field's, exact to the tolerances. Memory grows with the square root of `maxiters`,
     the cost with the steps taken.
 
-    On the compiled engine forward mode and derivatives of any order work, too, in whichever way
-    they are nested: `jax.jvp`, `jax.hessian`, `jax.jvp(jax.grad(...), ...)`. Those of a higher
-    order are solves of `f` with its tangents, with steps that the state alone controls. On the
-    lanes engine: first derivatives, in reverse mode.
+    Forward mode and derivatives of any order work, too, in whichever way they are nested:
+    `jax.jvp`, `jax.hessian`, `jax.jvp(jax.grad(...), ...)`. Those of a higher order are solves of
+    `f` with its tangents, with steps that the state alone controls. (On other processes, with
+    `EnsembleDistributed`: first derivatives, in reverse mode.)
     """
 
 

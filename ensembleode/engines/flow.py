@@ -32,7 +32,9 @@ class Known(NamedTuple):
 
 class Setup(Protocol):
     """What an engine offers: the solve of `n` trajectories as a function of their numbers, in which
-    each has its own first state, and what pulls back through it. A static record.
+    each has its own first state, and what pulls back through it. A static record, whose `plan` is
+    replaced by that of the field with tangents: of its state the step-size control looks at as many
+    components as there were at first.
 
     - `groups`: how many groups of as many, each of which has its own sum of the gradients by shared
         parameters.
@@ -48,10 +50,6 @@ class Setup(Protocol):
     def groups(self) -> int: ...
 
     def _replace(self, **fields: Any) -> Any: ...
-
-    def with_tangents(self, plan: Plan, moved: tuple[int, ...]) -> Any:
-        """That of the field with the tangents of these parameters, and no others to its errors."""
-        ...
 
     def widens(self, size: int) -> bool:
         """Whether `size` times as many are better solved at once, than so many times these."""
@@ -221,7 +219,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
         p=(*lanes.consts, *lanes.p, *tangents),
         consts=tuple(consts),
     )
-    return Flow(flow.setup.with_tangents(wide, which)), lanes
+    return Flow(flow.setup._replace(plan=wide)), lanes
 
 
 def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:

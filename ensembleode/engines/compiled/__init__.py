@@ -9,9 +9,8 @@ own end and its own return code, and takes the next trajectory when it has finis
     `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
     reverse mode, of the steps that were recorded.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `flow.py`: the
-    field with tangents; `derivatives.py`: four primitives, closed under differentiation;
-    `gradients.py`: solves with these.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `gradients.py`: solves
+    with derivatives.
 - `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
     XLA's; `ptxas.py`: what it takes there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.
@@ -94,6 +93,7 @@ class Compiled(Engine):
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
     chunked = True
+    closed = True
     solves_columns = False
     shares_work = True
     numbers_apart = True

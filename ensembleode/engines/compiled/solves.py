@@ -51,10 +51,6 @@ class Setup(NamedTuple):
     n: int
     groups: int = 1
 
-    def with_tangents(self, plan: Plan, moved: tuple[int, ...]) -> "Setup":
-        del moved
-        return self._replace(plan=plan)
-
     def widens(self, size: int) -> bool:
         del size
         return True

@@ -6,7 +6,8 @@ size, its own acceptance, its own end and its own return code.
 
 - `field.py`: the vector field over lanes, from its jaxpr.
 - `loop.py`: the time loop of a chunk, and what it saves.
-- `gradients.py`: the reverse mode; `replay.py`, `continuous_adjoints.py`: of a chunk.
+- `gradients.py`: solves with derivatives; `replay.py`, `continuous_adjoints.py`: the reverse mode of
+    a chunk.
 - `chunks.py`: trajectories to chunks and back.
 """
 
@@ -53,6 +54,7 @@ class Lanes(Engine):
     name = "lanes"
     default_sensealg = "ReplayAdjoint"
     chunked = True
+    closed = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""

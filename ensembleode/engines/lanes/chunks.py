@@ -12,10 +12,12 @@ import numpy as np
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...fields.lanes.field import LaneField
+from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import Tolerances
 from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved
+from .leaves import Leaves
 from .loop import Chunk, Output, retcodes, solve_chunk, State, Stepping
 from .replay import Wide
 
@@ -36,17 +38,39 @@ def width_of(state: Any, n: int) -> int:
     return max(_NARROWEST, min(_WIDEST, fitting, enough))
 
 
+class _OfFirst(AbstractNorm):
+    """The norm of the first `count` components alone, whether leaves are components or arrays."""
+
+    norm: AbstractNorm
+    count: int
+
+    def _first(self, values: Leaves) -> Leaves:
+        if len(values) > 1:
+            return values[: self.count]
+        return (values[0].reshape(-1, values[0].shape[-1])[: self.count],)
+
+    def __call__(self, xp: Any, values: Leaves) -> Any:
+        return self.norm(xp, self._first(values))
+
+    def squared(self, xp: Any, values: Leaves) -> Any:
+        return self.norm.squared(xp, self._first(values))
+
+
 class Setup(NamedTuple):
-    """What is needed to solve chunks of a plan, besides their numbers."""
+    """What is needed to solve chunks of a plan, besides their numbers; `controlled`: how many
+    components of the state step-size control looks at (the first ones)."""
 
     plan: Plan
     field: LaneField
     width: int
+    controlled: int
 
     @property
     def stepping(self) -> Stepping:
-        solver = self.plan.method.value
-        return Stepping(solver.method, solver.controller, solver.norm, self.plan.maxiters)
+        solver, norm = self.plan.method.value, self.plan.method.value.norm
+        if self.controlled < self.field.size:
+            norm = _OfFirst(norm, self.controlled)
+        return Stepping(solver.method, solver.controller, norm, self.plan.maxiters)
 
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
@@ -70,7 +94,7 @@ class Setup(NamedTuple):
         return Wide(args, rest, has_lanes), narrow
 
 
-def setup_of(plan: Plan, lanes: Lane, *, alone: bool) -> Setup:
+def setup_of(plan: Plan, lanes: Lane, controlled: int, *, alone: bool) -> Setup:
     """**Arguments:** `alone`: whether the chunk may be narrower than that of an ensemble."""
     u0 = lanes.u0
     shape = u0.shape[1:] if plan.batched.u0 else u0.shape
@@ -78,7 +102,7 @@ def setup_of(plan: Plan, lanes: Lane, *, alone: bool) -> Setup:
     assert isinstance(plan.field, Program)
     field = LaneField(plan.field, state, plan.batched.consts, plan.batched.p)
     narrowest = _NARROWEST if field.scalarised else 1
-    return Setup(plan, field, narrowest if alone else plan.width)
+    return Setup(plan, field, narrowest if alone else plan.width, controlled)
 
 
 def in_chunks(x: Any, chunks: int, width: int) -> Any:
@@ -148,10 +172,11 @@ def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
-    """A number, a number a lane, or leaves."""
+    """A number, a number a lane, or leaves, of a state or of it and its tangents."""
     if x.ndim == batched:
         return x
-    return field.split(x if batched else x[..., None])
+    x = x if batched else x[..., None]
+    return field.split(jnp.broadcast_to(x, (*field.shape, x.shape[-1])))
 
 
 def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes: Any) -> Result:

@@ -1,11 +1,9 @@
 """Solves over lanes, with derivatives (see `engines/derivatives.py`): of any order by replay, the
 first alone, in reverse mode, by a continuous adjoint.
 
-What pushes tangents forwards is the derivative, by JAX, of the time loop, and what a second
-derivative wants is that of what pulls cotangents back: in both, steps are constants.
 """
 
-import dataclasses
+import math
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -16,10 +14,9 @@ import numpy as np
 from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...fields import parameters_of
 from ..along import where
 from ..derivatives import differentiable
-from ..flow import Known, own_of, real_of, reals_of, with_own, with_reals
+from ..flow import Known, own_of, reals_of, with_own, with_reals
 from ..results import with_times
 from .chunks import chunk_of, in_chunks, Setup, setup_of, solve, width_of
 from .continuous_adjoints import backsolve, gauss
@@ -54,7 +51,7 @@ def solve_trajectories(
     """
     mask = jnp.ones(n, bool) if mask is None else mask
     solver = plan.method.value
-    setup = Trajectories(plan, n, alone=alone)
+    setup = Trajectories(plan, math.prod(plan.state.shape), n, alone=alone)
     if solver.direction == "forward":
         result = sensitivity.forward_only(_solved(setup, lanes, mask))
         return with_times(plan, lanes, result)
@@ -68,34 +65,18 @@ def solve_trajectories(
     return with_times(plan, lanes, result)
 
 
-class _Below(NamedTuple):
-    """Of a field with tangents: that without, its state, how many of its parameters are constants,
-    which of them have tangents, and what is below that."""
-
-    field: Any
-    state: Any
-    consts: int
-    moved: tuple[int, ...]
-    below: Any
-
-
 class Trajectories(NamedTuple):
     """`flow.Setup` of chunks of lanes.
 
+    - `controlled`: how many components of the state step-size control looks at (the first ones).
     - `alone`: whether the chunk of a single trajectory may be narrower than that of an ensemble.
     """
 
     plan: Plan
+    controlled: int
     n: int
     groups: int = 1
     alone: bool = False
-    below: _Below | None = None
-
-    def with_tangents(self, plan: Plan, moved: tuple[int, ...]) -> "Trajectories":
-        here = self.plan
-        consts = len(here.batched.consts)
-        below = _Below(here.field, here.state, consts, moved, self.below)
-        return self._replace(plan=plan, below=below)
 
     def widens(self, size: int) -> bool:
         # Where a chunk is full they are solved in turn, and what they share stays shared.
@@ -104,96 +85,26 @@ class Trajectories(NamedTuple):
     def chunks(self, lanes: Lane) -> Setup:
         """How they are laid out."""
         alone = self.alone and self.n == 1
-        setup = setup_of(self.plan, lanes, alone=alone)
+        setup = setup_of(self.plan, lanes, self.controlled, alone=alone)
         if alone:
             return setup
         return setup._replace(width=max(setup.width, width_of(self.plan.state, self.n)))
 
     def rows(self, lanes: Lane, known: Known) -> Any:
-        if self.below is None:
-            u = _solved(self, lanes, known.ok).u
-            return u[:, -1:] if self.plan.saving.mode == "ends" else u
-        low, at, x, v = self._apart(lanes)
-        pair = jax.jvp(lambda *x: low.rows(at(*x), known), x, v)
-        return jnp.stack(pair, axis=2)
+        u = _solved(self, lanes, known.ok).u
+        return u[:, -1:] if self.plan.saving.mode == "ends" else u
 
     def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
-        if self.below is not None:
-            return self._pull_back_tangents(lanes, known, cotangent)
         own = own_of(self.plan)
         if self.groups == 1:
             return _pulled_back(self, lanes, known, cotangent)
         setup, lanes = with_own(self._replace(groups=1), lanes, [True] * len(own))
         u0, *parameters = _pulled_back(setup, lanes, known, cotangent)
-        return [u0, *self._summed(parameters, own_of(setup.plan), own, known)]
 
-    def _pull_back_tangents(self, lanes: Lane, known: Known, cotangent: Any) -> list:
-        low, at, x, v = self._apart(lanes)
-        # The states that were saved have tangents, too: they are found anew.
-        known = known._replace(more=known.more._replace(saved=None))
+        def summed(x, is_own):
+            return x if is_own else where(known.ok, x).reshape(self.groups, -1, *x.shape[1:]).sum(1)
 
-        def pulled(c, *x):
-            return low.pull_back(at(*x), known, c)
-
-        of_states, of_tangents = cotangent[:, :, 0], cotangent[:, :, 1]
-        to_tangents, to_numbers = jax.jvp(pulled, (of_tangents, *x), (of_states, *v))
-        u0 = jnp.stack([to_numbers[0], to_tangents[0]], axis=1)
-        n_consts, real = len(lanes.consts), real_of(low.plan)
-        avals = parameters_of(self.plan.field)[:n_consts]
-        consts = [jnp.zeros((self.groups, *a.shape), a.dtype) for a in avals if _is_real(a)]
-        which = [real.index(i) for i in self.below.moved]
-        found = [*to_numbers[1:], *(to_tangents[1 + j] for j in which)]
-        own = own_of(low.plan)
-        own = [*own, *(own[j] for j in which)]
-        wanted = own_of(self.plan)[len(consts) :]
-        return [u0, *consts, *self._summed(found, own, wanted, known)]
-
-    def _summed(self, parameters: list, own: list, wanted: list, known: Known) -> list:
-        """Of those that are one a trajectory the sum over each group, where that is wanted."""
-
-        def one(x, is_own, wants_own):
-            if not is_own or wants_own:
-                return x
-            return where(known.ok, x).reshape(self.groups, -1, *x.shape[1:]).sum(1)
-
-        return list(map(one, parameters, own, wanted))
-
-    def _apart(self, lanes: Lane) -> tuple:
-        """Of a field with tangents: the setup without, what makes its numbers of the first states
-        and of the parameters that have tangents, these, and their tangents.
-
-        (Each trajectory has its own of what has a tangent of its own.)
-        """
-        below, batched = self.below, self.plan.batched
-        last = len(lanes.p) - len(below.moved)
-        parts = slice(below.consts), slice(below.consts, last), slice(last, None)
-        (consts, p, tangents), own = ([x[part] for part in parts] for x in (lanes.p, batched.p))
-        plan = dataclasses.replace(
-            self.plan,
-            field=below.field,
-            state=below.state,
-            batched=batched._replace(consts=own[0], p=own[1]),
-        )
-        low = self._replace(plan=plan, below=below.below)
-        numbers = lanes._replace(u0=lanes.u0[:, 0], consts=consts, p=p)
-        is_own = dict(zip(below.moved, own[2], strict=True))
-        real = real_of(plan)
-        low, numbers = with_own(low, numbers, [is_own.get(i, False) for i in real])
-        reals = reals_of(plan, numbers)
-        which = [real.index(i) for i in below.moved]
-        x = [reals[j] for j in which]
-        v = [jnp.broadcast_to(a, b.shape) for a, b in zip(tangents, x, strict=True)]
-
-        def at(u0, *x):
-            moved = dict(zip(which, x, strict=True))
-            now = [moved.get(j, x) for j, x in enumerate(reals)]
-            return with_reals(plan, numbers._replace(u0=u0), now)
-
-        return low, at, (numbers.u0, *x), (lanes.u0[:, 1], *v)
-
-
-def _is_real(x: Any) -> bool:
-    return jnp.issubdtype(x.dtype, jnp.floating)
+        return [u0, *map(summed, parameters, own)]
 
 
 def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
@@ -214,7 +125,8 @@ def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any)
     plan = setup.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
-    if saving.mode == "steps" and saved is None:
+    if saving.mode == "steps" and setup.controlled < math.prod(plan.state.shape):
+        # With their tangents, which were not saved.
         result = _solved(setup, lanes, known.ok)
         saved = result.u, result.t, result.length
     chunked = setup.chunks(lanes)
