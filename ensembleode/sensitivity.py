@@ -105,7 +105,7 @@ _REVERSE_ONLY = (
     "this solve is differentiated in forward mode (jvp, jacfwd, hessian), but sensealg={} is for "
     "reverse mode only. Pass sensealg=ForwardDiffSensitivity() for forward mode (twice, as "
     "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both. By default "
-    'engine="compiled" has derivatives of any order.'
+    "our own engines, compiled and lanes, have derivatives of any order."
 )
 _FORWARD_ONLY = (
     "this solve is differentiated in reverse mode (grad, jacrev), but "
@@ -118,7 +118,7 @@ _ONCE = (
     "this solve is differentiated twice, but sensealg={} is for first derivatives, in reverse mode "
     "only. Pass sensealg=DirectAdjoint() (of the diffrax engine), or "
     "sensealg=ForwardDiffSensitivity() for forward mode twice, as jacfwd(jacfwd(...)). By default "
-    'engine="compiled" has derivatives of any order.'
+    "our own engines, compiled and lanes, have derivatives of any order."
 )
 
 

@@ -43,15 +43,16 @@ def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
     """`f` at states `[trajectory, time, *state]` of trajectories that succeeded, zero of others.
 
     (Their numbers, which may be infinite or NaN, are replaced by those of one that succeeded, so
-    that products with what is shared stay finite; and where none did, nothing is a function of what
-    is shared.)
+    that products with what is shared stay finite; and where none did, it is a function of nothing.)
     """
     some, any_ = jnp.argmax(ok), jnp.any(ok)
 
     def safe(x, is_own=True):
-        if is_own:
-            return jnp.where(ok.reshape(-1, *(1,) * (x.ndim - 1)), x, x[some][None])
-        return jnp.where(any_, x, jax.lax.stop_gradient(x))
+        # (Not differentiated: a zero times what is infinite is NaN.)
+        fixed = jax.lax.stop_gradient(x)
+        if not is_own:
+            return jnp.where(any_, x, fixed)
+        return jnp.where(ok.reshape(-1, *(1,) * (x.ndim - 1)), x, fixed[some][None])
 
     plan = flow.plan
     numbers = {
