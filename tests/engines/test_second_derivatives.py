@@ -453,7 +453,7 @@ def failing(x, **options):
 )
 def test_derivatives_of_what_failed_are_zero(how, mode, engine):
     """Whatever they failed by, whichever did: also where none succeeded."""
-    if how == "gauss" and engine != "lanes" or (how, mode) == ("diffrax", "steps"):
+    if (how == "gauss" and engine != "lanes") or (how, mode) == ("diffrax", "steps"):
         pytest.skip("is of the lanes engine, or takes long")
     options = {"engine": engine} | HOW[how] | SAVING[mode]
     x = of_ensemble() | {"t0": jnp.array(0.0), "t1": jnp.array(1.0)}
@@ -495,9 +495,9 @@ def test_on_several_devices(engine):
     )
     v = jnp.cos(jnp.arange(len(several[1]), dtype=several[1].dtype))
     for way in (
-        lambda f: lambda x: jax.jvp(jax.grad(f), (x,), (v,))[1],
-        lambda f: jax.grad(lambda x: jax.grad(f)(x) @ v),
-        lambda f: jax.grad(lambda x: jax.jvp(f, (x,), (v,))[1]),
+        lambda f: lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1],
+        lambda f: jax.grad(lambda at: jax.grad(f)(at) @ v),
+        lambda f: jax.grad(lambda at: jax.jvp(f, (at,), (v,))[1]),
     ):
-        found, expected = (jax.jit(way(f))(x) for f, x in (several, alone))
+        found, expected = (jax.jit(way(f))(at) for f, at in (several, alone))
         np.testing.assert_allclose(found, expected, atol=1e-11 * np.abs(expected).max())

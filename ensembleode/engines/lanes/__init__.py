@@ -6,8 +6,8 @@ size, its own acceptance, its own end and its own return code.
 
 - `field.py`: the vector field over lanes, from its jaxpr.
 - `loop.py`: the time loop of a chunk, and what it saves.
-- `gradients.py`: solves with derivatives; `replay.py`, `continuous_adjoints.py`: the reverse mode of
-    a chunk.
+- `gradients.py`: solves with derivatives; `replay.py`, `continuous_adjoints.py`: the reverse mode
+    of a chunk.
 - `chunks.py`: trajectories to chunks and back.
 """
 
