@@ -499,5 +499,5 @@ def test_on_several_devices(engine):
         lambda f: jax.grad(lambda at: jax.grad(f)(at) @ v),
         lambda f: jax.grad(lambda at: jax.jvp(f, (at,), (v,))[1]),
     ):
-        found, expected = (jax.jit(way(f))(at) for f, at in (several, alone))
+        found, expected = (jax.jit(way(loss))(start) for loss, start in (several, alone))
         np.testing.assert_allclose(found, expected, atol=1e-11 * np.abs(expected).max())
