@@ -67,10 +67,7 @@ class _Statuses(Collector):
 
 
 class Metrics:
-    """The metrics of one app, in a registry of their own.
-
-    **Arguments:** `waiting`: how many trajectories are in the queue.
-    """
+    """The metrics of one app, in a registry of their own."""
 
     def __init__(self, problems: list[str], waiting: Callable[[], int]):
         self._registry = registry = CollectorRegistry()
