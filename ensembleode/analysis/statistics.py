@@ -106,11 +106,7 @@ def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
 
 
 @_in_own_precision
-def componentwise_meancov(
-    A: Any,
-    B: Any,
-    bessel: bool = True,
-) -> tuple:
+def componentwise_meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
     """The means of each component of A and of B, and their covariance.
 
     **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
@@ -135,10 +131,7 @@ def componentwise_meancor(A: Any, B: Any) -> tuple:
 
 @_in_own_precision
 def componentwise_weighted_meancov(
-    A: Any,
-    B: Any,
-    W: Any,
-    weight_type: str = "reliability",
+    A: Any, B: Any, W: Any, weight_type: str = "reliability"
 ) -> tuple:
     """The weighted means of each component of A and of B, and their weighted covariance.
 

@@ -20,10 +20,8 @@ from .step import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A batch on its devices, how many items it has, and whether it is the last of a pass.
-
-    - `items`: which items of arrays they are.
-    """
+    """A batch on its devices, how many items it has, whether it is the last of a pass, and which
+    items of arrays they are."""
 
     batch: Batch | None
     count: int
@@ -165,15 +163,10 @@ _NO_BATCH = "data is empty: it gave no batch."
 
 
 def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> Arrays | Batches:
-    """
-    **Raises:** `ValueError` for data that is empty, ragged or not a number.
-    """
+    """**Raises:** `ValueError` for data that is empty, ragged or not a number."""
     if isinstance(data, list) and not data:
         raise ValueError("data is empty.")
     if not _gives_batches(data):
-        leaves = jax.tree.leaves(data, is_leaf=_gives_batches)
-        if not leaves:
-            raise ValueError("data is empty: it has no arrays.")
         return Arrays(data, size, placed, shuffle)
     if size is not None:
         raise ValueError("batch_size is that of the batches that data gives: drop batch_size.")
@@ -326,12 +319,6 @@ def _taken(x: Any, rows: np.ndarray) -> np.ndarray:
 
 def _with_last(source: Iterable) -> Iterator[tuple[Any, bool]]:
     """Each, and whether it is the last."""
-    items = iter(source)
-    try:
-        item = next(items)
-    except StopIteration:
-        return
-    for following in items:
-        yield item, False
-        item = following
-    yield item, True
+    end = object()
+    for item, following in itertools.pairwise(itertools.chain(source, [end])):
+        yield item, following is end

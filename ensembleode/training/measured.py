@@ -26,11 +26,9 @@ def as_numbers(name: str, values: Any) -> Any:
 
 
 def check_finite(what: str, values: Any, remedy: str = "") -> None:
-    """
-    **Raises:** `ValueError` that says where `values`, if they are known, hold one that is not.
-    """
+    """**Raises:** `ValueError` that says where `values`, if known, hold one that is not."""
     if is_tracer(values) or np.isfinite(values).all():
         return
-    where = np.argwhere(~np.isfinite(values))[0].tolist()
-    at = where[0] if len(where) == 1 else tuple(where)
+    at, *more = np.argwhere(~np.isfinite(values))[0].tolist()
+    at = (at, *more) if more else at
     raise ValueError(f"{what} that is not finite, at {at}{'; ' if remedy else ''}{remedy}.")

@@ -71,10 +71,8 @@ class Placement:
         return jax.tree.map(put, tree)
 
     def onto(self, mesh: Mesh | None, tree: Any) -> Any:
-        """Arrays as a step gives them back that is computed on that mesh; so it compiles once.
-
-        (A loss may solve on several devices, where a batch is on one.)
-        """
+        """Arrays as a step gives them back that is computed on that mesh; so it compiles once."""
+        # (A loss may solve on several devices, where a batch is on one.)
         if self.mesh is not None or mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(mesh, _WHOLE))
@@ -113,10 +111,7 @@ def _all_reduced(tree: Any) -> Any:
 
 
 def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
-    """Where a batch is computed with.
-
-    **Raises:** `ValueError` when more is wanted than there is, or it is said twice.
-    """
+    """**Raises:** `ValueError` when more is wanted than there is, or it is said twice."""
     given = {"devices": devices, "ensemblealg": ensemblealg, "dist": dist or None}
     said = [name for name, value in given.items() if value is not None]
     if len(said) > 1:
@@ -175,11 +170,10 @@ def _chosen(devices: Any) -> list:
         return list(devices)
     count = check_count("devices", devices)
     if count > len(there):
-        hint = ""
-        if there[0].platform == "cpu":
-            hint = (
-                f" Set {cpu_devices.VARIABLE}={count} in the environment, and import ensembleode "
-                "before JAX computes anything."
-            )
+        hint = (
+            f" Set {cpu_devices.VARIABLE}={count} in the environment, and import ensembleode "
+            "before JAX computes anything."
+        )
+        hint = hint if there[0].platform == "cpu" else ""
         raise ValueError(f"devices={count} are more than there are ({len(there)}).{hint}")
     return there[:count]

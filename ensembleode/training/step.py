@@ -57,12 +57,8 @@ class Step:
     def compiled(self) -> Any:
         return jax.jit(self._step)
 
-    def key_of(self, key: Any, number: Any) -> Any:
-        """The key of a step."""
-        return jax.random.fold_in(key, number)
-
     def _step(self, state: State, batch: Any, key: Any, number: Any) -> tuple[State, Any, Any]:
-        key = self.key_of(key, number)
+        key = jax.random.fold_in(key, number)
         both = functools.partial(self.value_and_gradient, batch=batch, key=key)
         value, gradient = self._found(state, both)
         updates, optimizer = self.optimizer.update(
@@ -137,10 +133,7 @@ class Step:
 
 
 def of_batch(loss: Callable) -> tuple[Callable, bool]:
-    """The loss with its three parameters, and whether it has the keys.
-
-    **Raises:** `TypeError` for one that takes something else.
-    """
+    """The loss with its three parameters, and whether it has the keys."""
     count = _required(loss)
     if count == 2:
         return (lambda params, batch, _: loss(params, batch)), False
@@ -153,9 +146,7 @@ def of_batch(loss: Callable) -> tuple[Callable, bool]:
 
 
 def of_params(loss: Callable) -> Callable:
-    """
-    **Raises:** `TypeError` for a loss that takes something else.
-    """
+    """**Raises:** `TypeError` for a loss that takes something else."""
     count = _required(loss)
     if count != 1:
         raise TypeError(
@@ -173,14 +164,10 @@ def _required(fn: Callable) -> int:
 
 def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
     """The dtype of its loss, and the mesh of the devices that it is computed on, where it says so
-    (by a solve on several of them); else None.
-
-    **Raises:** `TypeError` for a loss that doesn't give what it should.
-    """
+    (by a solve on several of them); else None."""
     if batch is not None:
-        jaxpr, value = jax.make_jaxpr(step.losses, return_shape=True)(
-            params, batch.rows, batch.place, key
-        )
+        of_rows = jax.make_jaxpr(step.losses, return_shape=True)
+        jaxpr, value = of_rows(params, batch.rows, batch.place, key)
         return value.dtype, mesh_of(jaxpr.jaxpr)
     jaxpr, value = jax.make_jaxpr(step.alone, return_shape=True)(params)
     if not (eqx.is_array_like(value) or isinstance(value, jax.ShapeDtypeStruct)) or value.shape:
