@@ -70,7 +70,7 @@ def plot_ensemble(
     else:
         how = (line.pop("cmap", "viridis"), line.pop("norm", None), line.pop("label", ""))
         bar = _bar(numbers, *how)
-        own_colors = bar.mappable.to_rgba(numbers)
+        own_colors = bar[0].to_rgba(numbers)
         color = matplotlib.rcParams["text.color"]  # in the legend
     looks = _looks(plan, color, line)
     paths = _paths(sim, u, du, chosen, plan.components)
@@ -170,18 +170,12 @@ def plot_summary(
 
 
 class _Plan(NamedTuple):
-    """Which components are drawn, and against what.
-
-    - `components`: of the flattened state.
-    - `names`: theirs.
-    - `portrait`: against each other, not against time.
-    - `columns`: the coordinates of each curve, as columns of a path `[row, 1 + component]`.
-    """
+    """Which components of the flattened state are drawn, and against what."""
 
     components: list[int]
     names: list[str]
-    portrait: bool
-    columns: list[list[int]]
+    portrait: bool  # against each other, not against time
+    columns: list[list[int]]  # of each curve's coordinates, in a path `[row, 1 + component]`
 
     @property
     def dimensions(self) -> int:
@@ -294,21 +288,17 @@ def _choose(trajectories: Any, sim: Any) -> np.ndarray:
             ) from e
     run = retcode != ReturnCode.Default.value
     chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
-    return _sampled(chosen, retcode) if trajectories is None else chosen
-
-
-def _sampled(every: np.ndarray, retcode: np.ndarray) -> np.ndarray:
-    """As many as can be told apart, evenly spaced, and some more of those that failed."""
-    if len(every) <= _MOST_TRAJECTORIES:
-        return every
-    failed = every[has_failed(retcode[every])]
+    if trajectories is not None or len(chosen) <= _MOST_TRAJECTORIES:
+        return chosen
+    # As many as can be told apart, evenly spaced, and some more of those that failed.
+    failed = chosen[has_failed(retcode[chosen])]
     more = _spaced(failed, _MOST_FAILED)
     log_once(
-        f"plot draws {_MOST_TRAJECTORIES} of {len(every)} trajectories, evenly spaced by index, "
+        f"plot draws {_MOST_TRAJECTORIES} of {len(chosen)} trajectories, evenly spaced by index, "
         f"and {len(more)} of the {len(failed)} that failed. Choose with trajectories= "
         "(trajectories=slice(None) draws all); eo.EnsembleSummary(sim).plot() shows quantiles."
     )
-    return np.union1d(_spaced(every, _MOST_TRAJECTORIES), more)
+    return np.union1d(_spaced(chosen, _MOST_TRAJECTORIES), more)
 
 
 def _spaced(indices: np.ndarray, most: int) -> np.ndarray:
@@ -371,13 +361,12 @@ def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = No
         return [_Look(color, style, label if given is None else str(given))]
     labels = [name if given is None else f"{given}: {name}" for name in plan.names]
     if color is None:
-        if k <= len(matplotlib.rcParams["axes.prop_cycle"]):
+        if bar := _component_bar(plan, color):
+            each, labels = bar[0].to_rgba(np.asarray(plan.components)), [None] * k
+        elif k <= len(matplotlib.rcParams["axes.prop_cycle"]):
             each = [None] * k
-        elif k <= _MOST_ENTRIES:
-            each = matplotlib.colormaps["tab20"](np.arange(k))
         else:
-            each = _bar_of_components(plan).mappable.to_rgba(np.asarray(plan.components))
-            labels = [None] * k
+            each = matplotlib.colormaps["tab20"](np.arange(k))
         return [_Look(c, style, entry) for c, entry in zip(each, labels, strict=True)]
     if style is not None:  # all alike, as asked for, and one entry
         return [_Look(color, style, given), *[_Look(color, style, None)] * (k - 1)]
@@ -390,29 +379,19 @@ def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = No
     return [_Look(color, s, entry) for s, entry in zip(_STYLES, labels, strict=False)]
 
 
-class _Bar(NamedTuple):
-    """A colorbar."""
-
-    mappable: ScalarMappable
-    label: str
-
-
-def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> _Bar:
+def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable, str]:
+    """What a colorbar shows."""
     mappable = ScalarMappable(norm, cmap)
     mappable.set_array(numbers)
     if len(numbers):
         mappable.autoscale_None()
-    return _Bar(mappable, str(label))
+    return mappable, str(label)
 
 
-def _component_bar(plan: _Plan, color: Any) -> _Bar | None:
+def _component_bar(plan: _Plan, color: Any) -> tuple[ScalarMappable, str] | None:
     """What the colours mean where a legend can't list them."""
     crowded = color is None and len(plan.columns) > _MOST_ENTRIES
-    return _bar_of_components(plan) if crowded else None
-
-
-def _bar_of_components(plan: _Plan) -> _Bar:
-    return _bar(plan.components, "viridis", None, "component")
+    return _bar(plan.components, "viridis", None, "component") if crowded else None
 
 
 def _density(n: int, numbered: bool) -> dict[str, float]:
@@ -523,11 +502,7 @@ def _style(look: _Look, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_lines(
-    ax: Any,
-    curves: list[list[np.ndarray]],
-    failed: np.ndarray,
-    each: np.ndarray,
-    style: dict[str, Any],
+    ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, each: np.ndarray, style: dict
 ) -> None:
     """Lines of the colours `each [line, 4]`, in one collection; dots where there is but one point.
 
@@ -566,13 +541,8 @@ def _set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_d
     points = np.concatenate([curve for several in curves for curve in several])
     if failed.any() and not failed.all():
         # What the others span, together with where the failed ones started.
-        plain = np.concatenate(
-            [
-                curve[:1] if bad else curve
-                for several, bad in zip(curves, failed, strict=True)
-                for curve in several
-            ]
-        )
+        each = zip(curves, failed, strict=True)
+        plain = np.concatenate([x[:1] if bad else x for several, bad in each for x in several])
         low, high = plain.min(axis=0), plain.max(axis=0)
         room = np.where(high > low, _WIDEN * (high - low), np.inf)
         points = np.clip(points, low - room, high + room)
@@ -607,8 +577,9 @@ def _add_crosses(ax: Any, plan: _Plan, failed: list[list[np.ndarray]]) -> None:
             ax.add_artist(Line2D(*where, transform=ax.get_xaxis_transform(), zorder=3, **style))
 
 
-def _finish(ax: Any, plan: _Plan, bar: _Bar | None) -> None:
-    """The names of the axes (those that have none), the colorbar and the legend."""
+def _finish(ax: Any, plan: _Plan, bar: tuple[ScalarMappable, str] | None) -> None:
+    """The names of the axes (those that have none), the colorbar and the legend, which hides no
+    data: it is beside the axes, where there is room and a layout to make it."""
     labels = plan.names if plan.portrait else ["t", plan.names[0] if len(plan.names) == 1 else ""]
     for axis, label in zip("xyz", labels, strict=False):
         if not getattr(ax, f"get_{axis}label")():
@@ -616,18 +587,13 @@ def _finish(ax: Any, plan: _Plan, bar: _Bar | None) -> None:
     if bar is not None:
         # The labels of 3-D axes reach out to the right further than the layout knows.
         room = {"location": "left", "pad": 0, "shrink": 0.8} if ax.name == "3d" else {}
-        ax.figure.colorbar(bar.mappable, ax=ax, label=bar.label, **room)
-    if ax.get_legend_handles_labels()[1]:
-        _add_legend(ax)
-
-
-def _add_legend(ax: Any) -> None:
-    """A legend that hides no data: beside the axes, where there is room and a layout to make it."""
+        ax.figure.colorbar(bar[0], ax=ax, label=bar[1], **room)
+    if not (entries := ax.get_legend_handles_labels()[1]):
+        return
     if ax.figure.get_layout_engine() is not None:
         most = max(1, int(ax.get_window_extent().height // 25))  # entries in a column
-        columns = -(-len(ax.get_legend_handles_labels()[1]) // most)
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-        legend = ax.legend(ncols=columns, **place)
+        legend = ax.legend(ncols=-(-len(entries) // most), **place)
         if legend.get_window_extent().width < 0.4 * ax.figure.bbox.width:
             return
     ax.legend(loc="best").set_in_layout(False)

@@ -110,7 +110,10 @@ class Folder:
         self.path = pathlib.Path(how.path).absolute()
         only = jax.process_index()
         best = policies.BestN(
-            lambda x: x["loss"], reverse=True, n=1, keep_checkpoints_without_metrics=False
+            get_metric_fn=lambda x: x["loss"],
+            reverse=True,
+            n=1,
+            keep_checkpoints_without_metrics=False,
         )
         self._options = ocp.CheckpointManagerOptions(
             preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(how.keep), best]),
