@@ -351,10 +351,8 @@ def _as_numbers(color: Any, n: int, chosen: np.ndarray) -> np.ndarray | None:
 
 
 def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = None) -> list[_Look]:
-    """One for each curve: its own colour, or with one colour for all, its own line style.
-
-    `label` is that of a single curve, unless `line` has one.
-    """
+    """One for each curve: its own colour, or with one colour for all, its own line style; `label`
+    is that of a single curve, unless `line` has one."""
     k = len(plan.columns)
     style, given = line.get("linestyle"), line.get("label")
     if k == 1:
@@ -395,10 +393,8 @@ def _component_bar(plan: _Plan, color: Any) -> tuple[ScalarMappable, str] | None
 
 
 def _density(n: int, numbered: bool) -> dict[str, float]:
-    """Few lines are opaque; many are thin and faint, so that it shows how many cross.
-
-    Colours that stand for numbers must be told apart where lines cross, so those are less faint.
-    """
+    """Few lines are opaque; many are thin and faint, so that it shows how many cross (less so where
+    colours stand for numbers, which must be told apart there)."""
     few = min(1.0, 10 / max(n, 1))
     width = matplotlib.rcParams["lines.linewidth"]
     return {
@@ -504,10 +500,8 @@ def _style(look: _Look, line: dict[str, Any]) -> dict[str, Any]:
 def _add_lines(
     ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, each: np.ndarray, style: dict
 ) -> None:
-    """Lines of the colours `each [line, 4]`, in one collection; dots where there is but one point.
-
-    Trajectory by trajectory, so that no component covers all of another.
-    """
+    """Lines of the colours `each [line, 4]`, in one collection, trajectory by trajectory so that no
+    component covers all of another; dots where there is but one point."""
     if not curves:
         return
     collection = Line3DCollection if ax.name == "3d" else LineCollection
@@ -554,10 +548,8 @@ def _set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_d
 
 
 def _add_crosses(ax: Any, plan: _Plan, failed: list[list[np.ndarray]]) -> None:
-    """A red cross where each of these ends. They don't move the view.
-
-    Against time, those that end above or below the view have one at its border, too.
-    """
+    """A red cross where each of these ends; they don't move the view. Against time, those that end
+    above or below the view have one at its border, too."""
     if not failed:
         return
     ends = np.array([[curve[-1] for curve in several] for several in failed])

@@ -84,9 +84,7 @@ def seconds(run: Callable[[], Any], iterations: int = 1) -> float:
 
 
 def function_of(source: str, function: str) -> Callable[[int], Any]:
-    """
-    **Raises:** `Unusable`.
-    """
+    """**Raises:** `Unusable`."""
     try:
         return loaded(source, function)
     except ScriptError as e:

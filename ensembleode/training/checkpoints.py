@@ -93,10 +93,7 @@ jtu.register_dataclass(Saved, ["state", "best", "losses"], ["best_loss", "step",
 
 
 class Folder:
-    """The checkpoints of one fit; no other may write to it meanwhile.
-
-    **Raises:** `ImportError` without Orbax.
-    """
+    """The checkpoints of one fit; no other may write to it meanwhile."""
 
     def __init__(self, how: Checkpoints):
         try:

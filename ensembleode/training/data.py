@@ -30,10 +30,7 @@ class Piece:
 
 
 class Arrays:
-    """A pytree of arrays `[item, ...]`: in memory, memory-mapped, or Zarr's.
-
-    - `size`: how many items a batch has; None for all.
-    """
+    """A pytree of arrays `[item, ...]` (in memory, memory-mapped, or Zarr's), `size` at a time."""
 
     def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
         self._leaves, self._structure = _arrays(tree, _gives_batches)
@@ -275,15 +272,12 @@ def _arrays(tree: Any, is_leaf: Callable | None = None) -> tuple[list[tuple[str,
     """The arrays of a pytree by name, and its structure."""
     leaves, structure = jtu.tree_flatten_with_path(tree, is_leaf)
     named = [(jtu.keystr(path) or "data", x) for path, x in leaves]
-    return [(name, _as_rows(name, x)) for name, x in named], structure
-
-
-def _as_rows(name: str, x: Any) -> Any:
-    if not _is_array(x) or not x.shape:
-        raise TypeError(
-            f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
-        )
-    return np.asarray(x) if isinstance(x, jax.Array) else x
+    for name, x in named:
+        if not _is_array(x) or not x.shape:
+            raise TypeError(
+                f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
+            )
+    return [(n, np.asarray(x) if isinstance(x, jax.Array) else x) for n, x in named], structure
 
 
 def _length_of(leaves: list) -> int:

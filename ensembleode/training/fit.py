@@ -23,7 +23,7 @@ from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import Placement, placement
 from .processes import from_first, is_first, peers
-from .step import of_batch, of_params, State, Step, traced
+from .step import checked, State, Step, traced
 
 
 class FitState(NamedTuple):
@@ -209,7 +209,7 @@ def fit(
             f"data can be gone over once only, and epochs={epochs}: give maxiters=, or an iterable "
             "that can begin anew, such as a list."
         )
-    call, takes_key = (of_params(loss), False) if source is None else of_batch(loss)
+    call, takes_key = checked(loss, source is not None)
     step = Step(
         call,
         static,

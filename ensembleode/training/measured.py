@@ -9,10 +9,7 @@ from ..tracing.program import is_tracer
 
 
 def as_numbers(name: str, values: Any) -> Any:
-    """An array of inexact numbers; NumPy's where they are known.
-
-    **Raises:** `TypeError` where it isn't one array, or isn't one of numbers.
-    """
+    """An array of inexact numbers, NumPy's where they are known; else `TypeError` of `name`."""
     if is_tracer(values):
         return values
     try:

@@ -22,9 +22,7 @@ _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Where a batch is computed with: on the devices of a mesh, or (None) wherever JAX computes.
-
-    Rows are dealt out in blocks, one after the other; the last device has fewer of them, or none.
-    """
+    Rows are dealt out in blocks, one after the other."""
 
     mesh: Mesh | None = None
 
