@@ -47,11 +47,6 @@ _NO_STATES = {
 }
 
 
-#
-# The plots
-#
-
-
 def plot_ensemble(
     sim: Any, idxs: Any, trajectories: Any, color: Any, names: Any, alpha: Any, ax: Any, line: Any
 ) -> Axes:
@@ -216,9 +211,7 @@ def _components(i: Any, names: list[str]) -> list[int]:
         return components_of(i, names)
     count = len(names)
     try:
-        if isinstance(i, bool | np.bool_):
-            raise TypeError
-        number = operator.index(i)
+        number = operator.index(None if isinstance(i, bool | np.bool_) else i)
     except TypeError:
         raise TypeError(
             "idxs must be an integer or a name, a list of them (components against time), or a "

@@ -183,8 +183,7 @@ def _meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
 def _meancor(A: Any, B: Any) -> tuple:
     mean_a, mean_b, cov = _meancov(A, B)
     a, b, there = _where_both_are(A, B)
-    _, var_a = _meanvar(jnp.where(there, a, jnp.nan))
-    _, var_b = _meanvar(jnp.where(there, b, jnp.nan))
+    var_a, var_b = (_meanvar(jnp.where(there, x, jnp.nan))[1] for x in (a, b))
     return mean_a, mean_b, cov / (jnp.sqrt(var_a) * jnp.sqrt(var_b))
 
 

@@ -329,9 +329,9 @@ def _ended(code: int | None, said: list[str], limit: float) -> dict[str, str]:
         return {"status": "timeout", "reason": f"not done after {limit:g} seconds (time_limit)"}
     if code == -signal.SIGABRT and any("bad_alloc" in line for line in said):
         return {"status": "OOM", "reason": last}
-    if code == -signal.SIGKILL:
-        return {"status": "OOM", "reason": "killed (SIGKILL), as Linux does when memory is out"}
     name = next((x.name for x in signal.Signals if x == -code), f"signal {-code}")
+    if name == "SIGKILL":
+        return {"status": "OOM", "reason": "killed (SIGKILL), as Linux does when memory is out"}
     why = f"ended by {name}" if code < 0 else f"exited with code {code}"
     return {"status": "error", "reason": f"{why}: {last}" if last else why}
 

@@ -45,6 +45,8 @@ _KERNELS: dict[str, Callable] = {
     "silverman": lambda r: jnp.exp(-r / math.sqrt(2)) * jnp.sin(r / 2 + math.pi / 4) / 2,
 }
 KERNELS = {name: _of_distance(kernel) for name, kernel in _KERNELS.items()}
+# So many estimates at a time: memory is that of so many rows of weights.
+_BATCH = 256
 
 
 class Collocation(NamedTuple):
@@ -179,10 +181,6 @@ def _estimate(kernel, ts, at, bandwidth, data):
         return [jnp.tensordot(w.astype(data.dtype), data, 1) for w in weights]
 
     return jax.lax.map(one, at, batch_size=_BATCH)
-
-
-# So many estimates at a time: memory is that of so many rows of weights.
-_BATCH = 256
 
 
 @functools.partial(jax.jit, static_argnums=0)

@@ -80,14 +80,12 @@ class Arrays:
 
     def _piece(self, rows: np.ndarray, last: bool) -> Piece:
         size = self._placed.rows(self.size)
-        mine = _here(len(rows), size, self._placed)
-        values = [_taken(x, rows[mine]) for _, x in self._leaves]
+        mine = rows[_here(len(rows), size, self._placed)]
+        named = [(name, _taken(x, mine)) for name, x in self._leaves]
         if not self._in_memory:
-            names = [name for name, _ in self._leaves]
-            check_finite(list(zip(names, values, strict=True)), rows[mine])
-        tree = jtu.tree_unflatten(self._structure, values)
-        piece = _piece(tree, len(rows), size, last, self._placed)
-        return dataclasses.replace(piece, items=rows)
+            check_finite(named, mine)
+        tree = jtu.tree_unflatten(self._structure, [x for _, x in named])
+        return _piece(tree, len(rows), size, last, self._placed, rows)
 
 
 class Batches:
@@ -151,8 +149,7 @@ class Batches:
         self._room = max(self._room, self._placed.rows(count))
         mine = _here(count, self._room, self._placed)
         check_finite(leaves, None)
-        values = [_taken(x, mine) for _, x in leaves]
-        rows = jtu.tree_unflatten(structure, values)
+        rows = jtu.tree_unflatten(structure, [_taken(x, mine) for _, x in leaves])
         return _piece(rows, count, self._room, last, self._placed)
 
 
@@ -253,10 +250,12 @@ def _here(count: int, size: int, placed: Placement) -> np.ndarray:
     return np.minimum(np.arange(size), count - 1)[placed.here(size)]
 
 
-def _piece(rows: Any, count: int, size: int, last: bool, placed: Placement) -> Piece:
+def _piece(
+    rows: Any, count: int, size: int, last: bool, placed: Placement, items: Any = None
+) -> Piece:
     place = np.arange(size, dtype=np.int32)[placed.here(size)]
     rows, place = placed.split((rows, place), size)
-    return Piece(Batch(rows, place, placed.everywhere(np.int32(count))), count, last)
+    return Piece(Batch(rows, place, placed.everywhere(np.int32(count))), count, last, items)
 
 
 def _gives_batches(x: Any) -> bool:

@@ -231,9 +231,9 @@ def fit(
             def identity():
                 if checkpoint is not None and checkpoint.run_key is not None:
                     return {"loss": {"run_key": checkpoint.run_key}, "data": None}
-                rows, data = (
-                    (None, None) if source is None else (source.example(), source.identity())
-                )
+                rows = data = None
+                if source is not None:
+                    rows, data = source.example(), source.identity()
                 return {"loss": of_loss(step, trained, rows, key), "data": data}
 
             begin, changed = folder.beginning(begin, resume, placed, identity)
@@ -259,8 +259,8 @@ class _Loop:
         source: Any,
         key: Any,
         epochs: Any,
-        maxiters: Any,
-        callback: Any,
+        maxiters: int | None,
+        callback: Callable | None,
         automatic: bool,
         started: float,
     ):
@@ -276,7 +276,7 @@ class _Loop:
     @property
     def steps(self) -> int | None:
         """How many there will be, as far as is known."""
-        each = getattr(self._source, "steps", None)
+        each = None if self._source is None else self._source.steps
         return self._maxiters or (each and each * self._epochs)
 
     def beginning(self, trained: Any) -> Saved:

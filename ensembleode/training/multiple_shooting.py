@@ -217,15 +217,12 @@ def shooting_losses(
     return _shoot(prob, groups, continuity_weight, *of_solve)[0]
 
 
-_FIXED = ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store")
-
-
 def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_options) -> tuple:
     """The losses of each group, their data part and their continuity part (infinite where it
     failed), its states, and its return code."""
     if not is_tracer(weight) and not 0 <= weight < np.inf:
         raise ValueError(f"continuity_weight must be zero or positive, and finite; got {weight!r}.")
-    for name in _FIXED:
+    for name in ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store"):
         if name in solve_options:
             raise TypeError(
                 f"{name} is no option of multiple shooting: what is solved and saved follows from "

@@ -1,6 +1,7 @@
 """The devices that share a batch, and what each has of it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -45,14 +46,10 @@ class Placement:
         """Arrays `[row]` of this process's part of `n` rows, on the devices that they are for."""
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
-        sharding = NamedSharding(self.mesh, _SPLIT)
-
-        def put(x):
-            x = np.asarray(x)
-            shape = (n, *x.shape[1:])
-            return jax.make_array_from_process_local_data(sharding, x, shape)
-
-        return jax.tree.map(put, tree)
+        put = functools.partial(
+            jax.make_array_from_process_local_data, NamedSharding(self.mesh, _SPLIT)
+        )
+        return jax.tree.map(lambda x: put(np.asarray(x), (n, *np.shape(x)[1:])), tree)
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays that each device has, of a dtype that is not weak."""
