@@ -211,7 +211,9 @@ def _components(i: Any, names: list[str]) -> list[int]:
         return components_of(i, names)
     count = len(names)
     try:
-        number = operator.index(None if isinstance(i, bool | np.bool_) else i)
+        if isinstance(i, bool | np.bool_):
+            raise TypeError
+        number = operator.index(i)
     except TypeError:
         raise TypeError(
             "idxs must be an integer or a name, a list of them (components against time), or a "
