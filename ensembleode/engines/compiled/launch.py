@@ -55,10 +55,7 @@ Launcher: TypeAlias = Callable[
 
 
 def launch(
-    kernel: Kernel,
-    threads: int,
-    operands: Sequence[Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
+    kernel: Kernel, threads: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
     """The `outputs` that the kernel writes, run with at least so many threads.
 
@@ -126,10 +123,7 @@ def cuda_devices() -> list[jax.Device]:
 
 
 def custom_call(
-    kernel: Kernel,
-    blocks: int,
-    operands: Sequence[Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
+    kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
     """Through XLA's custom call for PTX."""
     first = len(operands)
@@ -153,10 +147,7 @@ def custom_call(
 
 
 def triton_call(
-    kernel: Kernel,
-    blocks: int,
-    operands: Sequence[Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
+    kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
     """Through the plugin's call for Triton's kernels, whose blocks are whole warps."""
     triton = _triton()
@@ -249,10 +240,7 @@ def _knows_target() -> bool:
     path = _plugin()
     if path is None:
         return True
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
-    ):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
         return library.find(_TARGET.encode() + b"\0") >= 0
 
 

@@ -117,8 +117,7 @@ def package_root() -> pathlib.Path:
         if (root / "Project.toml").is_file() and (root / "src" / "EnsembleODE.jl").is_file():
             return root
     raise JuliaError(
-        f"The Julia sources of ensembleode are not beside {here}.",
-        f"Reinstall it: {_PIP}.",
+        f"The Julia sources of ensembleode are not beside {here}.", f"Reinstall it: {_PIP}."
     )
 
 
@@ -155,8 +154,7 @@ def find() -> Julia:
     path = shutil.which(executable)
     if path is None:
         raise JuliaError(
-            f"{_EXE} is {executable!r}, which is no executable.",
-            "Set it to the path of julia.",
+            f"{_EXE} is {executable!r}, which is no executable.", "Set it to the path of julia."
         )
     if not os.path.exists(project):
         raise JuliaError(
@@ -277,8 +275,7 @@ def inspect(julia: Julia) -> Versions:
     versions = {name: version for name, version, _ in lines}
     if "julia" not in versions:
         raise JuliaError(
-            f"{julia.executable} is not Julia: it printed {done.stdout[:200]!r}.",
-            _OTHER,
+            f"{julia.executable} is not Julia: it printed {done.stdout[:200]!r}.", _OTHER
         )
 
     def there(*names: str) -> dict[str, str]:

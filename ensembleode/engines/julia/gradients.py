@@ -398,11 +398,7 @@ class _AdjointCall:
         read["rows"] = np.ascontiguousarray(rows, plan.state.dtype)
         read["cotangents"] = np.ascontiguousarray(cotangents).reshape(n, -1, d)
         written = {"gradient": np.empty((n, self.total), plan.state.dtype)}
-        options = {
-            **options_of(plan, n),
-            "field": field.as_table(),
-            "adjoint": adjoint.as_table(),
-        }
+        options = {**options_of(plan, n), "field": field.as_table(), "adjoint": adjoint.as_table()}
         session.start().run(Request("adjoint", options, read, written))
         return [written["gradient"]]
 

@@ -14,12 +14,7 @@ from ...ensemble import (
     EnsembleThreads,
 )
 from ...solvers import JuliaAlg, ODESolver
-from ...solvers.controllers import (
-    AbstractController,
-    IController,
-    PIController,
-    PIDController,
-)
+from ...solvers.controllers import AbstractController, IController, PIController, PIDController
 from ...solvers.julia_alg import described, Description, Val
 from ...solvers.norms import MaxNorm, RMSNorm
 from . import environment

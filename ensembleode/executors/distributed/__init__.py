@@ -32,15 +32,7 @@ from ...tracing.program import is_tracer
 from . import local
 from .dispatch import Batch, dispatch, Results
 from .pools import ClusterError, Pool
-from .programs import (
-    ChunkProgram,
-    exported,
-    Numbers,
-    numbers_of,
-    pickled,
-    program_of,
-    Shipped,
-)
+from .programs import ChunkProgram, exported, Numbers, numbers_of, pickled, program_of, Shipped
 
 
 _STOP = jtu.GetAttrKey("stop")

@@ -14,17 +14,7 @@ from jax import lax
 from ..combining import SCATTERS
 from ..gather_scatter import fill_value, Windows
 from .interpreter import Interpreter, mapped, rule
-from .values import (
-    is_key,
-    pack,
-    rearranged,
-    Scalars,
-    Shape,
-    spread,
-    tail_of,
-    unpack,
-    Value,
-)
+from .values import is_key, pack, rearranged, Scalars, Shape, spread, tail_of, unpack, Value
 
 
 @rule("dynamic_slice")
