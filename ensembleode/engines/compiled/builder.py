@@ -225,9 +225,7 @@ class Buffer:
 
 def _suffix(dtype: np.dtype, lanes: int = 0) -> str:
     """The name of a type within that of an intrinsic."""
-    element = {F32: "f32", F64: "f64"}.get(dtype) or f"i{8 * dtype.itemsize}"
-    if dtype == BOOL:
-        element = "i1"
+    element = {F32: "f32", F64: "f64"}.get(dtype) or type_of(dtype)
     return f"v{lanes}{element}" if lanes else element
 
 
