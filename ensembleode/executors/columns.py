@@ -22,9 +22,7 @@ class Columns(Executor):
     """The trajectories as the columns of one state."""
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` when an option that all columns share differs by trajectory.
-        """
+        """**Raises:** `ValueError` when an option that all columns share differs by trajectory."""
         for name in _SHARED:
             if getattr(plan.batched, name):
                 what = "tspan" if name in ("t0", "t1") else name

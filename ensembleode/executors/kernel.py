@@ -38,9 +38,7 @@ class Kernels(Devices):
 
 
 def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
-    """
-    **Raises:** `ValueError` when there are fewer GPUs than asked for.
-    """
+    """**Raises:** `ValueError` when there are fewer GPUs than asked for."""
     if computes_on_gpu():
         return Kernels(arrays(ensemblealg, engine).devices)
     log_once(

@@ -70,9 +70,7 @@ def threads(ensemblealg: EnsembleThreads, engine: Engine) -> Devices:
 
 
 def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) -> Devices:
-    """
-    **Raises:** `ValueError` when there are fewer devices.
-    """
+    """**Raises:** `ValueError` when there are fewer devices."""
     devices = ensemblealg.devices or ()
     if isinstance(devices, int):
         there = jax.local_devices()
@@ -115,11 +113,8 @@ _LAPACK = (
 def _factorises(plan: Plan) -> bool:
     """Whether the steps, or `f`, factorise matrices."""
     field: Any = plan.field
-    return plan.engine.factorises(plan) or _calls_lapack(field.jaxpr)
-
-
-def _calls_lapack(jaxpr: Any) -> bool:
-    return any(eqn.primitive.name in _LAPACK for eqn in equations(jaxpr))
+    called = (eqn.primitive.name for eqn in equations(field.jaxpr))
+    return plan.engine.factorises(plan) or any(name in _LAPACK for name in called)
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:

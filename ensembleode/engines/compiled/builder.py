@@ -300,6 +300,10 @@ class Module:
         return "\n".join([*parts, ""])
 
 
+def _intrinsic(name: str) -> Callable[[Builder, Value], Value]:
+    return lambda self, x: self.intrinsic(name, x)
+
+
 class Builder(PlainArithmetic):
     """Writes the instructions of a function, one after the other."""
 
@@ -540,18 +544,8 @@ class Builder(PlainArithmetic):
             return self.intrinsic("fabs", x)
         return self.where(x < 0, -x, x) if x.is_signed else x
 
-    def sqrt(self, x: Value) -> Value:
-        return self.intrinsic("sqrt", x)
-
-    def floor(self, x: Value) -> Value:
-        return self.intrinsic("floor", x)
-
-    def trunc(self, x: Value) -> Value:
-        return self.intrinsic("trunc", x)
-
-    def round_even(self, x: Value) -> Value:
-        """To the nearest whole number, ties to even."""
-        return self.intrinsic("roundeven", x)
+    sqrt, floor, trunc = _intrinsic("sqrt"), _intrinsic("floor"), _intrinsic("trunc")
+    round_even = _intrinsic("roundeven")
 
     def sign(self, x: Value) -> Value:
         """-1, 0 or 1; zero and NaN remain."""

@@ -106,10 +106,7 @@ def call(
 
 
 def _of_same_dtype(x: Any) -> Array:
-    """An operand as an array of JAX's.
-
-    **Raises:** `TypeError` where JAX would make half as many bits of it than the kernel reads.
-    """
+    """An operand as an array of JAX's, unless that would have half as many bits."""
     array = jnp.asarray(x)
     if array.dtype != getattr(x, "dtype", array.dtype):
         raise TypeError(
@@ -214,9 +211,7 @@ def _free_unused() -> None:
 
 def _host() -> Machine | None:
     """This computer, whatever is chosen here and now, as kernels say if they are for another.
-
-    Without LLVM it isn't known, and `compiled` says so.
-    """
+    (Without LLVM it isn't known, and `compiled` says so.)"""
     return None if available() else host()
 
 

@@ -25,9 +25,7 @@ class InJulia(Executor):
     place: methods.Place
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for what DiffEqGPU can't do.
-        """
+        """**Raises:** `ValueError` for what DiffEqGPU can't do."""
         if not methods.is_gpu(self.place):
             return
         if plan.saving.mode == "steps":
@@ -55,7 +53,8 @@ class InJulia(Executor):
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         lanes = job.trajectories.lanes(indices, repeat)
-        plan = self._placed(job.plan)
+        method = job.plan.method.value._replace(place=self.place)
+        plan = dataclasses.replace(job.plan, method=Static(method))
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         if job.traced:
             return _solve(plan, *numbers)
@@ -64,15 +63,9 @@ class InJulia(Executor):
         written = solve_on_host(plan, jax.tree.map(np.asarray, lanes), n)
         return _finish(plan, written, *numbers)
 
-    def _placed(self, plan: Plan) -> Plan:
-        method = plan.method.value._replace(place=self.place)
-        return dataclasses.replace(plan, method=Static(method))
-
 
 def executor_for(ensemblealg: Any) -> InJulia | None:
-    """
-    **Raises:** `ValueError` for what Julia has not got.
-    """
+    """**Raises:** `ValueError` for what Julia has not got."""
     if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
         return None
     return InJulia(methods.place(ensemblealg, lambda: session.start().threads))

@@ -253,15 +253,8 @@ def inspect(julia: Julia) -> Versions:
     **Raises:** `JuliaError` when it can't be run.
     """
     required = {name: package["uuid"] for name, package in requirements().items()}
-    named = {
-        **required,
-        **METHODS,
-        **CORE,
-        **GPU,
-        **BACKENDS,
-        "PythonCall": _PYTHONCALL,
-        "EnsembleODE": _project_toml()["uuid"],
-    }
+    named = required | METHODS | CORE | GPU | BACKENDS
+    named |= {"PythonCall": _PYTHONCALL, "EnsembleODE": _project_toml()["uuid"]}
     packages = [f"{name}={uuid}" for name, uuid in named.items()]
     try:
         done = _run(julia, _INSPECT, *packages, flags=_QUICK, capture=True, timeout=120.0)
@@ -393,11 +386,7 @@ def status() -> dict[str, Any]:
         "juliacall": _juliacall(),
         "juliapkg": _version("juliapkg"),
         "offline": offline(),
-        "threads": None,
-        "executable": None,
-        "project": None,
-        "how": None,
-        "julia": None,
+        **dict.fromkeys(("threads", "executable", "project", "how", "julia")),
         "packages": {},
         "gpu": {},
         "problems": [],

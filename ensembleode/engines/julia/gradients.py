@@ -271,7 +271,8 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     rows = jnp.arange(plan.saving.rows, dtype=result.length.dtype)[None] < result.length[:, None]
     keep = (good[:, None] & rows).reshape(n, -1, *(1,) * len(plan.state.shape))
     ct = jnp.where(keep, ct, 0)
-    wanted = [x is not None and w for x, w in _leaves(lanes, perturbed)]
+    leaves = zip((*lanes.consts, *lanes.p), (*perturbed.consts, *perturbed.p), strict=True)
+    wanted = [x is not None and w for x, w in leaves]
     parameters = _parameters(plan, wanted)
     d = math.prod(plan.state.shape)
     chosen = plan.method.value.sensealg
@@ -287,11 +288,6 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     else:
         gradient = _interpolating(plan, lanes, n, parameters, result, ct)
     return _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n)
-
-
-def _leaves(lanes: Lane, perturbed: Lane) -> list[tuple[Any, Any]]:
-    values = (*lanes.consts, *lanes.p)
-    return list(zip(values, (*perturbed.consts, *perturbed.p), strict=True))
 
 
 def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> Lane:

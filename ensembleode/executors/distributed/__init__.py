@@ -58,9 +58,7 @@ class Distributed(Executor):
     local = False
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for forward-mode sensitivities.
-        """
+        """**Raises:** `ValueError` for forward-mode sensitivities."""
         if getattr(plan.method.value, "direction", None) == "forward":
             raise ValueError(
                 "EnsembleDistributed() is differentiated in reverse mode only, so not with "
@@ -228,9 +226,7 @@ class _Call:
         return [*results.each, *results.parts]
 
     def _mark(self, results: Results) -> None:
-        """
-        **Raises:** `ClusterError` for a lost gradient, which no return code could tell.
-        """
+        """**Raises:** `ClusterError` for a lost gradient, which no return code could tell."""
         rows, why = results.lost[0]
         if self.program.wanted:
             raise ClusterError(

@@ -24,7 +24,7 @@ def _dynamic_slice(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Val
     where = _constant_window(starts, x.shape, sizes)
     if where is not None and isinstance(x, Scalars):
         return rearranged([x], lambda xs: [xs[0][where]], [shape])
-    if _is_choice(run, x, sizes):
+    if isinstance(x, Scalars) and sizes == (1,) and len(x.entries) <= run.limits.choice:
         return [_choose(run, unpack(x), unpack(starts[0]).entries[0])]
     if any(s.batched for s in starts):
         return mapped(run, eqn, ins)
@@ -46,10 +46,6 @@ def _constant_window(starts: Sequence[Value], shape: Shape, sizes: Shape) -> tup
     firsts = [int(unpack(s).entries[0]) for s in starts]
     firsts = [max(0, min(i, n - k)) for i, n, k in zip(firsts, shape, sizes, strict=True)]
     return tuple(slice(i, i + k) for i, k in zip(firsts, sizes, strict=True))
-
-
-def _is_choice(run: Interpreter, x: Value, sizes: Shape) -> bool:
-    return isinstance(x, Scalars) and sizes == (1,) and len(x.entries) <= run.limits.choice
 
 
 def _choose(run: Interpreter, x: Scalars, index: Any) -> Scalars:
