@@ -10,7 +10,7 @@ import importlib.util as _util
 import pathlib as _pathlib
 import sys as _sys
 
-from .core import cpu_devices as _cpu_devices
+from .ground import cpu_devices as _cpu_devices
 
 
 # The modules of the public names, from the stub that type checkers read.
@@ -24,7 +24,7 @@ def __getattr__(name: str) -> object:
     """What is asked for is imported then, a module or a name of one: so that an import is quick."""
     place = _PLACES.get(name, name)
     if name not in _PLACES and _util.find_spec(f".{place}", __name__) is None:
-        from .core import aliases
+        from . import aliases
 
         raise aliases.missing_attribute(_sys.modules[__name__], name)
     module = _importlib.import_module(f".{place}", __name__)

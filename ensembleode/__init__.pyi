@@ -1,7 +1,6 @@
 from . import analysis as analysis, planning as planning, training as training
 from .analysis import EnsembleSummary as EnsembleSummary
 from .core.reductions import sum_reduction as sum_reduction
-from .core.version import __version__ as __version__
 from .engines.compiled.launch import KernelError as KernelError
 from .engines.compiled.ptxas import PtxasError as PtxasError
 from .ensemble import (
@@ -15,6 +14,7 @@ from .ensemble import (
 )
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
+from .ground.version import __version__ as __version__
 from .problem import (
     EnsembleContext as EnsembleContext,
     EnsembleProblem as EnsembleProblem,

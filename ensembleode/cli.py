@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, Literal
 
-from .core.logs import failed
+from .ground.logs import failed
 from .training.commands import train
 
 
@@ -242,30 +242,11 @@ def serve(
         batch_seconds: How long a batch may take, before its problem is taken to hang.
         log_level: What is logged, from this level on.
     """
+    options = locals() | {"cors": cors or (), "batching": not no_batching}
+    del options["no_batching"]
     from ensembleode.serve import commands
 
-    return commands.run_serve(
-        registry,
-        ensemblealg=ensemblealg,
-        tokens=tokens,
-        host=host,
-        port=port,
-        max_batch=max_batch,
-        max_wait_ms=max_wait_ms,
-        queue=queue,
-        cors=cors or (),
-        hosts=hosts,
-        store=store,
-        drain_seconds=drain_seconds,
-        batching=not no_batching,
-        batch_seconds=batch_seconds,
-        log_level=log_level,
-    )
-
-
-#
-# What they print
-#
+    return commands.run_serve(**options)
 
 
 def _as_json(report: dict[str, Any]) -> str:
@@ -338,10 +319,9 @@ def main(arguments: Sequence[str] | None = None) -> None:
     class Formatter(argparse.RawDescriptionHelpFormatter, DefaultHelpFormatter):
         """Leaves the lines of the examples as they are."""
 
-    given = None if arguments is None else list(arguments)
     code = auto_cli(
         COMMANDS,
-        args=given,
+        args=None if arguments is None else list(arguments),
         parser_class=Parser,
         prog="ensembleode",
         description=_ABOUT,

@@ -6,7 +6,7 @@ from typing import Any
 
 import equinox as eqx
 
-from .core import cpu_devices
+from .ground import cpu_devices
 from .options import check_count
 
 
@@ -66,7 +66,7 @@ class EnsembleThreads(EnsembleAlgorithm):
     Each trajectory has its own steps, its own end and its own return code, and the same bits as
     with any other ensemble algorithm. With the compiled engine, threads of XLA's take parts of a
     batch in turn. The others run on JAX's CPU devices, of which there is one a core when
-    ensembleode is imported before JAX starts its backend (see `ensembleode.core.cpu_devices`;
+    ensembleode is imported before JAX starts its backend (see `ensembleode.ground.cpu_devices`;
     `ENSEMBLEODE_NUM_THREADS` overrides the number, 0 leaves JAX's configuration alone).
 
     - `n`: how many cores, by default all. `EnsembleThreads(1)` is one core, vectorised.

@@ -6,47 +6,31 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from .core.aliases import unknown_option
+from .aliases import unknown_option
+from .numbers import NUMBERS, of_kind
 from .solvers.controllers import AbstractController
 from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
 
-DEFAULTS = {
-    "saveat": None,
+# Those whose value may not differ from trajectory to trajectory; and all.
+STATIC_OPTIONS = {
     "save_start": None,
     "save_end": None,
     "save_everystep": False,
-    "abstol": 1e-6,
-    "reltol": 1e-3,
-    "dt": None,
-    "dtmin": None,
-    "dtmax": None,
     "adaptive": None,
     "maxiters": 100_000,
     "stepsize_controller": None,
     "internalnorm": None,
     "sensealg": None,
 }
-# Those whose value may differ from trajectory to trajectory; and those whose may not.
-_OF_A_TRAJECTORY = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
-STATIC_OPTIONS = tuple(name for name in DEFAULTS if name not in _OF_A_TRAJECTORY)
-
 # What is said of a whole solve.
 _OF_SOLVE = (
-    "alg",
-    "ensemblealg",
-    "trajectories",
-    "batch_size",
-    "seed",
-    "key",
-    "max_repeats",
-    "engine",
-    "progress",
-    "throw",
-    "on_interrupt",
-    "store",
+    "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "
+    "on_interrupt store"
 )
+_PARTS = ("f", "u0", "tspan", "p")
+DEFAULTS = {x.option: x.default for x in NUMBERS if x.option not in ("", *_PARTS)} | STATIC_OPTIONS
 
 
 def among(arguments: Mapping[str, Any]) -> dict[str, Any]:
@@ -58,12 +42,12 @@ def check_option_names(options: Mapping[str, Any]) -> None:
     unknown = sorted(set(options) - set(DEFAULTS))
     if unknown:
         name = unknown[0]
-        if name in _OF_SOLVE:
+        if name in _OF_SOLVE.split():
             raise TypeError(
                 f"{name!r} is neither f, u0, tspan or p nor a solver option that a problem can "
                 f"hold: give it to solve. A problem can hold {', '.join(DEFAULTS)}."
             )
-        raise unknown_option("an ODEProblem", name, ("f", "u0", "tspan", "p", *DEFAULTS))
+        raise unknown_option("an ODEProblem", name, (*_PARTS, *DEFAULTS))
 
 
 def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]) -> dict:
@@ -72,7 +56,7 @@ def resolve(problem_options: Mapping[str, Any], solve_options: Mapping[str, Any]
     options = {**DEFAULTS, **given}
     controller = options["stepsize_controller"]
     if holds_tolerances(controller):
-        clash = sorted(set(_HELD) & set(given))
+        clash = sorted(_HELD & set(given))
         if clash:
             raise ValueError(
                 f"stepsize_controller and {clash[0]} are both given; a controller of diffrax holds "
@@ -93,8 +77,8 @@ def merge(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict:
     new = {k: v for k, v in new.items() if v is not None}
     excluded = {other for name in new for other in _EXCLUDES.get(name, ())}
     if holds_tolerances(new.get("stepsize_controller")):
-        excluded |= set(_HELD)
-    if holds_tolerances(old.get("stepsize_controller")) and set(_HELD) & set(new):
+        excluded |= _HELD
+    if holds_tolerances(old.get("stepsize_controller")) and _HELD & set(new):
         excluded.add("stepsize_controller")
     if new.get("stepsize_controller") is not None:
         excluded.add("adaptive")
@@ -111,7 +95,7 @@ _EXCLUDES = {
     "save_everystep": ("saveat",),
 }
 # What a step-size controller of diffrax holds itself.
-_HELD = ("abstol", "reltol", "adaptive", "dtmin", "dtmax", "internalnorm")
+_HELD = {x.option for x in of_kind("tolerance", "bound")} | {"adaptive", "internalnorm"}
 
 
 def holds_tolerances(controller: Any) -> bool:
@@ -127,12 +111,12 @@ def _check_static(options: dict[str, Any]) -> None:
                 "traced value."
             )
     options["maxiters"] = as_count("maxiters", options["maxiters"])
-    for name in ("abstol", "reltol"):
-        value = options[name]
-        what = f"{name} must be zero or positive, got {value!r}."
-        if not is_tracer(value) and not np.all(_real(value, what) >= 0):
-            raise ValueError(what)
-    _check_steps(options)
+    for row in NUMBERS:
+        if row.check and not ((value := options[row.option]) is None or is_tracer(value)):
+            row.check(row.option, value)
+    least, most = options["dtmin"], options["dtmax"]
+    if not any(x is None or is_tracer(x) for x in (least, most)) and least > most:
+        raise ValueError(f"dtmin is {least!r}, and dtmax is smaller: {most!r}.")
     norm = options["internalnorm"]
     if not (norm is None or isinstance(norm, AbstractNorm)):
         raise TypeError(
@@ -141,38 +125,6 @@ def _check_static(options: dict[str, Any]) -> None:
         )
     if options["save_everystep"] and options["saveat"] is not None:
         raise ValueError("saveat and save_everystep=True are both given; drop one of the two.")
-
-
-def _check_steps(options: dict[str, Any]) -> None:
-    known = {}
-    for name in ("dt", "dtmin", "dtmax"):
-        value = options[name]
-        if value is None or is_tracer(value):
-            continue
-        kind = "finite step size other than zero" if name == "dt" else "positive, finite step size"
-        what = f"{name} must be a {kind}, got {value!r}."
-        size = known[name] = _real(value, what)
-        if size.ndim or not np.isfinite(size) or size == 0 or (size < 0 and name != "dt"):
-            raise ValueError(what)
-    if "dtmin" in known and "dtmax" in known and known["dtmin"] > known["dtmax"]:
-        raise ValueError(
-            f"dtmin is {options['dtmin']!r}, and dtmax is smaller: {options['dtmax']!r}."
-        )
-
-
-def check_tolerance_shape(name: str, value: Any, shape: tuple) -> None:
-    if np.shape(value) not in ((), shape):
-        raise ValueError(
-            f"{name} has the shape {np.shape(value)}; it must be a number, or an array of the "
-            f"shape of u0, {shape}."
-        )
-
-
-def _real(value: Any, what: str) -> np.ndarray:
-    array = np.asarray(value)
-    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
-        raise TypeError(what)
-    return array
 
 
 def check_count(name: str, value: Any) -> int:

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
-from .core.aliases import refuse_unknown
-from .core.logs import log_once
-from .core.state_tree import as_state, written_order
+from .aliases import refuse_unknown
+from .ground.logs import log_once
+from .ground.state_tree import as_state, written_order
 from .options import check_option_names, merge
 from .tracing.program import is_tracer
 

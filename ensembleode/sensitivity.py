@@ -23,10 +23,10 @@ class ReplayAdjoint(SensitivityAlgorithm):
     times are the field's, exact to the tolerances. Memory grows with the square root of `maxiters`,
     the cost with the steps taken.
 
-    On the compiled engine forward mode and derivatives of any order work, too, in whichever way
-    they are nested: `jax.jvp`, `jax.hessian`, `jax.jvp(jax.grad(...), ...)`. Those of a higher
-    order are solves of `f` with its tangents, with steps that the state alone controls. On the
-    lanes engine: first derivatives, in reverse mode.
+    Forward mode and derivatives of any order work, too, in whichever way they are nested:
+    `jax.jvp`, `jax.hessian`, `jax.jvp(jax.grad(...), ...)`. Those of a higher order are solves of
+    `f` with its tangents, with steps that the state alone controls. (On other processes, with
+    `EnsembleDistributed`: first derivatives, in reverse mode.)
     """
 
 
@@ -105,7 +105,7 @@ _REVERSE_ONLY = (
     "this solve is differentiated in forward mode (jvp, jacfwd, hessian), but sensealg={} is for "
     "reverse mode only. Pass sensealg=ForwardDiffSensitivity() for forward mode (twice, as "
     "jacfwd(jacfwd(...)), for a Hessian), or sensealg=DirectAdjoint() for both. By default "
-    'engine="compiled" has derivatives of any order.'
+    "our own engines, compiled and lanes, have derivatives of any order."
 )
 _FORWARD_ONLY = (
     "this solve is differentiated in reverse mode (grad, jacrev), but "
@@ -118,7 +118,7 @@ _ONCE = (
     "this solve is differentiated twice, but sensealg={} is for first derivatives, in reverse mode "
     "only. Pass sensealg=DirectAdjoint() (of the diffrax engine), or "
     "sensealg=ForwardDiffSensitivity() for forward mode twice, as jacfwd(jacfwd(...)). By default "
-    'engine="compiled" has derivatives of any order.'
+    "our own engines, compiled and lanes, have derivatives of any order."
 )
 
 

@@ -10,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact, Int, PyTree, Real
 
-from .core.aliases import missing_of_solution
-from .core.interpolation import hermite
-from .core.retcode import count_codes, has_failed, ReturnCode as ReturnCode
-from .core.state_tree import flattened, leaf_names
+from .aliases import missing_of_solution
+from .dense import Again, Dense, kept, states_at
+from .ground.retcode import count_codes, has_failed, ReturnCode as ReturnCode
+from .ground.state_tree import flattened, leaf_names
 from .tracing.program import is_tracer
 
 
@@ -55,12 +55,21 @@ class EngineChoice(NamedTuple):
 
 
 class _Solution(eqx.Module):
-    """What solutions share: errors that name what an attribute is called here."""
+    """What solutions share: errors that name what an attribute is called here, and that they can
+    be pickled, which programs can't."""
 
     if not TYPE_CHECKING:  # which would take every attribute for one that exists
 
         def __getattr__(self, name):
             raise missing_of_solution(self, name)
+
+        def __getstate__(self):
+            state = dict(vars(self))
+            if isinstance(self._dense, Again):
+                several = isinstance(self, EnsembleSolution)
+                lengths = self.lengths if several else self.length
+                state["_dense"] = kept(self._dense, self.t, self.u, lengths, several=several)
+            return state
 
 
 class ODESolution(_Solution):
@@ -83,27 +92,29 @@ class ODESolution(_Solution):
     retcode: Any
     stats: Stats
     length: Int[AnyArray, ""] | int
-    _du: PyTree[Inexact[AnyArray, "..."]] = None
+    _dense: Dense | None = None
     engine: EngineChoice | None = eqx.field(static=True, default=None)
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
-        Cubic Hermite interpolation between accepted steps (Hairer, Norsett and Wanner,
-        "Solving Ordinary Differential Equations I", II.6); NaN outside of what was reached.
+        Between accepted steps it is the interpolant of the method, the one that `saveat` has, too:
+        of its tableau, or a cubic where it has none of its own. Differentiable by all that the
+        solution depends on, and by `t`; NaN outside of what was reached.
 
-        **Raises:** `ValueError` without `save_everystep=True`.
+        **Arguments:** `deriv`: the order of the derivative by time that is wanted instead of the
+        state; each is less exact than the one before.
+
+        **Raises:** `ValueError` without `save_everystep=True`, and for a `deriv` that is no order.
 
         >>> import ensembleode as eo
         >>> prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0))
         >>> sol = eo.solve(prob, save_everystep=True)
-        >>> print(f"{sol(0.5)[0]:.3f}")
-        0.607
+        >>> print(f"{sol(0.5)[0]:.3f} {sol(0.5, deriv=1)[0]:.3f}")
+        0.607 -0.607
         """
-        _check_dense(self._du)
-        t = jnp.asarray(t, self.t.dtype)
-        return jax.tree.map(lambda u, du: hermite(self.t, u, du, self.length, t), self.u, self._du)
+        return _interpolated(self, self.length, t, deriv, several=False)
 
     def plot(
         self, idxs: Any = None, *, color: Any = None, names: Any = None, ax: Any = None, **line: Any
@@ -201,7 +212,7 @@ class EnsembleSolution(_Solution):
     elapsed: Any
     engine: EngineChoice = eqx.field(static=True)
     kind: Literal["trajectories", "outputs", "reduced"] = eqx.field(static=True)
-    _du: Any = None
+    _dense: Dense | None = None
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
 
     @property
@@ -247,32 +258,27 @@ class EnsembleSolution(_Solution):
             return jax.tree.map(lambda x: x[i], self.u)
         own_times = np.ndim(self.t) == 2
         t = self.t[i] if own_times else self.t
-        (u, du), length = jax.tree.map(lambda x: x[i], (self.u, self._du)), self.lengths[i]
+        u, length = jax.tree.map(lambda x: x[i], self.u), self.lengths[i]
+        dense = None if self._dense is None else self._dense.of(i)
         retcode = self.retcode[i]
         if not is_tracer(length):
             retcode = ReturnCode(int(retcode))
             if own_times:
                 reached = slice(0, max(1, int(length)))
-                u, t, du = jax.tree.map(lambda x: x[reached], (u, t, du))
+                u, t = jax.tree.map(lambda x: x[reached], (u, t))
+                dense = None if dense is None else dense.rows(reached)
         stats = jax.tree.map(lambda x: x[i], self.stats)
-        return ODESolution(u, t, retcode, stats, length, du, self.engine, self._order)
+        return ODESolution(u, t, retcode, stats, length, dense, self.engine, self._order)
 
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def __call__(self, t: Any) -> Any:
+    def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
-        `[trajectory, n, *state]`. See [`ODESolution`][ensembleode.ODESolution].
+        `[trajectory, n, *state]`, or their derivatives by time. See
+        [`ODESolution`][ensembleode.ODESolution].
         """
-        _check_dense(self._du)
-        t = jnp.asarray(t, self.t.dtype)
-        times, lengths = map(jnp.asarray, (self.t, self.lengths))
-
-        def at(u, du):
-            lanes = (times, jnp.asarray(u), jnp.asarray(du), lengths)
-            return jax.vmap(lambda *lane: hermite(*lane, t))(*lanes)
-
-        return jax.tree.map(at, self.u, self._du)
+        return _interpolated(self, self.lengths, t, deriv, several=True)
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         if self.kind != "trajectories":
@@ -396,12 +402,20 @@ class EnsembleSolution(_Solution):
         return "\n".join(lines)
 
 
-def _check_dense(du: Any) -> None:
-    if du is None:
+def _interpolated(
+    solution: ODESolution | EnsembleSolution, lengths: Any, t: Any, deriv: int, *, several: bool
+) -> Any:
+    dense = solution._dense
+    if dense is None:
         raise ValueError(
             "this solution can't be interpolated: solve with save_everystep=True, or save the "
             "times you need with saveat."
         )
+    if not isinstance(deriv, int) or deriv < 0:
+        raise ValueError(f"deriv must be the order of a derivative, 0, 1, ..., got {deriv!r}.")
+    t = jnp.asarray(t, solution.t.dtype)
+    reached = lengths, solution.retcode == ReturnCode.Success.value
+    return states_at(dense, solution.t, solution.u, *reached, t, deriv, several=several)
 
 
 def _span(t: Any) -> str:

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from . import engines, sensitivity, store as stores
-from .core import batches, stiffness
-from .core.aliases import refuse_unknown
+from . import engines, sensitivity, stiffness, store as stores
+from .aliases import refuse_unknown
+from .core import batches
 from .core.arguments import (
     check_direction,
     check_store_key,
@@ -29,19 +29,27 @@ from .core.every_step import bounded, count_steps
 from .core.executor import Executor
 from .core.gather import Ensemble, outcome_of_one
 from .core.interrupts import check, stoppable
-from .core.job import integers, Job, may_rerun, solution_of, Unfinished, with_output
-from .core.logs import log_once
-from .core.placement import as_jax_arrays
+from .core.job import (
+    dense_of,
+    integers,
+    Job,
+    may_rerun,
+    solution_of,
+    Unfinished,
+    with_output,
+)
 from .core.plan import Plan, Result, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.reruns import Batches
-from .core.retcode import count_codes, has_failed, ReturnCode
 from .core.trajectories import describe
 from .engines.checks import check_bounds, say_if_too_tight
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
+from .ground.logs import log_once
+from .ground.placement import as_jax_arrays
+from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
@@ -105,10 +113,10 @@ def solve(
         or an array `[trajectory, time]`, whose rows may end early, in inf or NaN. By default the
         start and the end are saved.
     - `save_start`, `save_end`: False drops the start or the end, where `saveat` is not an array.
-    - `save_everystep`: saves every accepted step, and makes the solution callable: third-order
-        interpolation, whatever the solver, so use `saveat` for values as exact as the steps. By
-        default False. Eagerly it solves twice, to count the steps first; under `jit` it needs an
-        explicit `maxiters`, as room is kept for that many.
+    - `save_everystep`: saves every accepted step, and makes the solution callable, by the
+        interpolant of the method that `saveat` has, too. By default False. Eagerly it solves
+        twice, to count the steps first; under `jit` it needs an explicit `maxiters`, as room is
+        kept for that many.
     - `abstol`, `reltol`: tolerances, by default 1e-6 and 1e-3; numbers, or arrays like `u0`.
     - `dt`: the first step, or with a fixed step the step; negative only where time runs backwards,
         and there a positive one will do, too. (A traced one is taken for its size.)
@@ -271,14 +279,14 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
     if job.traced:
-        return solution_of(outcome, job.plan, run.choice), None
+        return solution_of(outcome, job.plan, _numbers(job), run.choice), None
     outcome = jax.block_until_ready(outcome)
-    u, t, du, *counts = outcome
+    u, t, inner, *counts = outcome
     length, retcode, *stats = jax.tree.map(int, counts)
     if job.plan.own_times:
-        u, t, du = jax.tree.map(lambda x: x[: max(1, length)], (u, t, du))
-    outcome = Result(u, t, du, length, ReturnCode(retcode), *stats)
-    return solution_of(outcome, job.plan, run.choice), None
+        u, t, inner = jax.tree.map(lambda x: x[: max(1, length)], (u, t, inner))
+    outcome = Result(u, t, inner, length, ReturnCode(retcode), *stats)
+    return solution_of(outcome, job.plan, _numbers(job), run.choice), None
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -401,6 +409,7 @@ def job_for(
         width=module.width(state, n or 1),
         batched=every.batched,
         tree=every.tree,
+        beside=every.beside,
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
@@ -421,7 +430,7 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
         )
-    return _with_room(job, "with a store")
+    return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
 
 
 def _with_room(job: Job, where: str) -> Job:
@@ -467,7 +476,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
         kind = "reduced"
     elif ens.output_func is not None:
         kind = "outputs"
-    u, t, du = result.u, outcome.t, outcome.du
+    u, t, inner, dense = result.u, outcome.t, outcome.inner, None
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
@@ -476,11 +485,25 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = max(1, int(lengths.max()))
-            u, t, du = jax.tree.map(lambda x: x[:, :most], (u, t, du))
+            u, t, inner = jax.tree.map(lambda x: x[:, :most], (u, t, inner))
         if kind != "reduced":
-            u, t, du = as_jax_arrays((u, t, du))
+            u, t, inner = as_jax_arrays((u, t, inner))
     about = (result.converged, elapsed, run.choice, kind)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, du, job.plan.order)
+    if kind == "trajectories":
+        batched = job.plan.batched
+        own = jax.tree.map(bool, (batched.consts, batched.p))
+        dense = dense_of(outcome._replace(inner=inner), job.plan, _numbers(job, run.n), own)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, dense, job.plan.order)
+
+
+def _numbers(job: Job, n: int | None = None) -> Any:
+    """The constants and parameters of `f` of all trajectories (None: of a problem alone), where
+    steps may be made again with them; else None."""
+    if job.plan.saving.mode != "steps":
+        return None
+    every = job.trajectories
+    lanes = every.lane(0, 1) if n is None else every.lanes(integers(np.arange(n)), 1)
+    return lanes.consts, lanes.p
 
 
 def _shared_times(job: Job) -> Any:

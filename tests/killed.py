@@ -22,7 +22,7 @@ import orbax.checkpoint  # noqa: F401
 import zarr  # noqa: F401
 
 import ensembleode as eo
-import ensembleode.core.store_files
+import ensembleode.store.store_files
 
 
 def lorenz(u, p, t):

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.recent import jit_recent, RECENT
 from ensembleode.engines.compiled import call, compiler
+from ensembleode.ground.recent import jit_recent, RECENT
 
 from .marks import slow_unless
 from .test_conformance import ALGORITHMS, QUICK

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core import aliases
+from ensembleode import aliases
 from ensembleode.solvers.julia_alg import PACKAGES
 
 from .problems import decay, linear
@@ -151,7 +151,7 @@ PROBLEMS = [
     case(
         "unknown option of remake",
         TypeError,
-        r"'trajectories' is neither f, u0, tspan or p nor a solver option.*saveat, save_start",
+        r"'trajectories' is neither f, u0, tspan or p nor a solver option.*saveat, abstol",
         lambda: eo.remake(decay(), trajectories=3),
     ),
     case(

@@ -150,7 +150,6 @@ WAYS_TWICE = {
     )(1.0),
 }
 ONCE = [
-    ("lanes", eo.ReplayAdjoint()),
     ("lanes", eo.GaussAdjoint()),
     ("lanes", eo.BacksolveAdjoint()),
     ("lanes", eo.ForwardDiffSensitivity()),

@@ -44,3 +44,42 @@ def test_imports_have_no_circle():
     graph = {name: imported(name, path) for name, path in MODULES.items() if name != ROOT.name}
     assert len(graph) > 150
     list(graphlib.TopologicalSorter(graph).static_order())
+
+
+# From the ground up: what a floor imports is on a floor below, or on its own.
+FLOORS = (
+    {"tracing"},
+    {"ground"},
+    {"solvers", "fields"},
+    {"numbers", "aliases", "options", "sensitivity", "dense"},
+    {"problem", "solution", "ensemble"},
+    {"core"},
+    {"engines"},
+    {"executors", "julia"},
+    {"analysis", "store", "stiffness"},
+    {"solving"},
+    {"tools"},
+    {"planning", "training"},
+    {"cli"},
+    {"serve"},
+)
+# What is short for a function upstairs, which it asks for when it is called.
+SHORT_FOR = {
+    "ensembleode.analysis.summary": {"ensembleode.solving"},
+    "ensembleode.ensemble": {"ensembleode.executors.distributed.local"},
+    "ensembleode.solution": {"ensembleode.analysis.labelled", "ensembleode.analysis.plotting"},
+}
+
+
+def test_floors():
+    """Nothing looks upstairs."""
+    height = {part: i for i, floor in enumerate(FLOORS) for part in floor}
+    parts = {name: name.split(".")[1] for name in MODULES if name != ROOT.name}
+    assert set(parts.values()) == set(height)
+    looks_up = {
+        (name, other)
+        for name in parts
+        for other in imported(name, MODULES[name]) - SHORT_FOR.get(name, set())
+        if height[other.split(".")[1]] > height[parts[name]]
+    }
+    assert not looks_up

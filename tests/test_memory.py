@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.recent import RECENT
 from ensembleode.engines.compiled.call import SPARE
+from ensembleode.ground.recent import RECENT
 
 from .problems import lorenz
 

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.logs import log_once
+from ensembleode.ground.logs import log_once
 from ensembleode.options import DEFAULTS, resolve
 
 from .problems import decay, linear

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core import placement
-from ensembleode.core.interpolation import hermite
 from ensembleode.core.job import blank
+from ensembleode.dense import Slopes, states_at
+from ensembleode.ground import placement
 from ensembleode.solution import count_codes, EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled
@@ -38,7 +38,7 @@ def solution(codes=(S, S, M, U), times=3, state=(2,), make=jnp.asarray, **change
         "elapsed": 0.25,
         "engine": EngineChoice("diffrax", "asked for"),
         "kind": "trajectories",
-        "_du": None,
+        "_dense": None,
     }
     return EnsembleSolution(*{**fields, **changes}.values())
 
@@ -160,11 +160,12 @@ def test_length_and_iteration():
 
 def test_own_times_are_cut_to_what_was_reached():
     t = np.array([[0, 0.5, 1], [0, 1, np.nan]])
-    sim = solution([S, S], t=t, lengths=np.array([3, 2]), _du=solution([S, S]).u + 1)
+    slopes = Slopes(solution([S, S]).u + 1)
+    sim = solution([S, S], t=t, lengths=np.array([3, 2]), _dense=slopes)
     assert [len(sol) for sol in sim] == [3, 2]
     np.testing.assert_array_equal(sim[1].t, [0, 1])
     np.testing.assert_array_equal(sim[1].u, sim.u[1, :2])
-    np.testing.assert_array_equal(sim[1]._du, sim.u[1, :2] + 1)
+    np.testing.assert_array_equal(sim[1]._dense.du, sim.u[1, :2] + 1)
 
 
 def test_shared_times_are_not_cut():
@@ -363,7 +364,8 @@ def sampled(coefficients, ts):
     )
 
 
-interpolate = jax.jit(hermite)
+def interpolate(ts, us, dus, length, at):
+    return states_at(Slopes(dus), ts, us, length, True, jnp.asarray(at), several=False)
 
 
 @settings
@@ -392,7 +394,7 @@ def test_others_are_of_fourth_order():
     for n in (5, 9, 17):
         ts = np.linspace(0, 1, n)
         us, dus = np.sin(3 * ts)[:, None], 3 * np.cos(3 * ts)[:, None]
-        got = hermite(*map(jnp.asarray, (ts, us, dus)), n, jnp.asarray(at))
+        got = interpolate(ts, us, dus, n, at)
         errors.append(np.abs(got[:, 0] - np.sin(3 * at)).max())
     ratios = np.array(errors[:-1]) / errors[1:]
     assert (abs(ratios - 16) < 2).all()
@@ -428,7 +430,7 @@ def test_the_start_alone_was_reached(rows):
     """As by a trajectory that fails in its first step."""
     ts = jnp.array([0.5, np.nan, np.nan])[:rows]
     us = jnp.array([[2.0], [np.nan], [np.nan]])[:rows]
-    got = hermite(ts, us, us, 1, jnp.array([0.4, 0.5, 0.6]))
+    got = interpolate(ts, us, us, 1, jnp.array([0.4, 0.5, 0.6]))
     np.testing.assert_array_equal(got, [[np.nan], [2.0], [np.nan]])
 
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.core.state_tree import (
+from ensembleode.ground.state_tree import (
     as_state,
     component_names,
     flattened,

@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core import files
+from ensembleode.ground import files
 
 from .marks import slow_unless
 from .problems import decay, scaled
@@ -198,7 +198,7 @@ def test_a_store_that_vanishes_at_the_end(tmp_path, monkeypatch):
     """When all batches were written: it is looked whether they are there."""
     path, ens = tmp_path / "a.zarr", eo.EnsembleProblem(decay(), scaled)
     options = {"trajectories": 20, "batch_size": 4, "store": path}
-    from ensembleode.core.store_files import StoreFiles
+    from ensembleode.store.store_files import StoreFiles
 
     flush = StoreFiles.flush
 

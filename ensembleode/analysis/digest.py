@@ -1,6 +1,6 @@
 """Quantiles of a stream of samples in bounded memory."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,9 +54,7 @@ class Digest(NamedTuple):
         return np.array([_quantile(*column, q) for column in columns])
 
 
-def _quantile(
-    mean: np.ndarray, weight: np.ndarray, rank: np.ndarray, low: float, high: float, q: float
-) -> float:
+def _quantile(mean: Any, weight: Any, rank: Any, low: float, high: float, q: float) -> float:
     used = np.count_nonzero(weight)
     if not used:
         return np.nan
@@ -74,8 +72,7 @@ def _binned(values: np.ndarray, weights: np.ndarray, bins: int) -> tuple:
     index = (which * columns + np.arange(columns)).ravel()
 
     def over_bins(x):
-        sums = np.bincount(index, x.ravel(), minlength=bins * columns)
-        return sums.reshape(bins, columns)
+        return np.bincount(index, x.ravel(), minlength=bins * columns).reshape(bins, columns)
 
     weight = over_bins(weights)
     return over_bins(weights * values) / np.maximum(weight, 1), weight

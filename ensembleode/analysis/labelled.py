@@ -7,8 +7,8 @@ from typing import Any, TYPE_CHECKING
 import jax.tree_util as jtu
 import numpy as np
 
-from ..core.retcode import ReturnCode
-from ..core.state_tree import component_names, flattened, is_tree, leaf_names
+from ..ground.retcode import ReturnCode
+from ..ground.state_tree import component_names, flattened, is_tree, leaf_names
 from ..tracing.program import is_tracer
 
 

@@ -6,12 +6,13 @@ The `plot` methods import it when they are called, as matplotlib is optional.
 import operator
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from ..core.interpolation import cubic_hermite
-from ..core.logs import log_once
-from ..core.retcode import has_failed, ReturnCode
-from ..core.state_tree import component_names, components_of, flattened
+from ..dense import states_between
+from ..ground.logs import log_once
+from ..ground.retcode import has_failed, ReturnCode
+from ..ground.state_tree import component_names, components_of, flattened
 from ..tracing.program import is_tracer
 
 
@@ -47,18 +48,13 @@ _NO_STATES = {
 }
 
 
-#
-# The plots
-#
-
-
 def plot_ensemble(
     sim: Any, idxs: Any, trajectories: Any, color: Any, names: Any, alpha: Any, ax: Any, line: Any
 ) -> Axes:
     """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
     if sim.kind != "trajectories":
         raise TypeError(_NO_STATES[sim.kind])
-    u, du = (flattened(x, 2, sim._order) for x in (sim.u, sim._du))
+    u = flattened(sim.u, 2, sim._order)
     _check_numbers(u, sim.retcode, 1)
     n, _, *state = u.shape
     plan = _plan(idxs, tuple(state), names or component_names(sim.u, 2, sim._order))
@@ -70,10 +66,10 @@ def plot_ensemble(
     else:
         how = (line.pop("cmap", "viridis"), line.pop("norm", None), line.pop("label", ""))
         bar = _bar(numbers, *how)
-        own_colors = bar.mappable.to_rgba(numbers)
+        own_colors = bar[0].to_rgba(numbers)
         color = matplotlib.rcParams["text.color"]  # in the legend
     looks = _looks(plan, color, line)
-    paths = _paths(sim, u, du, chosen, plan.components)
+    paths = _paths(sim, u, chosen, plan.components)
     curves = [[path[:, columns] for columns in plan.columns] for path in paths]
     failed = np.asarray(has_failed(np.asarray(sim.retcode)[chosen]))
 
@@ -100,7 +96,7 @@ def plot_ensemble(
 
 def plot_solution(sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: Any) -> Axes:
     """See [`ODESolution.plot`][ensembleode.ODESolution.plot]."""
-    u, du = (flattened(x, 1, sol._order) for x in (sol.u, sol._du))
+    u = flattened(sol.u, 1, sol._order)
     _check_numbers(u, sol.retcode, 0)
     rows, *state = u.shape
     plan = _plan(idxs, tuple(state), names or component_names(sol.u, 1, sol._order))
@@ -109,8 +105,11 @@ def plot_solution(sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: An
     retcode = int(sol.retcode)
     length = 0 if retcode == ReturnCode.Default else int(sol.length)
     u = np.asarray(u).reshape(rows, -1)
-    du = None if du is None else np.asarray(du).reshape(u.shape)
-    path = _path(np.asarray(sol.t), u, du, length, plan.components, _POINTS)
+    between = None
+    if sol._dense is not None and length > 1:
+        states = states_between(sol._dense, sol.t, sol.u, sol.length, _POINTS, several=False)
+        between = np.asarray(flattened(states, 2, sol._order)).reshape(rows, _POINTS, -1)
+    path = _path(np.asarray(sol.t), u, between, length, plan.components)
 
     ax = _axes_for(plan, ax)
     curves = [path[:, columns] for columns in plan.columns]
@@ -170,18 +169,12 @@ def plot_summary(
 
 
 class _Plan(NamedTuple):
-    """Which components are drawn, and against what.
-
-    - `components`: of the flattened state.
-    - `names`: theirs.
-    - `portrait`: against each other, not against time.
-    - `columns`: the coordinates of each curve, as columns of a path `[row, 1 + component]`.
-    """
+    """Which components of the flattened state are drawn, and against what."""
 
     components: list[int]
     names: list[str]
-    portrait: bool
-    columns: list[list[int]]
+    portrait: bool  # against each other, not against time
+    columns: list[list[int]]  # of each curve's coordinates, in a path `[row, 1 + component]`
 
     @property
     def dimensions(self) -> int:
@@ -294,21 +287,17 @@ def _choose(trajectories: Any, sim: Any) -> np.ndarray:
             ) from e
     run = retcode != ReturnCode.Default.value
     chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
-    return _sampled(chosen, retcode) if trajectories is None else chosen
-
-
-def _sampled(every: np.ndarray, retcode: np.ndarray) -> np.ndarray:
-    """As many as can be told apart, evenly spaced, and some more of those that failed."""
-    if len(every) <= _MOST_TRAJECTORIES:
-        return every
-    failed = every[has_failed(retcode[every])]
+    if trajectories is not None or len(chosen) <= _MOST_TRAJECTORIES:
+        return chosen
+    # As many as can be told apart, evenly spaced, and some more of those that failed.
+    failed = chosen[has_failed(retcode[chosen])]
     more = _spaced(failed, _MOST_FAILED)
     log_once(
-        f"plot draws {_MOST_TRAJECTORIES} of {len(every)} trajectories, evenly spaced by index, "
+        f"plot draws {_MOST_TRAJECTORIES} of {len(chosen)} trajectories, evenly spaced by index, "
         f"and {len(more)} of the {len(failed)} that failed. Choose with trajectories= "
         "(trajectories=slice(None) draws all); eo.EnsembleSummary(sim).plot() shows quantiles."
     )
-    return np.union1d(_spaced(every, _MOST_TRAJECTORIES), more)
+    return np.union1d(_spaced(chosen, _MOST_TRAJECTORIES), more)
 
 
 def _spaced(indices: np.ndarray, most: int) -> np.ndarray:
@@ -361,23 +350,20 @@ def _as_numbers(color: Any, n: int, chosen: np.ndarray) -> np.ndarray | None:
 
 
 def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = None) -> list[_Look]:
-    """One for each curve: its own colour, or with one colour for all, its own line style.
-
-    `label` is that of a single curve, unless `line` has one.
-    """
+    """One for each curve: its own colour, or with one colour for all, its own line style; `label`
+    is that of a single curve, unless `line` has one."""
     k = len(plan.columns)
     style, given = line.get("linestyle"), line.get("label")
     if k == 1:
         return [_Look(color, style, label if given is None else str(given))]
     labels = [name if given is None else f"{given}: {name}" for name in plan.names]
     if color is None:
-        if k <= len(matplotlib.rcParams["axes.prop_cycle"]):
+        if bar := _component_bar(plan, color):
+            each, labels = bar[0].to_rgba(np.asarray(plan.components)), [None] * k
+        elif k <= len(matplotlib.rcParams["axes.prop_cycle"]):
             each = [None] * k
-        elif k <= _MOST_ENTRIES:
-            each = matplotlib.colormaps["tab20"](np.arange(k))
         else:
-            each = _bar_of_components(plan).mappable.to_rgba(np.asarray(plan.components))
-            labels = [None] * k
+            each = matplotlib.colormaps["tab20"](np.arange(k))
         return [_Look(c, style, entry) for c, entry in zip(each, labels, strict=True)]
     if style is not None:  # all alike, as asked for, and one entry
         return [_Look(color, style, given), *[_Look(color, style, None)] * (k - 1)]
@@ -390,36 +376,24 @@ def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = No
     return [_Look(color, s, entry) for s, entry in zip(_STYLES, labels, strict=False)]
 
 
-class _Bar(NamedTuple):
-    """A colorbar."""
-
-    mappable: ScalarMappable
-    label: str
-
-
-def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> _Bar:
+def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable, str]:
+    """What a colorbar shows."""
     mappable = ScalarMappable(norm, cmap)
     mappable.set_array(numbers)
     if len(numbers):
         mappable.autoscale_None()
-    return _Bar(mappable, str(label))
+    return mappable, str(label)
 
 
-def _component_bar(plan: _Plan, color: Any) -> _Bar | None:
+def _component_bar(plan: _Plan, color: Any) -> tuple[ScalarMappable, str] | None:
     """What the colours mean where a legend can't list them."""
     crowded = color is None and len(plan.columns) > _MOST_ENTRIES
-    return _bar_of_components(plan) if crowded else None
-
-
-def _bar_of_components(plan: _Plan) -> _Bar:
-    return _bar(plan.components, "viridis", None, "component")
+    return _bar(plan.components, "viridis", None, "component") if crowded else None
 
 
 def _density(n: int, numbered: bool) -> dict[str, float]:
-    """Few lines are opaque; many are thin and faint, so that it shows how many cross.
-
-    Colours that stand for numbers must be told apart where lines cross, so those are less faint.
-    """
+    """Few lines are opaque; many are thin and faint, so that it shows how many cross (less so where
+    colours stand for numbers, which must be told apart there)."""
     few = min(1.0, 10 / max(n, 1))
     width = matplotlib.rcParams["lines.linewidth"]
     return {
@@ -434,49 +408,41 @@ def _density(n: int, numbered: bool) -> dict[str, float]:
 #
 
 
-def _paths(
-    sim: Any, u: Any, du: Any, chosen: np.ndarray, components: list[int]
-) -> list[np.ndarray]:
+def _paths(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[np.ndarray]:
     n, rows = u.shape[:2]
-    t = np.broadcast_to(np.asarray(sim.t), (n, rows))
-    u = np.asarray(u).reshape(n, rows, -1)
-    du = None if du is None else np.asarray(du).reshape(u.shape)
-    lengths = np.asarray(sim.lengths)
-    points = int(np.clip(_MOST_POINTS // max(1, lengths[chosen].sum()), 1, _POINTS))
+    t = np.broadcast_to(np.asarray(sim.t), (n, rows))[chosen]
+    u = np.asarray(u).reshape(n, rows, -1)[chosen]
+    lengths = np.asarray(sim.lengths)[chosen]
+    points = int(np.clip(_MOST_POINTS // max(1, lengths.sum()), 1, _POINTS))
+    between: Any = [None] * len(chosen)
+    if sim._dense is not None and points > 1 and len(chosen):
+        some = jax.tree.map(lambda x: x[chosen], sim.u)
+        dense = sim._dense.of(chosen)
+        states = states_between(dense, t, some, lengths, points, several=True)
+        between = np.asarray(flattened(states, 3, sim._order)).reshape(*t.shape, points, -1)
     return [
-        _path(t[i], u[i], None if du is None else du[i], int(lengths[i]), components, points)
-        for i in chosen
+        _path(*one, int(length), components)
+        for *one, length in zip(t, u, between, lengths, strict=True)
     ]
 
 
 def _path(
-    t: np.ndarray,
-    u: np.ndarray,
-    du: np.ndarray | None,
-    length: int,
-    components: list[int],
-    points: int,
+    t: np.ndarray, u: np.ndarray, between: np.ndarray | None, length: int, components: list[int]
 ) -> np.ndarray:
-    """A trajectory as far as it came, with `points` points a step where it is dense."""
+    """A trajectory as far as it came, with the points within each step, `[time, point, component]`,
+    where it is dense."""
     t = t[:length].astype(np.float64)
     u = u[:length, components].astype(np.float64)
-    if du is None or points == 1 or length < 2:
+    if between is None or length < 2:
         return np.column_stack([t, u])
-    return _smooth(t, u, du[:length, components].astype(np.float64), points)
-
-
-def _smooth(t: np.ndarray, u: np.ndarray, du: np.ndarray, points: int) -> np.ndarray:
-    """Cubic Hermite interpolation, as when a solution is called."""
-    x = (np.arange(points) / points)[:, None]
-    h = np.diff(t)[:, None, None]
-    left, right, dleft, dright = (v[:, None] for v in (u[:-1], u[1:], du[:-1], du[1:]))
-    with np.errstate(over="ignore", invalid="ignore"):
-        between = cubic_hermite(x, h, left, right, dleft, dright)
-        # The slope may be infinite at the last state before a blow-up.
-        between = np.where(np.isfinite(between), between, left + x * (right - left))
-    times = t[:-1, None] + h[..., 0] * x[:, 0]
-    inner = np.column_stack([times.reshape(-1), between.reshape(-1, u.shape[-1])])
-    return np.vstack([inner, np.append(t[-1], u[-1])])
+    inner = between[: length - 1][..., components].astype(np.float64)
+    x = (np.arange(inner.shape[1]) / inner.shape[1])[:, None]
+    # It may be infinite in the last step before a blow-up.
+    straight = u[:-1, None] + x * np.diff(u, axis=0)[:, None]
+    inner = np.where(np.isfinite(inner), inner, straight)
+    times = t[:-1, None] + np.diff(t)[:, None] * x[:, 0]
+    rows = np.column_stack([times.reshape(-1), inner.reshape(-1, u.shape[-1])])
+    return np.vstack([rows, np.append(t[-1], u[-1])])
 
 
 #
@@ -523,16 +489,10 @@ def _style(look: _Look, line: dict[str, Any]) -> dict[str, Any]:
 
 
 def _add_lines(
-    ax: Any,
-    curves: list[list[np.ndarray]],
-    failed: np.ndarray,
-    each: np.ndarray,
-    style: dict[str, Any],
+    ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, each: np.ndarray, style: dict
 ) -> None:
-    """Lines of the colours `each [line, 4]`, in one collection; dots where there is but one point.
-
-    Trajectory by trajectory, so that no component covers all of another.
-    """
+    """Lines of the colours `each [line, 4]`, in one collection, trajectory by trajectory so that no
+    component covers all of another; dots where there is but one point."""
     if not curves:
         return
     collection = Line3DCollection if ax.name == "3d" else LineCollection
@@ -566,13 +526,8 @@ def _set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_d
     points = np.concatenate([curve for several in curves for curve in several])
     if failed.any() and not failed.all():
         # What the others span, together with where the failed ones started.
-        plain = np.concatenate(
-            [
-                curve[:1] if bad else curve
-                for several, bad in zip(curves, failed, strict=True)
-                for curve in several
-            ]
-        )
+        each = zip(curves, failed, strict=True)
+        plain = np.concatenate([x[:1] if bad else x for several, bad in each for x in several])
         low, high = plain.min(axis=0), plain.max(axis=0)
         room = np.where(high > low, _WIDEN * (high - low), np.inf)
         points = np.clip(points, low - room, high + room)
@@ -584,10 +539,8 @@ def _set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_d
 
 
 def _add_crosses(ax: Any, plan: _Plan, failed: list[list[np.ndarray]]) -> None:
-    """A red cross where each of these ends. They don't move the view.
-
-    Against time, those that end above or below the view have one at its border, too.
-    """
+    """A red cross where each of these ends; they don't move the view. Against time, those that end
+    above or below the view have one at its border, too."""
     if not failed:
         return
     ends = np.array([[curve[-1] for curve in several] for several in failed])
@@ -607,8 +560,9 @@ def _add_crosses(ax: Any, plan: _Plan, failed: list[list[np.ndarray]]) -> None:
             ax.add_artist(Line2D(*where, transform=ax.get_xaxis_transform(), zorder=3, **style))
 
 
-def _finish(ax: Any, plan: _Plan, bar: _Bar | None) -> None:
-    """The names of the axes (those that have none), the colorbar and the legend."""
+def _finish(ax: Any, plan: _Plan, bar: tuple[ScalarMappable, str] | None) -> None:
+    """The names of the axes (those that have none), the colorbar and the legend, which hides no
+    data: it is beside the axes, where there is room and a layout to make it."""
     labels = plan.names if plan.portrait else ["t", plan.names[0] if len(plan.names) == 1 else ""]
     for axis, label in zip("xyz", labels, strict=False):
         if not getattr(ax, f"get_{axis}label")():
@@ -616,18 +570,13 @@ def _finish(ax: Any, plan: _Plan, bar: _Bar | None) -> None:
     if bar is not None:
         # The labels of 3-D axes reach out to the right further than the layout knows.
         room = {"location": "left", "pad": 0, "shrink": 0.8} if ax.name == "3d" else {}
-        ax.figure.colorbar(bar.mappable, ax=ax, label=bar.label, **room)
-    if ax.get_legend_handles_labels()[1]:
-        _add_legend(ax)
-
-
-def _add_legend(ax: Any) -> None:
-    """A legend that hides no data: beside the axes, where there is room and a layout to make it."""
+        ax.figure.colorbar(bar[0], ax=ax, label=bar[1], **room)
+    if not (entries := ax.get_legend_handles_labels()[1]):
+        return
     if ax.figure.get_layout_engine() is not None:
         most = max(1, int(ax.get_window_extent().height // 25))  # entries in a column
-        columns = -(-len(ax.get_legend_handles_labels()[1]) // most)
         place = {"loc": "upper left", "bbox_to_anchor": (1.01, 1), "borderaxespad": 0}
-        legend = ax.legend(ncols=columns, **place)
+        legend = ax.legend(ncols=-(-len(entries) // most), **place)
         if legend.get_window_extent().width < 0.4 * ax.figure.bbox.width:
             return
     ax.legend(loc="best").set_in_layout(False)

@@ -10,7 +10,7 @@ which they were written.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -18,24 +18,19 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..core.on_disk import OnDisk
-from ..core.state_tree import flattened
+from ..ground.on_disk import OnDisk
+from ..ground.state_tree import flattened
 from ..solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
 
 
-@contextlib.contextmanager
-def own_precision(*arrays: Any) -> Iterator[None]:
+def own_precision(*arrays: Any) -> contextlib.AbstractContextManager:
     """Within it, what is in double precision stays so, also where `jax_enable_x64` is off: a store
     may have been written where it was on."""
-    wide = (np.float64, np.complex128)
-    if not jax.config.read("jax_enable_x64") and any(
-        isinstance(x, OnDisk | jax.Array) and x.dtype in wide for x in jtu.tree_leaves(arrays)
-    ):
-        with jax.enable_x64(True):
-            yield
-    else:
-        yield
+    numbers = (x for x in jtu.tree_leaves(arrays) if isinstance(x, OnDisk | jax.Array))
+    is_wide = any(x.dtype in (np.float64, np.complex128) for x in numbers)
+    is_off = not jax.config.read("jax_enable_x64")
+    return jax.enable_x64(True) if is_off and is_wide else contextlib.nullcontext()
 
 
 def _in_own_precision(statistic: Callable) -> Callable:
@@ -45,11 +40,6 @@ def _in_own_precision(statistic: Callable) -> Callable:
             return statistic(*args, **kwargs)
 
     return computed
-
-
-#
-# Of arrays with the trajectory first
-#
 
 
 @_in_own_precision
@@ -106,11 +96,7 @@ def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
 
 
 @_in_own_precision
-def componentwise_meancov(
-    A: Any,
-    B: Any,
-    bessel: bool = True,
-) -> tuple:
+def componentwise_meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
     """The means of each component of A and of B, and their covariance.
 
     **Arguments:** `A`, `B`: `[trajectory, *state]`; a trajectory that is NaN in one is missing in
@@ -135,10 +121,7 @@ def componentwise_meancor(A: Any, B: Any) -> tuple:
 
 @_in_own_precision
 def componentwise_weighted_meancov(
-    A: Any,
-    B: Any,
-    W: Any,
-    weight_type: str = "reliability",
+    A: Any, B: Any, W: Any, weight_type: str = "reliability"
 ) -> tuple:
     """The weighted means of each component of A and of B, and their weighted covariance.
 
@@ -175,9 +158,7 @@ def _mean(A: Any) -> Any:
     return jnp.sum(jnp.where(there, A, 0), axis=0) / _count(there, A)
 
 
-@jax.jit
-def _quantile(A: Any, q: Any) -> Any:
-    return jnp.nanquantile(A, q, axis=0)
+_quantile = jax.jit(functools.partial(jnp.nanquantile, axis=0))
 
 
 @functools.partial(jax.jit, static_argnames="bessel")
@@ -202,8 +183,7 @@ def _meancov(A: Any, B: Any, bessel: bool = True) -> tuple:
 def _meancor(A: Any, B: Any) -> tuple:
     mean_a, mean_b, cov = _meancov(A, B)
     a, b, there = _where_both_are(A, B)
-    _, var_a = _meanvar(jnp.where(there, a, jnp.nan))
-    _, var_b = _meanvar(jnp.where(there, b, jnp.nan))
+    var_a, var_b = (_meanvar(jnp.where(there, x, jnp.nan))[1] for x in (a, b))
     return mean_a, mean_b, cov / (jnp.sqrt(var_a) * jnp.sqrt(var_b))
 
 
@@ -262,11 +242,6 @@ def _freedom(n: Any, bessel: bool) -> Any:
     return jnp.where(n.real > 1, n - 1 if bessel else n, jnp.nan)
 
 
-#
-# At a step of the solution
-#
-
-
 @_in_own_precision
 def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     """The states at step `i`: `[trajectory, *state]`.
@@ -289,8 +264,7 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
 
 
 def componentwise_vectors_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
-    """The states at step `i`, a vector over the trajectories for each component:
-    `[*state, trajectory]`."""
+    """The states at step `i`, for each component a vector: `[*state, trajectory]`."""
     return jnp.moveaxis(jnp.asarray(get_timestep(sim, i)), 0, -1)
 
 
@@ -315,14 +289,12 @@ def timestep_meanvar(sim: EnsembleSolution, i: Any) -> tuple:
 
 
 def timestep_meancov(sim: EnsembleSolution, i: Any, j: Any) -> tuple:
-    """The means of each component at the steps `i` and `j`, and the covariance: `[*state]`
-    each."""
+    """The means of each component at steps `i` and `j`, and the covariance: `[*state]` each."""
     return componentwise_meancov(get_timestep(sim, i), get_timestep(sim, j))
 
 
 def timestep_meancor(sim: EnsembleSolution, i: Any, j: Any) -> tuple:
-    """The means of each component at the steps `i` and `j`, and the correlation: `[*state]`
-    each."""
+    """The means of each component at steps `i` and `j`, and the correlation: `[*state]` each."""
     return componentwise_meancor(get_timestep(sim, i), get_timestep(sim, j))
 
 
@@ -335,11 +307,6 @@ def timestep_weighted_meancov(
     return componentwise_weighted_meancov(
         get_timestep(sim, i), get_timestep(sim, j), W, weight_type
     )
-
-
-#
-# At all steps of the solution
-#
 
 
 def timeseries_steps_mean(sim: EnsembleSolution) -> AnyArray:
@@ -373,14 +340,12 @@ def timeseries_steps_meanvar(sim: EnsembleSolution) -> tuple:
 
 
 def timeseries_steps_meancov(sim: EnsembleSolution) -> tuple:
-    """The means of each component at the steps i and j and the covariance, for all pairs:
-    `[i, j, *state]` each."""
+    """The means of each component at steps i and j and the covariance: `[i, j, *state]` each."""
     return _of_pairs(_meancov, states_of(sim), states_of(sim))
 
 
 def timeseries_steps_meancor(sim: EnsembleSolution) -> tuple:
-    """The means of each component at the steps i and j and the correlation, for all pairs:
-    `[i, j, *state]` each."""
+    """The means of each component at steps i and j and the correlation: `[i, j, *state]` each."""
     return _of_pairs(_meancor, states_of(sim), states_of(sim))
 
 
@@ -393,31 +358,25 @@ def timeseries_steps_weighted_meancov(
     return _of_pairs(_weighted(weight_type), states_of(sim), states_of(sim), _as_given(W))
 
 
-#
-# At a time
-#
-
-
 @_in_own_precision
 def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
     `[trajectory, n, *state]`.
 
-    Interpolated: by cubic Hermite polynomials after `save_everystep=True`, otherwise linearly
+    Interpolated: as the method does after `save_everystep=True` (`sim(t)`), otherwise linearly
     between the times that were saved (exact at those). NaN outside of what was reached.
 
     **Raises:** `TypeError` where an `output_func` or a `reduction` replaced the states.
     """
     u = states_of(sim)
-    if sim._du is not None:
+    if sim._dense is not None:
         return flattened(sim(t), 1 + np.ndim(t), sim._order)
     ts = jnp.asarray(sim.t)
     return _between(ts, u, jnp.asarray(t, ts.dtype))
 
 
 def componentwise_vectors_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
-    """The states at the time `t`, a vector over the trajectories for each component:
-    `[*state, trajectory]`."""
+    """The states at the time `t`, for each component a vector: `[*state, trajectory]`."""
     return jnp.moveaxis(jnp.asarray(get_timepoint(sim, t)), 0, -1)
 
 
@@ -432,8 +391,7 @@ def timepoint_median(sim: EnsembleSolution, t: Any) -> AnyArray:
 
 
 def timepoint_quantile(sim: EnsembleSolution, q: Any, t: Any) -> AnyArray:
-    """The quantile `q` of each component at the time `t`: `[*state]`, or `[n, *state]` of
-    `q [n]`."""
+    """The quantile `q` of each component at the time `t`: `[*state]`; of `q [n]`, `[n, *state]`."""
     return componentwise_quantile(get_timepoint(sim, t), q)
 
 
@@ -443,14 +401,12 @@ def timepoint_meanvar(sim: EnsembleSolution, t: Any) -> tuple:
 
 
 def timepoint_meancov(sim: EnsembleSolution, t1: Any, t2: Any) -> tuple:
-    """The means of each component at the times `t1` and `t2`, and the covariance: `[*state]`
-    each."""
+    """The means of each component at times `t1` and `t2`, and the covariance: `[*state]` each."""
     return componentwise_meancov(get_timepoint(sim, t1), get_timepoint(sim, t2))
 
 
 def timepoint_meancor(sim: EnsembleSolution, t1: Any, t2: Any) -> tuple:
-    """The means of each component at the times `t1` and `t2`, and the correlation: `[*state]`
-    each."""
+    """The means of each component at times `t1` and `t2`, and the correlation: `[*state]` each."""
     return componentwise_meancor(get_timepoint(sim, t1), get_timepoint(sim, t2))
 
 
@@ -463,11 +419,6 @@ def timepoint_weighted_meancov(
     return componentwise_weighted_meancov(
         get_timepoint(sim, t1), get_timepoint(sim, t2), W, weight_type
     )
-
-
-#
-# At several times
-#
 
 
 def timeseries_point_mean(sim: EnsembleSolution, ts: Any) -> AnyArray:
@@ -562,9 +513,7 @@ def _of_pairs(statistic: Any, a: Any, b: Any, *weights: Any) -> tuple:
     return jax.lax.map(lambda x: rows(x, b), jnp.moveaxis(a, 1, 0))
 
 
-@jax.jit
-def _steps(u: Any, i: Any) -> Any:
-    return u[:, i]
+_steps = jax.jit(lambda u, i: u[:, i])
 
 
 @jax.jit

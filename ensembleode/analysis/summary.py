@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Inexact, Int, Real
 
-from ..core.state_tree import component_names, components_of, flattened
 from ..ensemble import EnsembleAlgorithm
+from ..ground.state_tree import component_names, components_of, flattened
 from ..problem import EnsembleProblem
 from ..solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
@@ -127,12 +127,9 @@ class EnsembleSummary(eqx.Module):
         n = f"{many}" if few == many else f"{few} to {many}"
         t = np.asarray(self.t)
         bands = ", ".join(f"{low:g} to {high:g}" for low, high in self._bands)
-        return "\n".join(
-            [
-                f"EnsembleSummary: {n} trajectories, {shape[0]} times, state {shape[1:]}",
-                f"  t          {t[0]:g} to {t[-1]:g}",
-                f"  quantiles  {bands}",
-            ]
+        return (
+            f"EnsembleSummary: {n} trajectories, {shape[0]} times, state {shape[1:]}\n"
+            f"  t          {t[0]:g} to {t[-1]:g}\n  quantiles  {bands}"
         )
 
     def plot(
@@ -202,8 +199,7 @@ def _times_of_the_furthest(times: Any, lengths: Any) -> Any:
 
 
 class _Numbers(NamedTuple):
-    """The numbers of a summary: `[time, *state]`, but for `low` and `high`, which are
-    `[band, time, *state]`, and the count `n [time]`."""
+    """Of a summary: `[time, *state]`; `low` and `high` `[band, time, *state]`; `n [time]`."""
 
     mean: Any
     variance: Any
@@ -260,8 +256,7 @@ def _statistics_on_host(u: np.ndarray, levels: tuple[float, ...]) -> _Numbers:
 
 
 def _moments(x: np.ndarray) -> tuple:
-    """How many there are of `x [trajectory, ...]`, their mean (zero of none), and the sum of the
-    squared differences from it."""
+    """Of `x [trajectory, ...]`: how many, the mean (zero of none), the sum of squares from it."""
     there = ~np.isnan(x)
     n = there.sum(axis=0)
     mean = np.where(there, x, 0).sum(axis=0, dtype=np.float64) / np.maximum(n, 1)
@@ -307,11 +302,6 @@ def _of_levels(quantiles: Any) -> tuple:
     return quantiles[:middle], quantiles[middle], quantiles[middle + 1 :]
 
 
-#
-# In one pass over batches
-#
-
-
 # Bins of the digests: a median of many trajectories is off by less than this part in rank.
 _BINS = 1000
 
@@ -328,10 +318,10 @@ def summarize(
     """Solve an ensemble and summarise it, batch by batch, in one pass.
 
     Memory is that of a batch (`batch_size`) and about 100 kB for each time and component, however
-    many trajectories there are. Mean and variance
-    are those of [`EnsembleSummary`][ensembleode.analysis.EnsembleSummary] up to rounding (batches
-    are joined as in Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The
-    American Statistician 37, 1983). The quantiles come from t-digests: exact up to a few hundred
+    many trajectories there are. Mean and variance are those of
+    [`EnsembleSummary`][ensembleode.analysis.EnsembleSummary] up to rounding (batches are joined as
+    in Chan, Golub and LeVeque, "Algorithms for computing the sample variance", The American
+    Statistician 37, 1983). The quantiles come from t-digests: exact up to a few hundred
     trajectories, and beyond that off by at most 0.2% in rank (measured: 0.03% at 100,000).
 
     **Arguments:** `ens`, `alg`, `ensemblealg`, `trajectories` and the other `options` are those of
@@ -411,8 +401,7 @@ class _Stream(NamedTuple):
     def add(self, t: np.ndarray, u: np.ndarray) -> "_Stream":
         # Where trajectories have times of their own, those not reached are NaN.
         times = np.fmax(self.t, np.fmax.reduce(t, axis=0))
-        both = (t, self.t)
-        if not all(np.all((x == times) | np.isnan(x)) for x in both):
+        if not all(np.all((x == times) | np.isnan(x)) for x in (t, self.t)):
             raise ValueError(
                 "summarize needs times that all trajectories share; these have their own. Give "
                 "all the same saveat, or use EnsembleSummary(sim, ts), which interpolates."

@@ -7,11 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..aliases import solver_by_name
 from ..ensemble import EnsembleAlgorithm
 from ..options import as_count
 from ..solvers import Tsit5
 from ..tracing.program import is_tracer
-from .aliases import solver_by_name
 from .lane import Trajectories
 
 

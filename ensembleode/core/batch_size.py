@@ -2,9 +2,9 @@
 
 import math
 
+from ..ground.placement import default_device, HOST, share_of_memory
 from .executor import Executor
 from .job import Job
-from .placement import default_device, HOST, share_of_memory
 
 
 # Bytes of a batch. On the CPU a lockstep loop over more than the cache holds takes several times

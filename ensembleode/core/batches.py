@@ -11,15 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..ground.placement import as_jax_arrays
+from ..ground.retcode import ReturnCode
 from ..problem import EnsembleProblem
 from ..tracing.program import being_staged
 from .gather import Ensemble, Gather, ranges
 from .job import cause_of, codes_and_counts, integers, Unfinished
-from .placement import as_jax_arrays
 from .plan import Result
 from .reductions import adds_up, check_structure, checked, empty, sum_reduction
 from .reruns import Batches
-from .retcode import ReturnCode
 
 
 class Stopped(Exception):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..numbers import of_kind
 from ..tracing.program import is_tracer
 from ..tracing.purity import contents
 from .lane import Lane, Trajectories
@@ -83,7 +84,7 @@ def _keeper() -> Callable[[Lane], Lane]:
     return functools.partial(jax.tree.map, kept)
 
 
-_ARRAYS = ("u0", "p", "consts")
+_ARRAYS = [x.name for x in of_kind("state", "parameters", "constants")]
 
 
 def _all_same(name: str, column: Sequence) -> bool:

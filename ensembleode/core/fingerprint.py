@@ -17,6 +17,9 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ground.installed import name_of
+from ..ground.keys import raw
+from ..numbers import NUMBERS
 from ..options import time_dtype_of
 from ..tracing.program import (
     equations,
@@ -27,9 +30,9 @@ from ..tracing.program import (
     tangents_of,
     trace,
 )
-from .installed import name_of
 from .job import integers, Job, may_rerun
-from .keys import raw
+from .lane import Lane
+from .plan import Plan
 
 
 class NotKnown(Exception):
@@ -45,7 +48,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
 
     **Raises:** `NotKnown` where that can't be done.
     """
-    from .version import __version__
+    from ..ground.version import __version__
 
     plan, shared = job.plan, job.trajectories.shared
     versions = {"ensembleode": __version__}
@@ -55,15 +58,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#f": plan.field,
         "#output_func": plan.output,
         "#the solver's options": plan.method.value,
-        "#saveat": (plan.saving, shared.saveat, shared.count),
-        "#u0": (plan.state, shared.u0, plan.tree and plan.tree._replace(order=())),
-        "#p": shared.p,
-        "#what f closes over": shared.consts,
-        "#tspan": (shared.t0, shared.t1),
-        "#abstol": shared.abstol,
-        "#reltol": shared.reltol,
-        "#dt": shared.dt,
-        "#dtmin and dtmax": (shared.dtmin, shared.dtmax),
+        **{f"#{name}": x[0] if len(x) == 1 else x for name, x in _numbers(plan, shared).items()},
         "#key (or seed)": job.key,
         "#what output_func closes over": job.output_consts,
         "#which of them prob_func changes": plan.batched,
@@ -86,6 +81,17 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "time": str(time_dtype_of(plan.state)),
         **digests,
     }
+
+
+def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
+    """Those that all trajectories share, by their names in a fingerprint."""
+    found: dict[str, tuple] = {name: (program,) for name, program in plan.beside}
+    found |= {"saveat": (plan.saving,), "u0": (plan.state,)}
+    for row in NUMBERS:
+        if name := row.digest or row.option:
+            found[name] = (*found.get(name, ()), getattr(shared, row.name))
+    found["u0"] = (*found["u0"], plan.tree and plan.tree._replace(order=()))
+    return found
 
 
 def _made(job: Job) -> Any:

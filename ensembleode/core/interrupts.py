@@ -20,8 +20,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from ..ground.retcode import ReturnCode
 from .job import Job, Unfinished
-from .retcode import ReturnCode
 
 
 # The address of no flag.

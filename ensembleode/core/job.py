@@ -11,6 +11,8 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..dense import Again, Dense, Kept, kept, Known
+from ..ground.placement import copied_to_jax
 from ..options import time_dtype_of
 from ..problem import EnsembleContext
 from ..solution import EngineChoice, ODESolution, Stats
@@ -68,7 +70,8 @@ def cause_of(e: BaseException) -> BaseException:
 def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Result:
     """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
     result = plan.engine.integrate(plan, lane)
-    return finish(plan, result, index, repeat, key, output_consts)
+    numbers = _numbers_of_steps(plan, lane)
+    return finish(plan, result, numbers, index, repeat, key, output_consts)
 
 
 def solve_lanes(
@@ -76,31 +79,68 @@ def solve_lanes(
 ) -> Result:
     """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
     result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
-    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
 
 
-def finish_lanes(plan: Plan, result: Result, indices, repeat, key, output_consts) -> Result:
-    """Apply `output_func` to several trajectories, whose axis comes first."""
+def finish_lanes(
+    plan: Plan, result: Result, lanes: Lane, indices, repeat, key, output_consts, where: Any = None
+) -> Result:
+    """Apply `output_func` to several trajectories.
 
-    def one(result, index):
-        return finish(plan, result, index, repeat, key, output_consts)
+    **Arguments:** `where`: their axis in the result, by default the first.
+    """
 
-    in_axes = Result(*[0] * len(result))._replace(t=0 if plan.own_times else None)
-    return jax.vmap(one, in_axes=(in_axes, 0))(result, indices)
+    def one(result, numbers, index):
+        return finish(plan, result, numbers, index, repeat, key, output_consts)
+
+    where = where or Result(*[0] * len(result))._replace(t=0 if plan.own_times else None)
+    numbers = _numbers_of_steps(plan, lanes)
+    own = axes(_numbers_of_steps(plan, plan.batched))
+    return jax.vmap(one, in_axes=(where, own, 0))(result, numbers, indices)
 
 
-def finish(plan: Plan, result: Result, index, repeat, key, output_consts) -> Result:
-    """What the user is given of the integrated trajectory: `output_func` is applied."""
+def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Result:
+    """What the user is given of the integrated trajectory: `output_func` is applied.
+
+    **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved.
+    """
     if plan.output is not None:
-        u, rerun = plan.output(output_consts, result, index, repeat, key)
-        return result._replace(u=u, t=None, du=None, rerun=rerun)
-    u, du = plan.as_given(result.u), plan.as_given(result.du)
-    return result._replace(u=u, t=result.t if plan.own_times else None, du=du)
+        u, rerun = plan.output(output_consts, result, numbers, index, repeat, key)
+        return result._replace(u=u, t=None, inner=None, rerun=rerun)
+    given = result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner))
+    if plan.inner and result.inner is None:
+        dense: Any = dense_of(given, plan, numbers)
+        of_one = (dense, result.t, given.u, result.length)
+        given = given._replace(inner=kept(*of_one, several=False).inner)
+    return given._replace(t=result.t if plan.own_times else None)
+
+
+def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
+    """What steps are made with, where they may be made again; else None."""
+    return (lanes.consts, lanes.p) if plan.saving.mode == "steps" else None
+
+
+def dense_of(result: Result, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
+    """How the finished result goes on within its steps, where every step was saved.
+
+    **Arguments:** `numbers`: the constants and parameters of `f`; `own`: which of them several
+    trajectories have to themselves, by default none.
+    """
+    if plan.saving.mode != "steps":
+        return None
+    if result.inner is not None:
+        return Kept(result.inner)
+    own = own or jax.tree.map(lambda _: False, tuple(numbers))
+    method: Any = plan.engine.interpolant(plan.method)
+    consts, p = jax.tree.map(
+        lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
+    )
+    return Again(consts, p, Known(plan.field, method, plan.tree, own))
 
 
 def codes_and_counts(result: Result) -> Result:
     """What is kept of each trajectory where the outputs are added up."""
-    return result._replace(u=None, t=None, du=None, length=None, rerun=None)
+    return result._replace(u=None, t=None, inner=None, length=None, rerun=None)
 
 
 def with_output(job: Job) -> Job:
@@ -120,14 +160,22 @@ def with_output(job: Job) -> Job:
 
     u = array((*rows, *state.shape), state.dtype)
     t = array(rows, time_dtype_of(state))
-    du = u if plan.saving.mode == "steps" else None
+    numbers = inner = None
+    if plan.saving.mode == "steps":
+        jaxpr: Any = plan.field.jaxpr
+        numbers = jax.tree.map(
+            lambda x: array(x.aval.shape, x.aval.dtype),
+            (tuple(jaxpr.constvars), tuple(jaxpr.invars[1:-1])),
+        )
+        if isinstance(nodes := plan.engine.interpolant(plan.method), int):
+            inner = array((*rows, nodes, *state.shape), state.dtype)
     count = array((), np.int32)
     nf = None if plan.method.value.stages is None else count
-    result = Result(u, t, du, count, array((), np.int8), count, count, nf)
+    result = Result(u, t, inner, count, array((), np.int8), count, count, nf)
 
-    def output(result, index, repeat, key):
-        result = result._replace(u=plan.as_given(result.u), du=plan.as_given(result.du))
-        got = output_func(solution_of(result, plan), EnsembleContext(index, repeat, key))
+    def output(result, numbers, index, repeat, key):
+        result = result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner))
+        got = output_func(solution_of(result, plan, numbers), EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
@@ -150,7 +198,7 @@ def with_output(job: Job) -> Job:
         never = not is_tracer(rerun) and not rerun
         return jax.tree.map(jnp.asarray, out), None if never else jnp.asarray(rerun, bool)
 
-    args = (result, 0, 1, job.key)
+    args = (result, numbers, 0, 1, job.key)
 
     try:
         program, consts = trace(output, *args, rules=True)
@@ -179,9 +227,14 @@ def may_rerun(plan: Plan) -> bool:
     return rerun is not None
 
 
-def solution_of(result: Result, plan: Plan, engine: EngineChoice | None = None) -> ODESolution:
+def solution_of(
+    result: Result, plan: Plan, numbers: Any, engine: EngineChoice | None = None
+) -> ODESolution:
+    """The solution of a finished result; `numbers`: the constants and parameters of `f`, where
+    every step is saved."""
     u, t, length, stats = result.u, result.t, result.length, Stats(*result.counts)
-    return ODESolution(u, t, result.retcode, stats, length, result.du, engine, plan.order)
+    dense = dense_of(result, plan, numbers)
+    return ODESolution(u, t, result.retcode, stats, length, dense, engine, plan.order)
 
 
 def compiler_options(platform: str) -> dict[str, Any]:

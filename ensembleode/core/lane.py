@@ -1,35 +1,42 @@
 """The numbers of trajectories, as arrays."""
 
+import collections
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from ..ground.state_tree import StateTree
+from ..numbers import NUMBERS, of_kind
 from ..tracing.program import Program
 from ..tracing.written_numbers import with_numbers_apart
-from .state_tree import StateTree
 
 
-class Lane(NamedTuple):
-    """The numbers of one trajectory; a leaf is None where it doesn't apply.
+_CONSTANTS = of_kind("constants")
+
+
+_NAMES = [x.name for x in NUMBERS]
+
+
+class Lane(collections.namedtuple("Lane", _NAMES, defaults=[None] * len(_NAMES))):
+    """The numbers of one trajectory, by the names of `core.numbers`; a leaf is None where it
+    doesn't apply.
 
     `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
     `count` is how many of the times in `saveat` are meant (None: all). `stop` is where a flag lies
     that ends the solve early (see `core.interrupts`).
     """
 
-    u0: Any
-    p: tuple
-    consts: tuple
-    t0: Any
-    t1: Any
-    saveat: Any
-    count: Any
-    abstol: Any
-    reltol: Any
-    dt: Any
-    dtmin: Any = None
-    dtmax: Any = None
-    stop: Any = None
+    __slots__ = ()
+    count: Any  # (Or type checkers take it for the method of tuples.)
+
+    @property
+    def parameters(self) -> tuple:
+        """What `f` reads besides the state and the time, as `fields.parameters_of` has it."""
+        return (*self.consts, *self.p)
+
+    def with_parameters(self, values: Sequence) -> "Lane":
+        n = len(self.consts)
+        return self._replace(consts=tuple(values[:n]), p=tuple(values[n:]))
 
 
 @dataclasses.dataclass
@@ -37,6 +44,7 @@ class Trajectories:
     """An ensemble as arrays.
 
     - `field`: the vector field, a program `field(consts, u, p, t)`.
+    - `beside`: the other programs of the problem, each with the name of its function.
     - `saving`: what each trajectory saves.
     - `tree`: what the state is made of where it is a pytree; None where it is an array.
     - `options`: the resolved solver options; those that every trajectory shares.
@@ -62,6 +70,7 @@ class Trajectories:
     traced: bool
     repeatable: bool
     made: Any = None
+    beside: tuple[tuple[str, Program], ...] = ()
 
     def __post_init__(self):
         self.made = self.made or self.lanes
@@ -76,11 +85,15 @@ class Trajectories:
         return dataclasses.replace(self, lanes=lanes, lane=lane, made=made, **fields)
 
     def with_numbers_apart(self) -> "Trajectories":
-        """With the numbers that are written in the field among its constants."""
-        field, numbers = with_numbers_apart(self.field)
+        """With the numbers that are written in a program among its constants."""
+        programs = {"f": self.field, **dict(self.beside)}
+        apart = {name: with_numbers_apart(program) for name, program in programs.items()}
+        more = {x.name: apart[x.option][1] for x in _CONSTANTS if x.option in apart}
 
-        def added(lane: Lane, values: list = numbers) -> Lane:
-            return lane._replace(consts=(*lane.consts, *values))
+        def added(lane: Lane, more: dict[str, list] = more) -> Lane:
+            return lane._replace(**{name: (*getattr(lane, name), *x) for name, x in more.items()})
 
-        batched = added(self.batched, [False] * len(numbers))
-        return self.changed(added, field=field, batched=batched, shared=added(self.shared))
+        batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
+        (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
+        changes = {"field": field, "beside": tuple(beside), "batched": batched}
+        return self.changed(added, **changes, shared=added(self.shared))

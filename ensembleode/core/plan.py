@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..ground.placement import copied_to_jax
+from ..ground.state_tree import StateTree
 from ..tracing.program import Program, Static
 from .lane import Lane
-from .placement import copied_to_jax
 from .saving import Saving
-from .state_tree import StateTree
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +25,7 @@ class Plan:
     - `engine`: the module that integrates (see `ensembleode.engines`).
     - `method`: the solver and its static options, as that engine wants them.
     - `field`: the vector field, `field(consts, u, p, t)`.
+    - `beside`: the other programs of the problem, each with the name of its function.
     - `state`: the shape and dtype of a trajectory's state (an abstract value).
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
@@ -33,6 +34,7 @@ class Plan:
     - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
     - `tree`: what the state is made of where it is a pytree to the user.
+    - `inner`: whether results are to have the states within steps, too, where every step is saved.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
     """
 
@@ -45,8 +47,10 @@ class Plan:
     width: int
     batched: Lane
     output: Program | None = None
+    beside: tuple[tuple[str, Program], ...] = ()
     threads: int = 1
     tree: StateTree | None = None
+    inner: bool = False
 
     @property
     def own_times(self) -> bool:
@@ -63,7 +67,7 @@ class Plan:
     def stands_for(self) -> tuple:
         """What of it decides the numbers, whatever computes them."""
         solver = self.method.value, self.maxiters, self.saving
-        return (*solver, self.field, self.state, self.tree, self.batched, self.output)
+        return (*solver, self.field, self.state, self.tree, self.batched, self.output, *self.beside)
 
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None remains."""
@@ -74,8 +78,9 @@ class Result(NamedTuple):
     """What a trajectory came to, or several, whose axis comes first.
 
     As an engine returns it, `u [time, *state]` is NaN where not reached, `t [time]` likewise if the
-    trajectories have their own times; `length` counts those reached; `du` is `f` at the saved
-    states (for interpolation; None unless every step is saved); `nf` is None where not counted.
+    trajectories have their own times; `length` counts those reached; `inner` are states within
+    the steps, `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is
+    None where not counted.
 
     Finished (see `core.job.finish`), `u` is in the structure of the user's state, or what
     `output_func` made of it; `t` is None unless the trajectories have their own times; `rerun` is
@@ -84,7 +89,7 @@ class Result(NamedTuple):
 
     u: Any
     t: Any
-    du: Any
+    inner: Any
     length: Any
     retcode: Any
     naccept: Any

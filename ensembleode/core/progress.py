@@ -5,7 +5,7 @@ from typing import Any, TextIO
 
 import numpy as np
 
-from .retcode import has_failed
+from ..ground.retcode import has_failed
 
 
 # Seconds between two lines of a log, at least.

@@ -10,13 +10,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ground.keys import as_before, raw
+from ..ground.retcode import ReturnCode
 from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
 from .job import cause_of, integers, Job, may_rerun, Unfinished
-from .keys import as_before, raw
 from .plan import Result
-from .retcode import ReturnCode
 
 
 class Batches(NamedTuple):

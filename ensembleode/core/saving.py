@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ..numbers import check_real
 from ..solvers.time import rounding
 from ..tracing.program import is_tracer
 
@@ -127,6 +128,20 @@ def grid(
     return times.astype(dtype), counts
 
 
+def meant(times: Any, count: Any, t0: Any, t1: Any) -> Any:
+    """The times, infinite past those that are meant, as many as `count` of each trajectory (None:
+    all are), in the direction from `t0` to `t1`."""
+    if times is None or count is None:
+        return times
+    times, count = jnp.asarray(times), jnp.asarray(count)
+    beyond = jnp.where(t1 < t0, -jnp.inf, jnp.inf).astype(times.dtype)
+    rows = jnp.arange(times.shape[-1], dtype=count.dtype)
+    if times.ndim == 1 and not count.ndim and not beyond.ndim:
+        return jnp.where(rows < count, times, beyond)
+    times = times.reshape(-1, rows.size)
+    return jnp.where(rows[None] < count.reshape(-1, 1), times, beyond.reshape(-1, 1))
+
+
 def _as_numbers(saveat):
     if saveat is None or is_tracer(saveat):
         return saveat
@@ -135,9 +150,7 @@ def _as_numbers(saveat):
         array = np.asarray(saveat)
     except ValueError as e:  # ragged
         raise TypeError(what) from e
-    if not (np.issubdtype(array.dtype, np.floating) or np.issubdtype(array.dtype, np.integer)):
-        raise TypeError(what)
-    return array
+    return check_real(array, what)
 
 
 def _spaced(saveat, start, end, t0, t1, dtype, defer):

@@ -8,14 +8,9 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ground.placement import copied_to_jax
 from ..tracing.program import is_tracer, Program, trace
-from ..tracing.purity import (
-    contents,
-    numbers_in,
-    owned,
-    random_state,
-)
-from .placement import copied_to_jax
+from ..tracing.purity import contents, numbers_in, owned, random_state
 from .trajectory_maker import Maker
 
 
@@ -43,9 +38,10 @@ def _trace(maker: Maker, key: Any) -> Trace:
 def _numbers(maker: Maker, made: Trace) -> tuple:
     """Every number that a call of `prob_func` led to."""
     known = jtu.tree_leaves(maker.ens.prob)
-    field = numbers_in(maker.kept["field"], ())  # what it closes over is among the leaves
+    # (What they close over is among the leaves.)
+    programs = [numbers_in(x, ()) for x in maker.programs.values()]
     program = numbers_in(made.program, made.consts, known)
-    return program, contents(made.leaves, known), field, maker.static_numbers()
+    return program, contents(made.leaves, known), programs, maker.static_numbers()
 
 
 _CALLS_WITH_DRAWS = 12

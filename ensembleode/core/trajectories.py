@@ -15,13 +15,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ground.lifting import lift_numpy, NUMPY_INDEXED
+from ..ground.logs import log_once
+from ..ground.recent import jit_recent
 from ..problem import EnsembleContext, EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
 from .called_prob_func import called
 from .lane import Trajectories
-from .lifting import lift_numpy, NUMPY_INDEXED
-from .logs import log_once
-from .recent import jit_recent
 from .saving import grid, Saving, Spacing
 from .traced_prob_func import as_input, Impure, trace_checked
 from .trajectory_maker import Maker

@@ -8,26 +8,19 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..options import (
-    check_tolerance_shape,
-    holds_tolerances,
-    resolve,
-    STATIC_OPTIONS,
-    time_dtype_of,
-)
+from ..ground.state_tree import StateTree, tree_of
+from ..numbers import NUMBERS, of_kind, Row
+from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
-from ..tracing.purity import (
-    check_once,
-    contents,
-    is_known,
-    numbers_among,
-    numbers_in,
-)
+from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
-from .state_tree import StateTree, tree_of
+
+
+_CONSTANTS = of_kind("constants")
+_TOLERANCES = of_kind("tolerance")
 
 
 class Maker:
@@ -47,7 +40,9 @@ class Maker:
         self.concrete = concrete
         self.kept: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
-        self._f: tuple | None = None  # what was traced last, and what it closes over
+        # Of each program by name, what was traced last, and what it closes over.
+        self._traced: dict[str, tuple] = {}
+        self.programs: dict[str, Program] = {}
         # Whether whole numbers in p are known to f, which decides by them.
         self.fixes_whole = False
 
@@ -86,39 +81,42 @@ class Maker:
         self._keep("saving", saving, "which times are saved", index)
         self.options = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
         self._keep("options", Static(self.options), "the solver options", index)
-        consts = self._trace_field(prob, p, types, dtype, index)
-        t0, t1 = (_as_real(t, dtype) for t in prob.tspan)
-        abstol = reltol = None
-        if not holds_tolerances(options["stepsize_controller"]):
-            for name in ("abstol", "reltol"):
-                check_tolerance_shape(name, options[name], u0.shape)
-            abstol, reltol = (_as_real(options[k], dtype) for k in ("abstol", "reltol"))
-        given = (options[k] for k in ("dt", "dtmin", "dtmax"))
-        sizes = (None if x is None else _as_real(x, dtype) for x in given)
-        return Lane(u0, p, consts, t0, t1, times, None, abstol, reltol, *sizes)
+        numbers = {"u0": u0, "p": p, "saveat": times, "count": None, "stop": None}
+        for row in _CONSTANTS:
+            fn = prob.f if row.option == "f" else options[row.option]
+            numbers[row.name] = self._trace(row.option, fn, prob, p, types, dtype, index)
+        numbers["t0"], numbers["t1"] = (_as_real(t, dtype) for t in prob.tspan)
+        for row in NUMBERS:
+            if row.name not in numbers:
+                numbers[row.name] = _as_given(row, options, u0.shape, dtype)
+        return Lane(**numbers)
 
-    def _trace_field(self, prob, p, types, dtype, index) -> tuple:
+    def _trace(self, name, fn, prob, p, types, dtype, index) -> tuple:
         others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
-        same = (prob.f, jtu.tree_structure(prob.p), types, *others)
-        if self._f is not None and _identical(self._f[0], same):
-            field, consts = self._f[1]  # called again, but f is the one traced already
-        else:
-            field, consts = trace_field(prob, p, dtype, self._is_number)
-        self._keep("field", field, "the computation that f does", index)
-        self._f = (same, (field, consts))
+        same = (fn, jtu.tree_structure(prob.p), types, *others)
+        before, (program, consts) = self._traced.get(name, ((), (None, ())))
+        if fn is None:
+            program, consts = None, ()
+        elif not _identical(before, same):  # else it is called again, and is the one traced already
+            program, consts = trace_program(prob, name, fn, p, dtype, self._is_number)
+        self._keep(name, program, f"the computation that {name} does", index)
+        if program is not None:
+            self.programs[name] = program
+        self._traced[name] = same, (program, consts)
         return consts
 
     def trajectories(self, **fields: Any) -> Trajectories:
         """With these fields, and with what it kept."""
-        kept = {name: self.kept[name] for name in ("field", "saving", "tree")}
-        return Trajectories(**kept, options=self.options, **fields)
+        (_, field), *beside = self.programs.items()
+        kept = {"saving": self.kept["saving"], "tree": self.kept["tree"], "options": self.options}
+        return Trajectories(field=field, beside=tuple(beside), **kept, **fields)
 
     def again(self) -> "Maker":
         """One that is to make the same, to find whether it does."""
         maker = Maker(self.ens, self.solve_options, self.n)
         maker.fixes_whole = self.fixes_whole
-        if self._f is not None and not any(map(is_tracer, self._f[1][1])):
-            maker._f = self._f
+        known = self._traced.items()
+        maker._traced = {name: x for name, x in known if not any(map(is_tracer, x[1][1]))}
         return maker
 
     def static_numbers(self) -> tuple:
@@ -129,8 +127,8 @@ class Maker:
     def _keep(self, name: str, value: Any, what: str, index: Any) -> None:
         if self.kept.setdefault(name, value) != value:
             remedy = "Solve one ensemble for each."
-            if name == "field":
-                remedy += " (Where f differs in a number only, pass it in p.)"
+            if isinstance(value, Program):
+                remedy += f" (Where {name} differs in a number only, pass it in p.)"
             raise ValueError(
                 f"prob_func varies {what} with the index (first at index {index}: {value}, before: "
                 f"{self.kept[name]}); all trajectories of an ensemble must have the same. {remedy}"
@@ -146,7 +144,7 @@ def _identical(a: tuple, b: tuple) -> bool:
 
 def _with_tolerances(options: dict, tree: StateTree) -> dict:
     """The options, with tolerances that are pytrees like the state as vectors."""
-    names = [k for k in ("abstol", "reltol") if options.get(k) is not None]
+    names = [x.option for x in _TOLERANCES if options.get(x.option) is not None]
     return options | {k: tree.tolerance(k, options[k]) for k in names}
 
 
@@ -162,48 +160,56 @@ def _check_rows(saveat: Any, n: int | None) -> None:
         )
 
 
-def trace_field(
-    prob: ODEProblem, p: tuple, dtype: np.dtype, is_number: Callable[[Any], bool]
+def trace_program(
+    prob: ODEProblem, name: str, fn: Callable, p: tuple, dtype: np.dtype, is_number: Callable
 ) -> tuple[Program, tuple]:
-    """Trace `f`, and check what it returns.
+    """Trace a function `(u, p, t)` of a problem; of `f`, check what it returns.
 
-    **Arguments:** `p`: the leaves of the parameters that are traced, which `is_number` tells from
-    the others.
+    **Arguments:** `name`, `fn`: what the user calls it, and the function; `p`: the leaves of the
+    parameters that are traced, which `is_number` tells from the others.
 
     **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype
     than the state's.
     """
+    is_field = name == "f"
     numeric, static = eqx.partition(prob.p, is_number)
     structure = jtu.tree_structure(numeric)
     tree = tree_of(prob.u0, prob._order)
 
-    def field(u, p, t):
+    def of_arrays(u, p, t):
         p = eqx.combine(jtu.tree_unflatten(structure, p), static)
-        return prob.f(u, p, t) if tree is None else tree.derivative(prob.f(tree.unravel(u), p, t))
+        out = fn(u if tree is None else tree.unravel(u), p, t)
+        return out if tree is None or not is_field else tree.derivative(out)
 
     if tree is None:
         u = jax.ShapeDtypeStruct(prob.u0.shape, prob.u0.dtype)
     else:
         u = jax.ShapeDtypeStruct((tree.size,), tree.dtype)
     t = jax.ShapeDtypeStruct((), dtype)
-    if not is_known(prob.f):
-        check_signature(prob.f)
+    if is_field and not is_known(fn):
+        check_signature(fn)
     try:
-        program, consts = trace(field, u, p, t, rules=True)
+        program, consts = trace(of_arrays, u, p, t, rules=True)
     except Exception as e:
         paths = [(k, x) for k, x in jtu.tree_leaves_with_path(prob.p) if is_number(x)]
-        explained = explain(e, prob.p, paths)
+        explained = explain(e, prob.p, paths) if is_field else e
         if explained is e:
             raise
         raise explained from e
     check_once(
-        prob.f,
-        lambda: numbers_in(program, consts) == numbers_in(*trace(field, u, p, t)),
-        "f gives another value each time it is called with the same u, p and t (by random numbers "
-        "of NumPy or Python, or the clock). It is traced once, and they would be drawn once for "
-        "the whole solve: draw them before, and pass them in p (in prob_func by jax.random with "
-        "ctx.key).",
+        fn,
+        lambda: numbers_in(program, consts) == numbers_in(*trace(of_arrays, u, p, t)),
+        f"{name} gives another value each time it is called with the same u, p and t (by random "
+        "numbers of NumPy or Python, or the clock). It is traced once, and they would be drawn "
+        "once for the whole solve: draw them before, and pass them in p (in prob_func by "
+        "jax.random with ctx.key).",
     )
+    if is_field:
+        _check_rate(program, u)
+    return program, tuple(consts)
+
+
+def _check_rate(program: Program, u: Any) -> None:
     if program.out_tree != jtu.tree_structure(0):
         hint = "Use jnp.array([...]) or jnp.stack on its parts."
         if program.out_tree == jtu.tree_structure(None):
@@ -224,7 +230,20 @@ def trace_field(
             f"that dtype (u0.astype('{out.dtype}')), or cast inside f (parameters and constants "
             "of another precision are the usual cause)."
         )
-    return program, tuple(consts)
+
+
+def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:
+    """Numbers as an option gives them."""
+    value = options[row.option]
+    if row.kind == "tolerance":
+        if holds_tolerances(options["stepsize_controller"]):
+            return None
+        if np.shape(value) not in ((), shape):
+            raise ValueError(
+                f"{row.option} has the shape {np.shape(value)}; it must be a number, or an array "
+                f"of the shape of u0, {shape}."
+            )
+    return None if value is None else _as_real(value, row.dtype or dtype)
 
 
 def _as_real(x: Any, dtype: np.dtype) -> Any:

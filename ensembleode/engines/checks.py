@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.lane import Lane
-from ..core.logs import log_once
+from ..ground.logs import log_once
+from ..numbers import of_kind
 from ..options import holds_tolerances
 from ..solvers import ODESolver
 from ..tracing.program import is_tracer
@@ -107,9 +108,9 @@ def check_bounds(adaptive: bool | None, batched: Lane) -> None:
 
     **Raises:** `ValueError` for bounds of a step that is fixed.
     """
-    for name in ("dtmin", "dtmax"):
-        if adaptive is False and getattr(batched, name) is not None:
+    for row in of_kind("bound"):
+        if adaptive is False and getattr(batched, row.name) is not None:
             raise ValueError(
-                f"{name} is given with a fixed step, which dt says: it bounds the steps that "
+                f"{row.option} is given with a fixed step, which dt says: it bounds the steps that "
                 "step-size control takes, so drop one of the two."
             )

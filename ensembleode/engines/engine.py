@@ -19,6 +19,8 @@ class Engine(abc.ABC):
     - `shares_work`: whether it shares a batch out to threads of the CPU itself, as many as
         `plan.threads`, and needs no devices for that.
     - `on_gpu`: whether a trajectory is a thread of a GPU.
+    - `closed`: whether its solves are primitives of ours, closed under differentiation (see
+        `derivatives.py`).
     - `numbers_apart`: whether a number that is written in `f` is better a constant of its program:
         other numbers compile nothing, and the bits are the same.
     """
@@ -29,6 +31,7 @@ class Engine(abc.ABC):
     solves_columns: ClassVar[bool] = True
     shares_work: ClassVar[bool] = False
     on_gpu: ClassVar[bool] = False
+    closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
 
     @abc.abstractmethod
@@ -80,6 +83,12 @@ class Engine(abc.ABC):
         """Whether, on a CPU, it looks at `Lane.stop`, and then gives the trajectories that have not
         ended the return code `Default`."""
         return False
+
+    def interpolant(self, method: Static) -> Any:
+        """How the solution goes on within a saved step: as the step that this method makes, or by
+        the states at so many nodes within it, which are then in `Result.inner`; None: as the cubic
+        of the states and slopes at both ends."""
+        return getattr(method.value, "method", None)
 
     def factorises(self, plan: Plan) -> bool:
         """Whether the steps factorise matrices."""

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from .. import sensitivity
 from ..solvers.controllers import AbstractController, PIController
+from ..solvers.method import Method
 from ..solvers.norms import AbstractNorm, RMSNorm
-from ..solvers.runge_kutta import RungeKutta
 from ..tracing.program import Static
 from .checks import check_backsolve, check_controller, check_steps
 
@@ -21,7 +21,7 @@ REVERSE = (
 class Solver(NamedTuple):
     """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
 
-    method: RungeKutta
+    method: Method
     controller: AbstractController | None
     norm: AbstractNorm
     direction: str

@@ -9,8 +9,8 @@ from jaxtyping import Array, Float, Inexact, Int, Int8
 
 from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
-from ..core.retcode import ReturnCode
-from ..solvers.runge_kutta import RungeKutta
+from ..ground.retcode import ReturnCode
+from ..solvers.method import Method
 from ..tracing.program import Program, trace
 
 
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
 def result_of(
     plan: Plan,
-    method: RungeKutta,
+    method: Method,
     has_dt: bool,
     numbers: Numbers,
     end: Any,

@@ -8,30 +8,25 @@ import jax.numpy as jnp
 
 from ..core.executor import Executor
 from ..core.interrupts import finished
-from ..core.job import axes, finish, Job
+from ..core.job import axes, finish_lanes, Job
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
-from ..core.recent import jit_recent
+from ..ground.recent import jit_recent
+from ..numbers import but, of_kind
 from ..tracing.program import Program
-
-
-_SHARED = ("t0", "t1", "saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
 
 
 class Columns(Executor):
     """The trajectories as the columns of one state."""
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` when an option that all columns share differs by trajectory.
-        """
-        for name in _SHARED:
-            if getattr(plan.batched, name):
-                what = "tspan" if name in ("t0", "t1") else name
+        """**Raises:** `ValueError` when an option that all columns share differs by trajectory."""
+        for row in but("state", "parameters", "constants", "flag"):
+            if getattr(plan.batched, row.name):
                 raise ValueError(
-                    f"EnsembleColumns solves all trajectories with the same steps, so {what} must "
-                    "be the same for all; prob_func makes it depend on the index. Use "
-                    "EnsembleGPUArray() or EnsembleSerial()."
+                    "EnsembleColumns solves all trajectories with the same steps, so "
+                    f"{row.option} must be the same for all; prob_func makes it depend on the "
+                    "index. Use EnsembleGPUArray() or EnsembleSerial()."
                 )
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
@@ -63,20 +58,16 @@ def _solve(plan, lanes, indices, repeat, key, output_consts):
         output=None,
     )
     result = plan.engine.integrate(matrix_plan, _as_matrix(lanes, batched.u0, n))
-    columns = Result(*[None] * len(result))._replace(u=-1, du=None if result.du is None else -1)
-
-    def one(result, index):
-        return finish(plan, result, index, repeat, key, output_consts)
-
-    return jax.vmap(one, in_axes=(columns, 0))(result, indices)
+    columns = Result(*[None] * len(result))._replace(u=-1, inner=-1)
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts, columns)
 
 
 def _as_matrix(lanes: Lane, batched_u0: bool, n: int) -> Lane:
     u0 = jnp.asarray(lanes.u0)
     u0 = jnp.moveaxis(u0, 0, -1) if batched_u0 else jnp.repeat(u0[..., None], n, axis=-1)
     tolerances = {
-        name: jnp.broadcast_to(jnp.asarray(value)[..., None], u0.shape)
-        for name in ("abstol", "reltol")
-        if (value := getattr(lanes, name)) is not None and jnp.ndim(value) > 0
+        row.name: jnp.broadcast_to(jnp.asarray(value)[..., None], u0.shape)
+        for row in of_kind("tolerance")
+        if (value := getattr(lanes, row.name)) is not None and jnp.ndim(value) > 0
     }
     return lanes._replace(u0=u0, **tolerances)

@@ -4,12 +4,12 @@ import dataclasses
 from typing import Any
 
 from ..core.job import Job
-from ..core.logs import log_once
-from ..core.placement import default_device
 from ..core.plan import Plan, Result
 from ..engines import Engine
 from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
+from ..ground.logs import log_once
+from ..ground.placement import default_device
 from .sharded import arrays, Devices
 
 
@@ -38,9 +38,7 @@ class Kernels(Devices):
 
 
 def executor(ensemblealg: EnsembleGPUKernel, engine: Engine) -> Kernels:
-    """
-    **Raises:** `ValueError` when there are fewer GPUs than asked for.
-    """
+    """**Raises:** `ValueError` when there are fewer GPUs than asked for."""
     if computes_on_gpu():
         return Kernels(arrays(ensemblealg, engine).devices)
     log_once(

@@ -2,7 +2,7 @@
 
 What a field may use (lineax, optimistix, diffrax) compares abstract values, which know of the mesh
 inside `jax.shard_map`. So an engine's program is traced outside and evaluated inside, and so are
-its forward and backward pass.
+its forward and backward pass; but those of primitives of ours are JAX's, of any order.
 """
 
 import contextlib
@@ -18,9 +18,9 @@ import jax.tree_util as jtu
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 
 from .. import sensitivity
-from ..core.given_device import device_is_given
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
+from ..ground.given_device import device_is_given
 
 
 AXIS = "trajectories"
@@ -49,7 +49,7 @@ def on_each_device(plan: Plan, mesh: Mesh, numbers: tuple[Lane, Lane], mask: Any
 
     **Returns:** the result, split over the devices; without `t` where that is shared.
     """
-    if plan.method.value.direction == "reverse":
+    if plan.method.value.direction == "reverse" and not plan.engine.closed:
         label = type(plan.method.value.adjoint).__name__ + "()"
         return _with_adjoint(sensitivity.reverse_only(numbers, label), mask, plan, mesh)
     return evaluated_on_each(mesh, _solve(plan), (_SPLIT, _WHOLE, _SPLIT), _SPLIT, (*numbers, mask))

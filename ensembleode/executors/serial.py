@@ -10,7 +10,7 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import Job, solve_lane, Unfinished
 from ..core.plan import Result
-from ..core.recent import jit_recent
+from ..ground.recent import jit_recent
 from .sharded import Devices
 
 

@@ -16,16 +16,16 @@ import jaxlib
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ..core import cpu_devices
 from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
-from ..core.keys import as_before, raw
 from ..core.lane import Lane
 from ..core.plan import Plan, Result, shared_times
-from ..core.recent import jit_recent
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
+from ..ground import cpu_devices
+from ..ground.keys import as_before, raw
+from ..ground.recent import jit_recent
 from ..tracing.program import being_staged, equations
 from .on_devices import AXIS, is_on_one_device, on_each_device
 
@@ -70,9 +70,7 @@ def threads(ensemblealg: EnsembleThreads, engine: Engine) -> Devices:
 
 
 def arrays(ensemblealg: EnsembleGPUArray | EnsembleGPUKernel, engine: Engine) -> Devices:
-    """
-    **Raises:** `ValueError` when there are fewer devices.
-    """
+    """**Raises:** `ValueError` when there are fewer devices."""
     devices = ensemblealg.devices or ()
     if isinstance(devices, int):
         there = jax.local_devices()
@@ -115,11 +113,8 @@ _LAPACK = (
 def _factorises(plan: Plan) -> bool:
     """Whether the steps, or `f`, factorise matrices."""
     field: Any = plan.field
-    return plan.engine.factorises(plan) or _calls_lapack(field.jaxpr)
-
-
-def _calls_lapack(jaxpr: Any) -> bool:
-    return any(eqn.primitive.name in _LAPACK for eqn in equations(jaxpr))
+    called = (eqn.primitive.name for eqn in equations(field.jaxpr))
+    return plan.engine.factorises(plan) or any(name in _LAPACK for name in called)
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:
@@ -152,7 +147,7 @@ _solve = jit_recent(solve_lanes)
 @functools.partial(jit_recent, static=2)
 def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
     result = _sharded(plan, mesh, lanes, indices.shape[0])
-    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
 
 
 def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:

@@ -15,9 +15,5 @@ A printer writes the language as source: `engines/julia/source.py` in Julia,
 `engines/compiled/field.py` as LLVM IR.
 """
 
-from .lowering import (
-    Inputs as Inputs,
-    lower as lower,
-    UntranslatableError as UntranslatableError,
-)
+from .lowering import Inputs as Inputs, lower as lower, UntranslatableError as UntranslatableError
 from .staging import parameters_of as parameters_of, staged as staged

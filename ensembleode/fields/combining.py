@@ -57,28 +57,16 @@ _XOR = Combination("xor", lax.bitwise_xor, lambda dtype: 0)
 
 # By primitive. (What a scatter writes may replace what was there.)
 REDUCTIONS = {
-    "reduce_and": _AND,
-    "reduce_max": _MAX,
-    "reduce_min": _MIN,
-    "reduce_or": _OR,
-    "reduce_prod": _MUL,
-    "reduce_sum": _ADD,
-    "reduce_xor": _XOR,
+    **{f"reduce_{by.name}": by for by in (_AND, _MAX, _MIN, _OR, _XOR)},
+    **{"reduce_prod": _MUL, "reduce_sum": _ADD},
 }
 CUMULATIVE = {
-    "cumlogsumexp": _LOGADDEXP,
-    "cummax": _MAX,
-    "cummin": _MIN,
-    "cumprod": _MUL,
-    "cumsum": _ADD,
+    **{f"cum{by.name}": by for by in (_MAX, _MIN)},
+    **{"cumlogsumexp": _LOGADDEXP, "cumprod": _MUL, "cumsum": _ADD},
 }
 SCATTERS = {
     "scatter": None,
-    "scatter-add": _ADD,
-    "scatter-max": _MAX,
-    "scatter-min": _MIN,
-    "scatter-mul": _MUL,
-    "scatter-sub": _SUB,
+    **{f"scatter-{by.name}": by for by in (_ADD, _MAX, _MIN, _MUL, _SUB)},
 }
 
 

@@ -8,15 +8,11 @@ import numpy as np
 
 # For numbers, and for integers that stay in range.
 FOLDED: dict[str, Callable] = {
-    "abs": np.abs,
-    "add": np.add,
+    **{name: getattr(np, name) for name in ("abs", "add", "ceil", "floor", "sign", "sqrt")},
+    **dict.fromkeys(("convert_element_type", "copy", "stop_gradient"), lambda x: x),
     "add_any": np.add,
     "and": np.bitwise_and,
-    "ceil": np.ceil,
-    "convert_element_type": lambda x: x,
-    "copy": lambda x: x,
     "eq": np.equal,
-    "floor": np.floor,
     "ge": np.greater_equal,
     "gt": np.greater,
     "is_finite": np.isfinite,
@@ -29,10 +25,7 @@ FOLDED: dict[str, Callable] = {
     "neg": np.negative,
     "not": np.bitwise_not,
     "or": np.bitwise_or,
-    "sign": np.sign,
-    "sqrt": np.sqrt,
     "square": np.square,
-    "stop_gradient": lambda x: x,
     "sub": np.subtract,
     "xor": np.bitwise_xor,
 }
@@ -44,14 +37,10 @@ def _divided(x: Any, y: Any) -> Any:
     return np.where(y == 0, ~np.zeros_like(y), np.where((x < 0) == (y < 0), whole, -whole))
 
 
-def _remainder(x: Any, y: Any) -> Any:
-    return np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y)))
-
-
 # For integers alone, as indices are computed with.
 FOLDED_INTEGERS: dict[str, Callable] = {
     **FOLDED,
     "clamp": lambda low, x, high: np.minimum(np.maximum(x, low), high),
     "div": _divided,
-    "rem": _remainder,
+    "rem": lambda x, y: np.where(y == 0, x, np.fmod(x, np.where(y == 0, 1, y))),
 }

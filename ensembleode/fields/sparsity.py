@@ -90,6 +90,10 @@ def _nothing(shape: Sequence[int]) -> np.ndarray:
     return np.full(tuple(shape), 0, object)
 
 
+def _mapped(x: _Value, fn: Callable) -> _Value:
+    return _Value(fn(x.depends), None if x.known is None else fn(x.known))
+
+
 def _known(x: Any) -> _Value:
     x = np.asarray(x)
     return _Value(_nothing(x.shape), x)
@@ -207,17 +211,11 @@ def _iota(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     return [_known(iota(np, params["shape"], params["dimension"]).astype(params["dtype"]))]
 
 
-def _same(eqn: Any, ins: list[_Value]) -> list[_Value]:
-    del eqn
-    return ins
-
-
 def _take(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     x, numbers = ins
     if numbers.known is None:
         return [_Value(np.full(numbers.shape, x.all, object))]
-    known = None if x.known is None else x.known[numbers.known]
-    return [_Value(x.depends[numbers.known], known)]
+    return [_mapped(x, lambda array: array[numbers.known])]
 
 
 def _put(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
@@ -238,23 +236,13 @@ def _put(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 def _dot_general(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     x, y = ins
     numbers = layouts(eqn, x.shape, y.shape)  # [batch, free, contracted]
-    x, y = (
-        _Value(v.depends.reshape(-1)[n], None if v.known is None else v.known.reshape(-1)[n])
-        for v, n in zip(ins, numbers, strict=True)
-    )
+    x, y = (_mapped(v, lambda a, n=n: a.reshape(-1)[n]) for v, n in zip(ins, numbers, strict=True))
     total = np.zeros((*x.shape[:2], y.shape[1]), object)
     for k in range(x.shape[2]):
-        row, column = (
-            _Value(v.depends[..., k], None if v.known is None else v.known[..., k]) for v in (x, y)
-        )
-        row, column = _expanded(row, 2), _expanded(column, 1)
+        row = _mapped(x, lambda a, k=k: a[:, :, None, k])
+        column = _mapped(y, lambda a, k=k: a[:, None, :, k])
         total = total | row.where_not_zero(column) | column.where_not_zero(row)
     return [_Value(total.reshape(eqn.outvars[0].aval.shape))]
-
-
-def _expanded(x: _Value, axis: int) -> _Value:
-    known = None if x.known is None else np.expand_dims(x.known, axis)
-    return _Value(np.expand_dims(x.depends, axis), known)
 
 
 def _custom_jvp_call(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
@@ -316,7 +304,7 @@ def _scan(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
         return [*carry, *(_Value(np.stack([y.depends] * length)) for y in ys)]
     stacks: list = [None] * length
     for i in reversed(range(length)) if eqn.params["reverse"] else range(length):
-        rows = [_Value(x.depends[i], None if x.known is None else x.known[i]) for x in xs]
+        rows = [_mapped(x, lambda a, i=i: a[i]) for x in xs]
         outs = _closed(body, [*consts, *carry, *rows])
         carry, stacks[i] = outs[:n_carry], [y.depends for y in outs[n_carry:]]
     avals = [v.aval for v in eqn.outvars[n_carry:]]
@@ -328,11 +316,11 @@ def _scan(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 _RULES: dict[str, Callable] = {
     "cond": _cond,
-    "copy": _same,
+    "copy": lambda eqn, ins: ins,
     "custom_jvp_call": _custom_jvp_call,
     "dot_general": _dot_general,
     "iota": _iota,
-    "optimization_barrier": _same,
+    "optimization_barrier": lambda eqn, ins: ins,
     "put": _put,
     "scan": _scan,
     "take": _take,

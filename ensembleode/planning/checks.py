@@ -10,10 +10,7 @@ class PlanError(ValueError):
 
 
 def number(value: Any, what: str) -> float:
-    """A positive number, maybe as text (to YAML, 1e8 is text).
-
-    **Raises:** `PlanError`, which names `what`.
-    """
+    """A positive number, maybe as text (to YAML, 1e8 is text); else `PlanError` of `what`."""
     found = _float(value)
     if found is None or found <= 0:
         raise PlanError(f"{what} must be a positive number, got {value!r}.")
@@ -21,10 +18,7 @@ def number(value: Any, what: str) -> float:
 
 
 def whole(value: Any, what: str) -> int:
-    """A whole number, 1 or more, maybe as text, or as a float such as 1e8.
-
-    **Raises:** `PlanError`, which names `what`.
-    """
+    """A whole number, 1 or more, maybe as text or as a float (1e8); else `PlanError` of `what`."""
     found = _float(value)
     if found is None or found < 1 or found != int(found):
         raise PlanError(f"{what} must be a whole number, 1 or more, got {value!r}.")

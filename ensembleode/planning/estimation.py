@@ -87,19 +87,10 @@ class Estimate:
         head = ["kind", "count", "unit time", "hours a day", "compute (h)", "alone (h)", "share"]
         rows = [[*head, "items" if self.jobs is None else "jobs"]]
         for share in self.shares:
+            kind = [share.name, f"{share.count:,}", f"{share.unit_time:.4g}"]
+            spent = [hours(share.compute_hours), hours(share.alone_hours), f"{share.fraction:.1%}"]
             done = share.items if share.jobs is None else share.jobs
-            rows.append(
-                [
-                    share.name,
-                    f"{share.count:,}",
-                    f"{share.unit_time:.4g}",
-                    f"{share.hours_per_day:g}",
-                    hours(share.compute_hours),
-                    hours(share.alone_hours),
-                    f"{share.fraction:.1%}",
-                    f"{done:,}",
-                ]
-            )
+            rows.append([*kind, f"{share.hours_per_day:g}", *spent, f"{done:,}"])
         others = [["if", "run time (h)", ""]]
         others += [[x.what, hours(x.run_hours), f"x {x.factor:.2f}"] for x in self.assumptions]
         days = f" ({self.run_hours / DAY:,.1f} days)" if self.run_hours >= DAY else ""
@@ -163,9 +154,8 @@ def estimate(
     check_fleet(fleet)
     run = _Run(items, iterations, items_per_job)
     run_hours, parts, jobs = _planned(run, fleet)
-    shares = []
-    for kind, part, dealt in zip(fleet, parts, jobs or [None] * len(fleet), strict=True):
-        share = Share(
+    shares = [
+        Share(
             name=kind.name,
             count=kind.count,
             hours_per_day=kind.hours_per_day,
@@ -176,7 +166,8 @@ def estimate(
             items=part,
             jobs=dealt,
         )
-        shares.append(share)
+        for kind, part, dealt in zip(fleet, parts, jobs or [None] * len(fleet), strict=True)
+    ]
     return Estimate(
         **run._asdict(),
         jobs=None if jobs is None else sum(jobs),
@@ -195,10 +186,8 @@ class _Run(NamedTuple):
 
 
 def _planned(run: _Run, fleet: Sequence[Kind]) -> tuple[float, list[int], list[int] | None]:
-    """The run time in hours, the items of each kind, and the jobs of each kind.
-
-    In fractions, exactly: counts of items and jobs must not depend on rounding.
-    """
+    """The run time in hours, the items of each kind, and the jobs of each kind."""
+    # (In fractions, exactly: counts of items and jobs must not depend on rounding.)
     items, iterations, items_per_job = run
     costs = [Fraction(kind.cost) * DAY / Fraction(kind.hours_per_day) for kind in fleet]
     if items_per_job is None:

@@ -109,19 +109,15 @@ def read_fleet(path: str | os.PathLike) -> list[Kind]:
     except yaml.YAMLError as e:
         raise PlanError(f"the fleet {name} is not YAML: {' '.join(str(e).split())}.") from e
     try:
-        return _fleet_of(entries)
+        if not isinstance(entries, list):
+            raise PlanError(
+                "there is no list of kinds: begin each with a dash, as in '- {name: gpu, count: "
+                "32, seconds: 185.3, items: 65536, iterations: 2000}'."
+            )
+        kinds = [_kind(entry, place) for place, entry in enumerate(entries, start=1)]
+        check_fleet(kinds)
     except PlanError as e:
         raise PlanError(f"in the fleet {name}, {e}") from None
-
-
-def _fleet_of(entries: Any) -> list[Kind]:
-    if not isinstance(entries, list):
-        raise PlanError(
-            "there is no list of kinds: begin each with a dash, as in '- {name: gpu, count: 32, "
-            "seconds: 185.3, items: 65536, iterations: 2000}'."
-        )
-    kinds = [_kind(entry, place) for place, entry in enumerate(entries, start=1)]
-    check_fleet(kinds)
     return kinds
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import math
 import os
@@ -16,12 +17,12 @@ from typing import Any
 
 import numpy as np
 
-from ..core import cpu_devices
 from ..core.progress import bar
+from ..ground import cpu_devices
 from ..tools.scripts import ScriptError, split
 from .checks import number, PlanError, whole
 from .fleet import Kind
-from .tables import columns, plain, size
+from .tables import columns, plain
 
 
 # Set in the processes that measure.
@@ -153,29 +154,18 @@ class Measurement:
             if row.seconds is None or row.first is None or row.unit_time is None:
                 cells += ["", row.status, "", "", "", ""]
             else:
-                cells += [
-                    f"{row.iterations:,}",
-                    f"{row.seconds:.4g}",
-                    f"{row.spread:.0%}",
-                    f"{row.unit_time:.4g}",
-                    f"{row.first:.3g}",
-                    "" if row.memory is None else size(row.memory),
-                ]
+                cells += [f"{row.iterations:,}", f"{row.seconds:.4g}", f"{row.spread:.0%}"]
+                memory = "" if row.memory is None else f"{row.memory / 2**20:,.0f} MiB"
+                cells += [f"{row.unit_time:.4g}", f"{row.first:.3g}", memory]
             table.append(cells)
         lines = [*columns(table), ""]
         for fit in self.fits:
             where = next(row.where for row in self.rows if row.cores == fit.cores)
             lines.append(f"an iteration ({where}): {fit}")
-        lines += [
-            f"{row.status} of {row.items:,} items ({row.where}): {row.reason}"
-            for row in self.rows
-            if row.reason
-        ]
-        lines += [
-            "seconds: median of the repeats, which differ by the spread",
-            "unit time: seconds an item and 1000 iterations",
-        ]
-        return "\n".join(lines)
+        bad = [row for row in self.rows if row.reason]
+        lines += [f"{x.status} of {x.items:,} items ({x.where}): {x.reason}" for x in bad]
+        lines.append("seconds: median of the repeats, which differ by the spread")
+        return "\n".join([*lines, "unit time: seconds an item and 1000 iterations"])
 
 
 def measure(
@@ -249,10 +239,9 @@ def measure(
     time_limit = number(time_limit, "time_limit")
     rows = []
     with bar(len(settings) * len(sizes), "size", disable=not progress) as shown:
-        for count in settings:
-            for items in sizes:
-                rows.append(_row(task | {"items": items}, count, time_limit))
-                shown.update()
+        for count, items in itertools.product(settings, sizes):
+            rows.append(_row(task | {"items": items}, count, time_limit))
+            shown.update()
     return Measurement(make_loss, tuple(rows), tuple(_fits(rows)))
 
 
@@ -263,15 +252,9 @@ def _distinct(values: Sequence[Any], what: str) -> list[int]:
     return found
 
 
-#
-# A process
-#
-
-
 def _row(task: dict[str, Any], cores: int | None, time_limit: float) -> Timing:
     with tempfile.TemporaryDirectory(prefix="ensembleode-") as directory:
-        result = pathlib.Path(directory, "result.json")
-        log = pathlib.Path(directory, "log")
+        result, log = (pathlib.Path(directory, name) for name in ("result.json", "log"))
         code = _run([json.dumps(task), str(result)], log, cores, time_limit)
         try:
             report = json.loads(result.read_text())
@@ -346,17 +329,11 @@ def _ended(code: int | None, said: list[str], limit: float) -> dict[str, str]:
         return {"status": "timeout", "reason": f"not done after {limit:g} seconds (time_limit)"}
     if code == -signal.SIGABRT and any("bad_alloc" in line for line in said):
         return {"status": "OOM", "reason": last}
-    if code < 0:
-        name = next((x.name for x in signal.Signals if x == -code), f"signal {-code}")
-        if name == "SIGKILL":
-            return {"status": "OOM", "reason": "killed (SIGKILL), as Linux does when memory is out"}
-        return {"status": "error", "reason": f"ended by {name}" + (f": {last}" if last else "")}
-    return {"status": "error", "reason": f"exited with code {code}" + (f": {last}" if last else "")}
-
-
-#
-# The fit
-#
+    name = next((x.name for x in signal.Signals if x == -code), f"signal {-code}")
+    if name == "SIGKILL":
+        return {"status": "OOM", "reason": "killed (SIGKILL), as Linux does when memory is out"}
+    why = f"ended by {name}" if code < 0 else f"exited with code {code}"
+    return {"status": "error", "reason": f"{why}: {last}" if last else why}
 
 
 def _fits(rows: Sequence[Timing]) -> Iterator[Fit]:

@@ -19,7 +19,7 @@ from typing import Any
 
 import jax
 
-from ..core import cpu_devices
+from ..ground import cpu_devices
 from ..tools.scripts import loaded, ScriptError
 
 
@@ -84,9 +84,7 @@ def seconds(run: Callable[[], Any], iterations: int = 1) -> float:
 
 
 def function_of(source: str, function: str) -> Callable[[int], Any]:
-    """
-    **Raises:** `Unusable`.
-    """
+    """**Raises:** `Unusable`."""
     try:
         return loaded(source, function)
     except ScriptError as e:

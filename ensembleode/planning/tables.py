@@ -28,8 +28,3 @@ def columns(rows: Sequence[Sequence[str]]) -> list[str]:
 def hours(value: float) -> str:
     """To the hundredth; small ones to three digits."""
     return f"{value:,.2f}" if value >= 1 else f"{value:.3g}"
-
-
-def size(count: int) -> str:
-    """A number of bytes."""
-    return f"{count / 2**20:,.0f} MiB"

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import functools
 import secrets
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -22,9 +23,10 @@ try:
 except ImportError as e:
     raise ImportError("the service needs FastAPI: pip install 'ensembleode[serve]'.") from e
 
-from ..core.version import __version__
+from ..ground.version import __version__
 from ..options import check_count
 from . import documented, tokens as tokens_of, wire
+from .batcher import Done
 from .calls import Call, in_json, LARGE, refusal, Reply, reply_to
 from .jobs import Jobs
 from .metrics import CONTENT_TYPE
@@ -111,16 +113,10 @@ def create_app(
             await service.stop()
 
     app = App(
-        service=service,
-        cors=cors,
-        title="ensembleode",
-        version=__version__,
-        description=documented.ABOUT,
+        service, cors, title="ensembleode", version=__version__, description=documented.ABOUT,
+        docs_url=None, redoc_url=None,  # their pages are scripts from elsewhere
         lifespan=lifespan,
-        # Their pages are scripts from elsewhere.
-        docs_url=None,
-        redoc_url=None,
-    )
+    )  # fmt: skip
     if cors:
         app.add_middleware(
             CORSMiddleware,
@@ -150,7 +146,7 @@ def create_app(
 class App(FastAPI):
     """Has endpoints that take a `Call`: these need neither FastAPI nor an ASGI server."""
 
-    def __init__(self, *, service: Service, cors: Sequence[str] = (), **options: Any):
+    def __init__(self, service: Service, cors: Sequence[str], **options: Any):
         super().__init__(**options)
         self.service = self.state.service = service
         self.endpoints: dict[str, Callable] = {}
@@ -222,35 +218,26 @@ def _add_problems(app: App, service: Service) -> None:
         """Solve one trajectory, or many."""
         entry, asked = await _asked(service, call)
         wire.check_answer(entry, asked)
-        solver = service.solvers[entry.name]
-        program = solver.program(asked.rows, own=asked.numbers.p is not None)
+        program = service.solver(entry.name).program(asked.rows, own=asked.numbers.p is not None)
         done = await service.done(call, program, asked.numbers, asked.deadline)
-
-        def answer() -> dict[str, Any]:
-            return wire.solved(asked, joined(done.results), done.wait, done.seconds)
-
-        return await _replied(call, answer, asked.n * asked.rows * max(1, entry.u0.size))
+        size = asked.n * asked.rows * max(1, entry.u0.size)
+        return await _replied(call, done, functools.partial(wire.solved, asked), size)
 
     @app.takes("vjp", **documented.VJP)
     async def vjp(call: Call) -> Reply:
         """Pull a cotangent of the saved states back to u0 and p."""
-        solver = service.solvers[service.entry(call.name).name]
+        solver = service.solver(call.name)
         if solver.no_gradient is not None:
             raise Refused(404, "no_gradient", f"there is no gradient: {solver.no_gradient}.")
         entry, asked = await _asked(service, call, "cotangent")
         wire.check_answer(entry, asked, pulls=True)
-        numbers = asked.numbers
+        numbers = asked.numbers._replace(cotangent=wire.cotangent(entry, asked))
         if numbers.p is None and entry.p.size:
-            shared = np.broadcast_to(entry.p, (asked.n, entry.p.size))
-            numbers = numbers._replace(p=shared)
-        numbers = numbers._replace(cotangent=wire.cotangent(entry, asked))
+            numbers = numbers._replace(p=np.broadcast_to(entry.p, (asked.n, entry.p.size)))
         program = solver.program(asked.rows, own=True, pulls=True)
         done = await service.done(call, program, numbers, asked.deadline)
-
-        def answer() -> dict[str, Any]:
-            return wire.pulled(entry, asked, joined(done.results), done.wait, done.seconds)
-
-        return await _replied(call, answer, asked.n * (entry.u0.size + entry.p.size))
+        size = asked.n * (entry.u0.size + entry.p.size)
+        return await _replied(call, done, functools.partial(wire.pulled, asked), size)
 
     @app.get("/v1/problems", **documented.PROBLEMS)
     async def problems() -> Response:
@@ -260,19 +247,16 @@ def _add_problems(app: App, service: Service) -> None:
     @app.get("/v1/problems/{name}", **documented.PROBLEM)
     async def problem(name: str) -> Response:
         """One of them."""
-        return _json(service.solvers[service.entry(name).name].describe())
+        return _json(service.solver(name).describe())
 
 
 async def _read(
-    service: Service,
-    call: Call,
-    made: Callable[[Entry, dict[str, Any]], Any],
-    writes: bool = False,
+    service: Service, call: Call, made: Callable[[Entry, dict], Any], writes: bool = False
 ) -> Any:
     """What is made of a body: in another thread where that takes long, or `writes` to disk."""
-    entry, binary = service.entry(call.name), call.sends_binary()
+    entry, binary = service.solver(call.name).entry, call.sends_binary()
     body = await call.body(entry.limits.body, service.bodies)
-    service.ready()
+    service.check_ready()
 
     def read() -> Any:
         return made(entry, wire.parsed(body, binary))
@@ -286,15 +270,15 @@ async def _read(
 async def _asked(service: Service, call: Call, *more: str) -> tuple[Entry, wire.Query]:
     asked = await _read(service, call, lambda entry, body: wire.query(entry, body, more))
     call.count = asked.n
-    return service.entry(call.name), asked
+    return service.solver(call.name).entry, asked
 
 
-async def _replied(call: Call, answer: Callable[[], dict[str, Any]], size: int) -> Reply:
+async def _replied(call: Call, done: Done, answer: Callable[..., dict], size: int) -> Reply:
     """An answer with so many numbers."""
     binary = call.wants_binary()
 
     def content() -> bytes:
-        return wire.encoded(answer(), binary)
+        return wire.encoded(answer(joined(done.results), done.wait, done.seconds), binary)
 
     body = await asyncio.to_thread(content) if size > LARGE // 8 else content()
     return Reply(body, wire.BINARY if binary else wire.JSON)
@@ -303,9 +287,8 @@ async def _replied(call: Call, answer: Callable[[], dict[str, Any]], size: int) 
 def _add_ensembles(app: App, service: Service) -> None:
     def jobs() -> Jobs:
         if service.jobs is None:
-            raise Refused(
-                404, "no_store", "this service keeps no ensembles; start it with a store."
-            )
+            message = "this service keeps no ensembles; start it with a store."
+            raise Refused(404, "no_store", message)
         return service.jobs
 
     async def owner(request: Request) -> str:
@@ -350,7 +333,7 @@ def _add_ensembles(app: App, service: Service) -> None:
     @app.post("/v1/ensembles/{id}/resume", **documented.JOB)
     async def resume(owner: Owner, id: str) -> Response:
         """Go on with one that was cancelled, or failed."""
-        service.ready()
+        service.check_ready()
         return _json(await asyncio.to_thread(jobs().resume, id, owner))
 
     @app.get("/v1/ensembles/{id}/download", **documented.DOWNLOAD)

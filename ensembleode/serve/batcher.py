@@ -8,7 +8,6 @@ large item is split, and others are not stuck behind it.
 """
 
 import asyncio
-import collections
 import contextlib
 import dataclasses
 import logging
@@ -17,6 +16,7 @@ import queue
 import secrets
 import threading
 import time
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
@@ -33,12 +33,11 @@ _TICK = 0.002
 _RUNS_APART = 32
 
 
+@dataclasses.dataclass(eq=False)
 class QueueFull(Exception):
     """There is no room; try again after so many `seconds`."""
 
-    def __init__(self, seconds: float):
-        super().__init__(f"the queue is full; try again in {seconds:.0f} s")
-        self.seconds = seconds
+    seconds: float
 
 
 class Draining(Exception):
@@ -49,20 +48,19 @@ class DeadlineExceeded(Exception):
     """The answer isn't there in time."""
 
 
+@dataclasses.dataclass(eq=False)
 class BatchFailed(Exception):
     """Running the item crashed; the log has why, under this `id`."""
 
-    def __init__(self, id: str):
-        super().__init__(f"a batch crashed ({id})")
-        self.id = id
+    id: str
 
 
+@dataclasses.dataclass(eq=False)
 class Hung(Exception):
     """A batch of the problem has not returned in time, that of the item (`mine`) or another."""
 
-    def __init__(self, problem: Any, *, mine: bool):
-        super().__init__(f"a batch of {problem} doesn't return")
-        self.problem, self.mine = problem, mine
+    problem: Any
+    mine: bool
 
 
 class Slice(NamedTuple):
@@ -117,18 +115,13 @@ class _Runner:
     It is a daemon: what never returns can't be ended, and must not keep the process from ending
     (which would wait for the threads of a `ThreadPoolExecutor`). What never returns may do so in
     the end; then the thread goes on.
-
-    - `began`: when that began which it is at; infinity where it is at nothing.
-    - `parts`: the items of that, and which part of each.
-    - `hangs`: whether that has been given up.
-    - `timer`: of the look whether it is to be.
     """
 
     def __init__(self, call: Callable[..., Any], name: str):
-        self.began = math.inf
-        self.parts: list[tuple[_Item, int, int]] = []
-        self.hangs = False
-        self.timer: Any = None
+        self.began = math.inf  # when that began which it is at
+        self.parts: list[tuple[_Item, int, int]] = []  # the items of that
+        self.hangs = False  # whether that has been given up
+        self.timer: Any = None  # of the look whether it is to be
         self._call = call
         self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -142,8 +135,6 @@ class _Runner:
 
 class Batcher:
     """Gathers items into batches, and runs these one by one in the thread of their problem.
-
-    **Arguments:**
 
     - `run(line, slices)`: gives a result for each slice; it blocks.
     - `most(line)`: how many a batch of that line has at most; by default `max_batch`.
@@ -180,11 +171,8 @@ class Batcher:
         self._limit = limit
         self._observe = observe
         # By problem, then by line; the first is next.
-        self._problems: collections.OrderedDict[Any, collections.OrderedDict[Any, _Line]] = (
-            collections.OrderedDict()
-        )
+        self._problems: OrderedDict[Any, OrderedDict[Any, _Line]] = OrderedDict()
         self._waiting = 0
-        self._in_background = 0
         self._rate = 1000.0  # items a second, as of late
         self._draining = False
         self._runners: dict[Any, _Runner] = {}  # by problem
@@ -239,17 +227,13 @@ class Batcher:
     ) -> "asyncio.Future[Done]":
         """Have an item run; where the future is cancelled, what of it hasn't run yet is dropped.
 
-        The future raises `DeadlineExceeded`, `BatchFailed`, `Hung`, and `Draining` where the time
-        to drain was too short.
-
-        **Arguments:**
+        Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded`, `BatchFailed`,
+        `Hung`.
 
         - `problem`: lines of one problem share its turns.
         - `n`: how many the item stands for.
         - `deadline`: when an answer is too late, on the clock `time.monotonic`.
         - `background`: it has no more than a share of a batch, and is not counted in the queue.
-
-        **Raises:** `QueueFull`, `Draining`, `DeadlineExceeded`, `Hung`.
         """
         loop = self._loop
         assert loop is not None
@@ -273,10 +257,8 @@ class Batcher:
         return item.future
 
     async def drain(self, seconds: float) -> bool:
-        """Take nothing more, finish what was taken, and end.
-
-        **Returns:** whether all was finished; what wasn't raises `Draining`.
-        """
+        """Take nothing more, finish what was taken, and end. Returns whether all was finished; what
+        wasn't raises `Draining`."""
         self._draining = True
         self._wake.set()
         finished = True
@@ -297,16 +279,12 @@ class Batcher:
         running = [item for x in self._running for item, _, _ in x.parts]
         _refuse([*(x for p in self._problems for x in self._items(p)), *running], error)
 
-    #
-    # The queue
-    #
-
     def _items(self, problem: Any) -> list[_Item]:
         return [x for line in self._problems.get(problem, {}).values() for x in line.items]
 
     def _add(self, item: _Item) -> None:
         problem, key = item.where
-        lines = self._problems.setdefault(problem, collections.OrderedDict())
+        lines = self._problems.setdefault(problem, OrderedDict())
         line = lines.get(key)
         if line is None:
             line = lines[key] = _Line(self._most(key))
@@ -349,10 +327,6 @@ class Batcher:
     def _rest(self) -> None:
         if not self._problems and not self._running:
             self._idle.set()
-
-    #
-    # Batches
-    #
 
     async def _go(self) -> None:
         try:

@@ -42,17 +42,12 @@ class Bodies:
         self._of: Counter[str] = Counter()  # by owner
 
     def hold(self, call: "Call", size: int) -> None:
-        """Count a call's body as one of this size.
-
-        **Raises:** `Refused` where there is no room for it.
-        """
+        """Count a call's body as one of this size; raises `Refused` where there is no room."""
         here = ((self._of.total(), _BODIES), (self._of[call.owner or ""], _BODIES_OF_ONE))
         for held, most in here:
             if held > call.held and held - call.held + size > most:
-                raise Refused(
-                    429, "bodies_full", "too many large bodies are here already; try again later.",
-                    headers={"Retry-After": "1"},
-                )  # fmt: skip
+                message = "too many large bodies are here already; try again later."
+                raise Refused(429, "bodies_full", message, headers={"Retry-After": "1"})
         self._of[call.owner or ""] += size - call.held
         call.held = size
 
@@ -63,25 +58,16 @@ class Bodies:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Call:
-    """A request.
+    """A request."""
 
-    - `headers`: by name, in lower case.
-    - `receive`: as of ASGI, or None where it isn't needed to learn that who asked has gone.
-    - `name`: that of the problem, if any.
-    - `count`: how many trajectories it is for, once that is known.
-    - `future`: what it waits for; `gone`: whether who asked has gone.
-    - `owner`: whose its token is ("" where there are none); None until one was looked at.
-    - `held`: how many bytes of its body are counted.
-    """
-
-    headers: Mapping[bytes, bytes]
-    receive: Any
-    name: str = ""
-    count: int | None = None
-    future: asyncio.Future | None = None
-    gone: bool = False
-    owner: str | None = None
-    held: int = 0
+    headers: Mapping[bytes, bytes]  # by name, in lower case
+    receive: Any  # as of ASGI, or None where it isn't needed to learn that who asked has gone
+    name: str = ""  # that of the problem, if any
+    count: int | None = None  # of trajectories, once that is known
+    future: asyncio.Future | None = None  # what it waits for
+    gone: bool = False  # whether who asked has
+    owner: str | None = None  # whose its token is ("" where there are none), once that is known
+    held: int = 0  # how many bytes of its body are counted
 
     def leave(self) -> None:
         """Who asked has gone."""
@@ -94,9 +80,7 @@ class Call:
         return self.headers.get(name, b"").decode("latin-1")
 
     async def body(self, limit: int, bodies: Bodies) -> bytes | bytearray:
-        """
-        **Raises:** `Refused` for one over the limit, or that doesn't arrive, or has no room.
-        """
+        """Raises `Refused` for one over the limit, or that doesn't arrive, or has no room."""
         length = self.headers.get(b"content-length", b"")
         body, more = bytearray(), True
         try:
@@ -118,11 +102,8 @@ class Call:
             raise too_late() from None
 
     def sends_binary(self) -> bool:
-        """Whether the body is MessagePack.
-
-        **Raises:** `Refused` for another type than that and JSON: the page of another site can't
-        send one of these two without having asked first.
-        """
+        """Whether the body is MessagePack; raises `Refused` for another type than that and JSON:
+        the page of another site can't send one of these two without having asked first."""
         binary = _BINARY.get(self.headers.get(b"content-type", b""))
         if binary is None:
             kind = self.header(b"content-type").partition(";")[0].strip().lower()
@@ -137,46 +118,31 @@ class Call:
         return _MSGPACK[0] in accepted or _MSGPACK[1] in accepted
 
     def check_host(self, hosts: frozenset[bytes]) -> None:
-        """
-        **Raises:** `Refused` where it was sent to another name than these: the page of another site
-        may have given its own name this address.
-        """
+        """Raises `Refused` where it was sent to another name than these: the page of another site
+        may have given its own name this address."""
         host = self.headers.get(b"host", b"").lower()
         if host not in hosts and host.rpartition(b":")[0] not in hosts:
+            other = "this service answers to other names"
             raise Refused(
-                421,
-                "misdirected",
-                "this service answers to other names: ask it by the address it was started with.",
+                421, "misdirected", f"{other}: ask it by the address it was started with."
             )
 
     def check_origin(self, allowed: Collection[str]) -> None:
-        """
-        **Raises:** `Refused` where the page of another site asks, which browsers tell. (With a body
-        of JSON they ask first whether it may; without one they don't.)
-        """
+        """Raises `Refused` where the page of another site asks, which browsers tell. (With a body
+        of JSON they ask first whether it may; without one they don't.)"""
         origin = self.header(b"origin")
         if not origin or origin in allowed or "*" in allowed:
             return
         if self.header(b"sec-fetch-site") == "same-origin":
             return
         if origin.partition("://")[2].lower() != self.header(b"host").lower():
-            raise Refused(
-                403, "cross_origin", "the page of another site asks for this; allow it by cors."
-            )
+            message = "the page of another site asks for this; allow it by cors."
+            raise Refused(403, "cross_origin", message)
 
 
 def too_large(limit: int) -> Refused:
     message = f"the body is larger than the limit body={limit} bytes."
     return wire.over("body", None, message, 413)
-
-
-def without_token() -> Refused:
-    return Refused(
-        401,
-        "unauthorized",
-        "a token is needed: send the header Authorization: Bearer TOKEN.",
-        headers={"WWW-Authenticate": "Bearer"},
-    )
 
 
 def too_late() -> Refused:
@@ -226,16 +192,13 @@ def refusal(e: Exception, id: str) -> Refused:
         case Refused():
             return e
         case QueueFull():
-            return Refused(
-                429, "queue_full", "the queue is full; try again later.",
-                headers={"Retry-After": str(int(e.seconds))},
-            )  # fmt: skip
+            later = {"Retry-After": str(int(e.seconds))}
+            return Refused(429, "queue_full", "the queue is full; try again later.", headers=later)
         case DeadlineExceeded():
             return Refused(504, "deadline", "the answer is not there within deadline_ms.")
         case Draining():
-            return Refused(
-                503, "draining", "the service is draining.", headers={"Retry-After": "1"}
-            )
+            later = {"Retry-After": "1"}
+            return Refused(503, "draining", "the service is draining.", headers=later)
         case Hung():
             if e.mine:
                 return Refused(504, "hung", "its batch takes longer than a batch may: given up.")

@@ -8,7 +8,7 @@ import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -31,15 +31,8 @@ _PART = 2**24
 _ENDED = frozenset({"done", "failed", "cancelled"})
 
 
-#
-# Requests
-#
-
-
 @dataclasses.dataclass
 class _Request:
-    """One request: what it asks for, and how often it may be tried."""
-
     method: str
     path: str
     body: Mapping[str, Any] | None = None
@@ -57,14 +50,8 @@ class _Request:
             # (The service is told what is left of it.)
             late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
             content = exchange.pack({**self.body, **late})
-        return {
-            "method": self.method,
-            "url": self.path,
-            "params": self.query,
-            "headers": headers,
-            "content": content,
-            "timeout": attempts.patience,
-        }
+        asked = {"method": self.method, "url": self.path, "params": self.query}
+        return asked | {"headers": headers, "content": content, "timeout": attempts.patience}
 
 
 def _path(kind: str, name: str, what: str = "") -> str:
@@ -73,10 +60,8 @@ def _path(kind: str, name: str, what: str = "") -> str:
 
 def _bounds(name: str, pair: Any) -> dict[str, Any]:
     if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
-        raise ValueError(
-            f"with trajectories, {name} must be a pair (low, high), between which each "
-            f"trajectory's is drawn, got {pair!r:.200}."
-        )
+        what = "a pair (low, high), between which each trajectory's is drawn"
+        raise ValueError(f"with trajectories, {name} must be {what}, got {pair!r:.200}.")
     return {"low": _numbers(name, pair[0]), "high": _numbers(name, pair[1])}
 
 
@@ -114,11 +99,6 @@ def _as_vector(p: Any) -> Any:
     return xp.concatenate([xp.asarray(x).astype(dtype).reshape(-1) for x in leaves])
 
 
-#
-# The clients
-#
-
-
 def _both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
     """The method of both clients: of the asynchronous one it is awaited, and of the other it is
     made to its end, as its requests and pauses are over when they return."""
@@ -135,6 +115,7 @@ class _Both:
     a coroutine of these two is to who calls a method."""
 
     _kind = ""  # HTTPX's class
+    _may_be_traced = False
     _sent: Callable[[_Request, exchange.Attempts], Coroutine]
     _paused: Callable[[float], Coroutine]
     _made: Callable[[Coroutine], Any]
@@ -149,8 +130,15 @@ class _Both:
             raise ValueError(f"timeout must be positive, in seconds, got {timeout}.")
         if retries < 0:
             raise ValueError(f"retries must not be negative, got {retries}.")
+        try:
+            import httpx
+            import msgpack  # noqa: F401
+        except ImportError as e:
+            raise ImportError(
+                "the client of a service needs HTTPX and msgpack: pip install 'ensembleode[serve]'."
+            ) from e
         self.url, self._timeout, self._retries = url.rstrip("/"), timeout, retries
-        self._httpx = httpx = _httpx()
+        self._httpx = httpx
         self._http = getattr(httpx, self._kind)(
             base_url=self.url,
             headers={"accept": f"{exchange.BINARY}, {exchange.JSON}"}
@@ -176,6 +164,47 @@ class _Both:
         """
         self._known[name] = found = await self._ask(_Request("GET", _path("problems", name)))
         return found
+
+    def solve(
+        self,
+        name: str,
+        u0: Any = None,
+        p: Any = None,
+        tspan: Any = None,
+        saveat: Any = None,
+        deadline: float | None = None,
+    ) -> Any:
+        """Solve one trajectory, or many; what is left out is as registered.
+
+        **Arguments:**
+
+        - `name`: the problem.
+        - `u0`: the initial state, or `[trajectory, *state]`.
+        - `p`: the parameters: the vector of the numbers in the registered problem's arrays, or
+            `[trajectory, number]`; or a pytree like the registered one.
+        - `tspan`: `(t0, t1)`, or `[trajectory, 2]`.
+        - `saveat`: a spacing, times, or `[trajectory, time]`.
+        - `deadline`: seconds within which the answer is of use. The service drops what is late.
+
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays, or,
+        where no argument has an axis of trajectories, an
+        [`ODESolution`][ensembleode.ODESolution]. A trajectory that failed has its return code, as
+        of [`solve`][ensembleode.solve]; it is no error.
+
+        Inside `jit`, `grad` and `vmap` a `Client` makes the request when the program runs. Mapped,
+        it is one request of more trajectories. Gradients are by `u0` and `p`, in reverse mode, and
+        those of the service's solver; `stats.nf` is None. An error of the service is then JAX's,
+        with the service's message in it.
+
+        **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
+        of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
+        """
+        given = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
+        arguments = _arguments(may_be_traced=self._may_be_traced, **given)
+        if not any(map(is_tracer, arguments.values())):
+            return self._ask_solution(name, arguments, deadline)
+        known = self._known.get(name) or self.problem(name)
+        return remote.solve(self, known, arguments, deadline, self._engine(name))
 
     def vjp(
         self,
@@ -232,10 +261,8 @@ class _Both:
         body |= {} if trajectories is None else {"trajectories": int(trajectories)}
         body |= {} if seed is None else {"seed": int(seed)}
         # By its key a service tells that a request has come again, and makes no second job.
-        key = uuid.uuid4().hex
-        answer = await self._ask(
-            _Request("POST", _path("problems", name, "/ensembles"), body, key=key)
-        )
+        path, key = _path("problems", name, "/ensembles"), uuid.uuid4().hex
+        answer = await self._ask(_Request("POST", path, body, key=key))
         return EnsembleJob(self, answer["id"], name)
 
     @_both
@@ -260,9 +287,7 @@ class _Both:
     # (What `remote` asks.)
 
     @_both
-    async def _ask_solution(
-        self, name: str, body: Mapping[str, Any], deadline: float | None
-    ) -> Any:
+    async def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
         """The solution of a request of NumPy arrays."""
         started = time.perf_counter()
         request = _Request("POST", _path("problems", name, "/solve"), body, deadline=deadline)
@@ -270,9 +295,7 @@ class _Both:
         return exchange.solution(answer, self._engine(name), time.perf_counter() - started)
 
     @_both
-    async def _ask_gradients(
-        self, name: str, body: Mapping[str, Any], deadline: float | None
-    ) -> Any:
+    async def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
         """The `Gradients` of a request of NumPy arrays."""
         request = _Request("POST", _path("problems", name, "/vjp"), body, deadline=deadline)
         return exchange.gradients(await self._ask(request))
@@ -287,13 +310,11 @@ class _Both:
             except self._httpx.TransportError as e:
                 pause = self._after_loss(attempts, e)
             else:
-                kind = response.headers.get("content-type", "")
+                kind, content = response.headers.get("content-type", ""), response.content
                 if response.is_success:
-                    return exchange.unpack(kind, response.content)
-                pause = attempts.after_refusal(
-                    response.status_code, kind, response.content,
-                    response.headers.get("retry-after"),
-                )  # fmt: skip
+                    return exchange.unpack(kind, content)
+                later = response.headers.get("retry-after")
+                pause = attempts.after_refusal(response.status_code, kind, content, later)
             await self._paused(pause)
 
     def _engine(self, name: str) -> EngineChoice:
@@ -318,29 +339,6 @@ class _Both:
             raise e from error
 
 
-def _httpx() -> Any:
-    try:
-        import httpx
-        import msgpack  # noqa: F401
-    except ImportError as e:
-        raise ImportError(
-            "the client of a service needs HTTPX and msgpack: pip install 'ensembleode[serve]'."
-        ) from e
-    return httpx
-
-
-class _Response(NamedTuple):
-    """What is read of an answer."""
-
-    status_code: int
-    headers: Mapping[str, str]
-    content: bytes
-
-    @property
-    def is_success(self) -> bool:
-        return 200 <= self.status_code < 300
-
-
 class Client(_Both):
     """A client of a service (`ensembleode serve`), whose solves work inside `jax.grad`, `jit` and
     `vmap`.
@@ -363,46 +361,7 @@ class Client(_Both):
     """
 
     _kind = "Client"
-
-    def solve(
-        self,
-        name: str,
-        u0: Any = None,
-        p: Any = None,
-        tspan: Any = None,
-        saveat: Any = None,
-        deadline: float | None = None,
-    ) -> Any:
-        """Solve one trajectory, or many; what is left out is as registered.
-
-        **Arguments:**
-
-        - `name`: the problem.
-        - `u0`: the initial state, or `[trajectory, *state]`.
-        - `p`: the parameters: the vector of the numbers in the registered problem's arrays, or
-            `[trajectory, number]`; or a pytree like the registered one.
-        - `tspan`: `(t0, t1)`, or `[trajectory, 2]`.
-        - `saveat`: a spacing, times, or `[trajectory, time]`.
-        - `deadline`: seconds within which the answer is of use. The service drops what is late.
-
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays, or,
-        where no argument has an axis of trajectories, an
-        [`ODESolution`][ensembleode.ODESolution]. A trajectory that failed has its return code, as
-        of [`solve`][ensembleode.solve]; it is no error.
-
-        Inside `jit`, `grad` and `vmap` the request is made when the program runs. Mapped, it is
-        one request of more trajectories. Gradients are by `u0` and `p`, in reverse mode, and those
-        of the service's solver; `stats.nf` is None. An error of the service is then JAX's, with the
-        service's message in it.
-
-        **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
-        of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
-        """
-        arguments = _arguments(may_be_traced=True, u0=u0, p=p, tspan=tspan, saveat=saveat)
-        if not any(map(is_tracer, arguments.values())):
-            return self._ask_solution(name, arguments, deadline)
-        known = self._known.get(name) or self.problem(name)
-        return remote.solve(self, known, arguments, deadline, self._engine(name))
+    _may_be_traced = True
 
     def close(self) -> None:
         """Close the connections."""
@@ -423,16 +382,17 @@ class Client(_Both):
     async def _paused(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> "_Response":
+    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> Any:
         """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
         byte at a time there may be many.)"""
         parts = []
         with self._http.stream(**request.options(attempts)) as response:
-            for part in response.iter_bytes():
+            for part in response.iter_raw():
                 parts.append(part)
                 if attempts.is_too_late(response.is_success):
                     raise self._httpx.ReadTimeout("too late", request=response.request)
-        return _Response(response.status_code, response.headers, b"".join(parts))
+        content = b"".join(parts)
+        return self._httpx.Response(response.status_code, headers=response.headers, content=content)
 
 
 class AsyncClient(_Both):
@@ -448,19 +408,6 @@ class AsyncClient(_Both):
     """
 
     _kind = "AsyncClient"
-
-    def solve(
-        self,
-        name: str,
-        u0: Any = None,
-        p: Any = None,
-        tspan: Any = None,
-        saveat: Any = None,
-        deadline: float | None = None,
-    ) -> Any:
-        """As [`Client.solve`][ensembleode.Client.solve], of numbers that are not traced."""
-        body = _arguments(u0=u0, p=p, tspan=tspan, saveat=saveat)
-        return self._ask_solution(name, body, deadline)
 
     async def aclose(self) -> None:
         """Close the connections."""
@@ -484,11 +431,6 @@ class AsyncClient(_Both):
                 return await self._http.request(**request.options(attempts))
         except TimeoutError as e:
             raise self._httpx.ReadTimeout("too late") from e
-
-
-#
-# Long jobs
-#
 
 
 class EnsembleJob:

@@ -5,7 +5,7 @@ import os
 from typing import Any
 
 from ..cli import failed
-from ..core.cpu_devices import cores
+from ..ground.cpu_devices import cores
 from ..tools.scripts import in_users_code, named, ScriptError, split
 from .registry import Registry
 

@@ -12,7 +12,7 @@ ABOUT = (
     '{"dtype": "<f8", "shape": [...], "data": bytes} in MessagePack.'
 )
 
-_TEXT = {"type": "string"}
+_TEXT, _NUMBER = {"type": "string"}, {"type": "number"}
 
 
 def _list(items: Any, **more: Any) -> dict[str, Any]:
@@ -61,37 +61,31 @@ _WHY = {
 def _fields(binary: bool) -> dict[str, Any]:
     """What a request may have, by name: as strict as `wire.py`, but for what depends on the problem
     (the shapes of its arrays) and on other fields."""
-    number = {"type": "number"}
-    pair = _list(number, minItems=2, maxItems=2)
-    times = _list(number, minItems=1)
+    pair, times = _list(_NUMBER, minItems=2, maxItems=2), _list(_NUMBER, minItems=1)
     tree = {"$ref": "#/components/schemas/Numbers"}
     packed = [{"$ref": "#/components/schemas/Packed"}] if binary else []
 
     def field(description: str, *kinds: Any) -> dict[str, Any]:
         return {"anyOf": [*kinds, *packed, {"type": "null"}], "description": description}
 
-    milliseconds = {"type": "number", "exclusiveMinimum": 0, "exclusiveMaximum": 1e12}
+    milliseconds = _NUMBER | {"exclusiveMinimum": 0, "exclusiveMaximum": 1e12}
     default = "by default the registered."
     return {
         "u0": field(f"The state at the start, or one a trajectory; {default}", tree),
         "p": field(
             f"The vector of parameters, or one a trajectory; {default}",
-            _list(number), _list(_list(number)),
+            _list(_NUMBER), _list(_list(_NUMBER)),
         ),
         "tspan": field(f"[t0, t1], or one a trajectory; {default}", pair, _list(pair, minItems=1)),
         "saveat": field(
             f"A spacing, times, or the times of each trajectory; {default}",
-            number | {"exclusiveMinimum": 0}, times, _list(times, minItems=1),
+            _NUMBER | {"exclusiveMinimum": 0}, times, _list(times, minItems=1),
         ),
         "deadline_ms": {
             "anyOf": [milliseconds, {"type": "null"}],
             "description": "Milliseconds after which no answer is wanted.",
         },
     }  # fmt: skip
-
-
-def _solves(binary: bool) -> dict[str, Any]:
-    return _object(_fields(binary))
 
 
 def _pulls(binary: bool) -> dict[str, Any]:
@@ -125,23 +119,23 @@ def complete(document: dict[str, Any]) -> None:
         },
         "dtype", "shape", "data",
     )  # fmt: skip
-    numbers = {"anyOf": [{"type": "number"}, _list({"$ref": "#/components/schemas/Numbers"})]}
+    numbers = {"anyOf": [_NUMBER, _list({"$ref": "#/components/schemas/Numbers"})]}
     parts = document.setdefault("components", {})
     parts.setdefault("schemas", {}).update(Numbers=numbers, Packed=packed)
     parts["securitySchemes"] = {"token": {"type": "http", "scheme": "bearer"}}
 
 
 _CODE = {"description": "The return code, or one a trajectory: Success, MaxIters, ..."}
-_SECONDS = _has(wait={"type": "number"}, solve={"type": "number"}) | {
-    "description": "From the request to its first batch, and those of its batches.",
+_SECONDS = _has(wait=_NUMBER, solve=_NUMBER) | {
+    "description": "From the request to its first batch, and those of its batches."
 }
 _PROBLEM = _has(
     name=_TEXT,
     description=_TEXT,
     state=_has() | {"description": "Its shape, dtype, labels, default, low and high."},
     parameters=_has() | {"description": "Their size, dtype, labels, default, low and high."},
-    tspan=_list({"type": "number"}),
-    saveat=_list({"type": "number"}),
+    tspan=_list(_NUMBER),
+    saveat=_list(_NUMBER),
     limits=_has(),
     alg=_TEXT,
     no_gradient=_MAYBE_TEXT | {"description": "Why it has none, if so."},
@@ -154,7 +148,7 @@ _JOB = _has(
     trajectories={"type": "integer"},
     retcodes=_has(),
     created=_TEXT,
-    seconds={"type": "number", "description": "For which it has run."},
+    seconds=_NUMBER | {"description": "For which it has run."},
     error=_MAYBE_TEXT,
 )
 
@@ -204,7 +198,7 @@ _KEY = {
 }
 
 # What FastAPI's decorators of the endpoints take.
-SOLVE = _extra(_solves, _SOLVED, 200, _OF_SOLVES)
+SOLVE = _extra(lambda binary: _object(_fields(binary)), _SOLVED, 200, _OF_SOLVES)
 VJP = _extra(_pulls, _PULLED, 200, _OF_SOLVES)
 ENSEMBLES = _extra(_keeps, _JOB, 202, (400, 404, 405, 408, 409, 413, 415, 422, 429, 500, 503))
 ENSEMBLES["openapi_extra"]["parameters"] = [_KEY]
@@ -215,17 +209,14 @@ JOB = _extra(None, _JOB, 200, (403, 404, 405, 409, 422, 429, 500, 503))
 DOWNLOAD = _extra(None, {}, 200, (404, 405, 409, 413, 422, 500, 503))
 _FILE = {"schema": _TEXT | {"format": "binary"}}
 DOWNLOAD["responses"][200]["content"] = {BINARY: _FILE, "application/x-npz": _FILE}
+_HEALTH = {JSON: {"schema": _has(status=_TEXT)}}
 HEALTH: dict[str, Any] = {
     "responses": {
-        code: {"description": what, "content": {JSON: {"schema": _has(status=_TEXT)}}}
-        for code, what in ((200, "It is."), (503, "Not now."))
+        200: {"description": "It is.", "content": _HEALTH},
+        503: {"description": "Not now.", "content": _HEALTH},
     }
 }
+_LINES = {"text/plain": {"schema": _TEXT}}
 METRICS: dict[str, Any] = {
-    "responses": {
-        200: {
-            "description": "Prometheus's text format.",
-            "content": {"text/plain": {"schema": _TEXT}},
-        }
-    }
+    "responses": {200: {"description": "Prometheus's text format.", "content": _LINES}}
 }

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ..core.retcode import ReturnCode
+from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
 
 
@@ -59,16 +59,8 @@ class ServiceError(RuntimeError):
         return f"{where}{message}" + (f" ({', '.join(known)})" if known else "")
 
 
-#
-# Bodies
-#
-
-
 def numbers(name: str, x: Any) -> np.ndarray:
-    """An argument as an array of floating-point or complex numbers.
-
-    **Raises:** `TypeError` for anything else, naming the argument.
-    """
+    """An argument as an array of floating-point or complex numbers; else a `TypeError`."""
     try:
         array = np.asarray(x)
     except ValueError as e:  # ragged
@@ -99,10 +91,7 @@ def _packed(x: Any) -> Any:
 
 
 def unpack(kind: str, content: bytes) -> Any:
-    """An answer of this content type.
-
-    **Raises:** `ServiceError` for one that can't be read.
-    """
+    """An answer of this content type; a `ServiceError` where it can't be read."""
     import msgpack
 
     try:
@@ -126,11 +115,6 @@ def _unpacked(x: dict) -> Any:
     return np.frombuffer(x["data"], dtype).reshape(x["shape"]).copy()
 
 
-#
-# Answers
-#
-
-
 class Gradients(NamedTuple):
     """The gradients of a remote solve: `u0` as the request's, `p` as the vector of its numbers
     (their sums over the trajectories where the request had one for all), and the return codes."""
@@ -147,10 +131,9 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
         retcode = codes(answer["retcode"])
         counts = answer["stats"]
         stats = [_integers(counts.get(name)) for name in ("naccept", "nreject", "nf")]
-        lengths = answer.get("lengths")
+        lengths = _integers(answer.get("lengths"))
         if lengths is None:
-            lengths = np.full(retcode.shape, t.shape[-1])
-        lengths = _integers(lengths)
+            lengths = np.full(retcode.shape, t.shape[-1], np.int32)
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ServiceError("the answer is not a solution.", code="bad_answer") from e
     if retcode.ndim == 0:
@@ -174,7 +157,7 @@ def codes(x: Any) -> np.ndarray:
     if isinstance(x, str):
         return np.asarray(ReturnCode[x].value, np.int8)
     if isinstance(x, list):
-        return np.array([c if isinstance(c, int) else ReturnCode[c].value for c in x], np.int8)
+        x = [c if isinstance(c, int) else ReturnCode[c].value for c in x]
     return np.asarray(x, np.int8)
 
 
@@ -189,12 +172,11 @@ def _integers(x: Any) -> Any:
 
 def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
     """The pages of one ensemble."""
-    if len(parts) == 1:
-        return parts[0]
     first = parts[0]
-    shared = all(p.t.ndim == 1 and np.array_equal(p.t, first.t, equal_nan=True) for p in parts)
+    if len(parts) == 1:
+        return first
     t = first.t
-    if not shared:
+    if not all(p.t.ndim == 1 and np.array_equal(p.t, t, equal_nan=True) for p in parts):
         t = np.concatenate([np.broadcast_to(part.t, part.u.shape[:2]) for part in parts])
     columns = [(part.u, part.retcode, part.lengths, part.stats) for part in parts]
     u, retcode, lengths, stats = jax.tree.map(lambda *pages: np.concatenate(pages), *columns)
@@ -203,19 +185,12 @@ def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
     )
 
 
-#
-# Errors, and when to try again
-#
-
-
 def refusal(status: int, kind: str, content: bytes) -> ServiceError:
     """The error of an answer that is none of success."""
     try:
         error = unpack(kind, content)["error"]
-        message, code = str(error["message"]), str(error["code"])
-        return ServiceError(
-            message, status=status, code=code, path=error.get("path"), id=error.get("id")
-        )
+        known = {"code": str(error["code"]), "path": error.get("path"), "id": error.get("id")}
+        return ServiceError(str(error["message"]), status=status, **known)
     except (ServiceError, KeyError, TypeError, AttributeError):
         # (Of a proxy on the way, say.)
         text = " ".join(content[:200].decode("utf-8", "replace").split())
@@ -223,11 +198,8 @@ def refusal(status: int, kind: str, content: bytes) -> ServiceError:
 
 
 class Attempts:
-    """How often one request is tried, and how long it waits in between.
+    """How often one request is tried again, and how long it waits in between.
 
-    **Arguments:**
-
-    - `retries`: how often it is tried again.
     - `timeout`: seconds without an answer. A pause that the service asks for is not longer either.
     - `deadline`: seconds for everything, or None.
     - `repeatable`: whether to do it twice is as to do it once. If not, it is only tried again where
@@ -260,24 +232,16 @@ class Attempts:
         """Whether an answer of which some has come is of no use any more."""
         return self.left <= (0.0 if for_success else -_GRACE)
 
-    def after_refusal(
-        self, status: int, kind: str, content: bytes, retry_after: str | None
-    ) -> float:
-        """Seconds to wait after this answer.
-
-        **Raises:** the `ServiceError` that it is, where to try again is no use.
-        """
+    def after_refusal(self, status: int, kind: str, content: bytes, later: str | None) -> float:
+        """Seconds to wait after this answer; raised as an error where to try again is no use."""
         error = refusal(status, kind, content)
         taken = status in (502, 504)  # maybe: a gateway that did not hear more
         mine = status == 504 and self.deadline is not None
         again = status in (429, 502, 503, 504) and not mine and (self.repeatable or not taken)
-        return self._pause(error, again, _seconds(retry_after))
+        return self._pause(error, again, _seconds(later))
 
     def after_loss(self, error: ServiceError, *, again: bool) -> float:
-        """Seconds to wait after there was no answer.
-
-        **Raises:** this error, where to try again is no use.
-        """
+        """Seconds to wait after there was no answer; raises this error where that is no use."""
         if self.left <= 0:
             error.code = "deadline"
         return self._pause(error, again, 0.0)
@@ -296,13 +260,11 @@ class Attempts:
 
 def _seconds(retry_after: str | None) -> float:
     """Of a `Retry-After`: a number of seconds, or a date."""
-    if retry_after is None:
-        return 0.0
     try:
-        seconds = float(retry_after)
+        seconds = float(retry_after or 0.0)
     except ValueError:
         try:
-            at = email.utils.parsedate_to_datetime(retry_after)
+            at = email.utils.parsedate_to_datetime(str(retry_after))
         except ValueError:
             return 0.0
         seconds = (at - datetime.now(at.tzinfo and UTC)).total_seconds()

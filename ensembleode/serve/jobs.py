@@ -31,12 +31,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.executor import Executor
-from ..core.files import written_whole
 from ..core.job import Job
 from ..core.plan import Result
-from ..core.retcode import ReturnCode
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
+from ..ground.files import written_whole
+from ..ground.retcode import ReturnCode
 from ..problem import EnsembleProblem, remake
 from ..solving import solve
 from ..store import open_ensemble, StoreError
@@ -69,17 +69,10 @@ class Stopped(Exception):
 
 
 class Jobs:
-    """The jobs of a service.
+    """The jobs of a service, whose methods raise `Refused`.
 
     A job is its owner's: to another it is not there. One that has no owner ("", as those of a
     service that lets everybody in) is everybody's, and to such a service all are.
-
-    **Arguments:**
-
-    - `folder`: where they are kept; it is made.
-    - `solvers`: by the name of the problem.
-    - `submit`: has numbers solved in the background; a future of a `Done`.
-    - `queued`: how many may be queued; with more, they are refused (429).
     """
 
     def __init__(
@@ -94,18 +87,15 @@ class Jobs:
         self._current: _Current | None = None
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
-        # Set once the folder is this process's, and read.
-        self._opened = threading.Event()
+        self._opened = threading.Event()  # set once the folder is this process's, and read
         self._tried = threading.Event()
         self._jobs: dict[str, dict[str, Any]] = {}
         self._unreadable: set[str] = set()
         folder.mkdir(parents=True, exist_ok=True)
 
     def start(self, may_run: threading.Event | None = None) -> None:
-        """Begin, with what was left over, as soon as no other process has the folder.
-
-        **Arguments:** `may_run`: jobs run once it is set; by default at once.
-        """
+        """Begin, with what was left over, as soon as no other process has the folder, and
+        `may_run` is set."""
         self._thread = threading.Thread(
             target=self._live, args=[may_run], name="ensembleode-jobs", daemon=True
         )
@@ -119,15 +109,12 @@ class Jobs:
     @property
     def is_dead(self) -> bool:
         """Whether the thread of the jobs has ended, though nobody told it to."""
-        return (
-            self._thread is not None and not self._thread.is_alive() and not self._ending.is_set()
-        )
+        ended = self._thread is not None and not self._thread.is_alive()
+        return ended and not self._ending.is_set()
 
     def end(self) -> None:
-        """Take no more turns, and stop what runs, which goes on when the next process starts.
-
-        (It takes no lock: it is called by the handler of a signal.)
-        """
+        """Take no more turns, and stop what runs, which goes on when the next process starts. (It
+        takes no lock: it is called by the handler of a signal.)"""
         self._ending.set()
         current = self._current
         if current is not None:
@@ -140,17 +127,10 @@ class Jobs:
         if self._thread is not None:
             self._thread.join(seconds)
 
-    #
-    # What is asked of them
-    #
-
     def create(
         self, entry: Entry, body: dict[str, Any], key: str | None, owner: str = ""
     ) -> dict[str, Any]:
-        """A new job; with a `key` that was given before, that one's (again, if it failed).
-
-        **Raises:** `Refused`.
-        """
+        """A new job; with a `key` that was given before, that one's (again, if it failed)."""
         spec, arrays = _specified(entry, body)
         _check_store(entry, spec["trajectories"], arrays["times"])
         id = secrets.token_hex(8)
@@ -160,29 +140,18 @@ class Jobs:
         digest = _digest(spec, arrays)
         with self._access():
             if id in self._unreadable:
-                message = "the ensemble of this Idempotency-Key can't be read: give another."
-                raise Refused(409, "conflict", message)
+                raise _conflict("the ensemble of this Idempotency-Key can't be read: give another.")
             if id in self._jobs:
                 if self._jobs[id]["digest"] != digest:
-                    message = "the Idempotency-Key was given with another body before."
-                    raise Refused(409, "conflict", message)
+                    raise _conflict("the Idempotency-Key was given with another body before.")
                 if self._jobs[id]["status"] == "failed":
                     self._queue_again(self._jobs[id])
                 return _told(self._jobs[id])
             self._check_room()
-            job = {
-                "id": id,
-                "problem": entry.name,
-                "status": "queued",
-                "done": 0,
-                "retcodes": {},
-                "created": datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds"),
-                "seconds": 0.0,
-                "error": None,
-                "owner": owner,
-                "digest": digest,
-                **spec,
-            }
+            created = datetime.datetime.now(datetime.UTC).isoformat(timespec="microseconds")
+            job = {"id": id, "problem": entry.name, "owner": owner, "digest": digest}
+            job |= {"status": "queued", "done": 0, "retcodes": {}, "created": created}
+            job |= {"seconds": 0.0, "error": None, **spec}
             path = self._folder / id
             if path.exists():  # without a job.json: it was not made, or not deleted, to the end
                 shutil.rmtree(path)
@@ -206,19 +175,12 @@ class Jobs:
             return {"ensembles": [_told(self._jobs[id]) for _, id in page], "next": end}
 
     def status(self, id: str, owner: str = "") -> dict[str, Any]:
-        """
-        **Raises:** `Refused`.
-        """
-        with self._access():
-            return _told(self._found(id, owner))
+        with self._access_to(id, owner) as job:
+            return _told(job)
 
     def cancel(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Stop it, unless it has ended; what is done stays.
-
-        **Raises:** `Refused`.
-        """
-        with self._access():
-            job = self._found(id, owner)
+        """Stop it, unless it has ended; what is done stays."""
+        with self._access_to(id, owner) as job:
             if job["status"] in _GOING_ON:
                 self._change(job, status="cancelled")
                 if self._current is not None and self._current.id == id:
@@ -226,18 +188,14 @@ class Jobs:
             return _told(job)
 
     def delete(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Delete one that has ended, with its store; one that has not is cancelled, and stays.
-
-        **Raises:** `Refused`.
-        """
-        with self._access():
-            if self._found(id, owner)["status"] in _GOING_ON:
+        """Delete one that has ended, with its store; one that has not is cancelled, and stays."""
+        with self._access_to(id, owner) as job:
+            if job["status"] in _GOING_ON:
                 return self.cancel(id, owner)
             current = self._current
         if current is not None and current.id == id:
             current.ended.wait(_PATIENCE)
-        with self._access():
-            job = self._found(id, owner)
+        with self._access_to(id, owner) as job:
             if self._current is not None and self._current.id == id:
                 message = "it was cancelled, but has not stopped yet: try again."
                 raise Refused(503, "stopping", message, headers={"Retry-After": "1"})
@@ -251,14 +209,10 @@ class Jobs:
         return _told(job) | {"status": "deleted"}
 
     def resume(self, id: str, owner: str = "") -> dict[str, Any]:
-        """Go on, where it was cancelled or has failed.
-
-        **Raises:** `Refused`.
-        """
-        with self._access():
-            job = self._found(id, owner)
+        """Go on, where it was cancelled or has failed."""
+        with self._access_to(id, owner) as job:
             if job["problem"] not in self._solvers:
-                raise Refused(409, "conflict", "its problem is no longer served.")
+                raise _conflict("its problem is no longer served.")
             if job["status"] in ("cancelled", "failed"):
                 self._queue_again(job)
             return _told(job)
@@ -277,10 +231,8 @@ class Jobs:
 
     @contextlib.contextmanager
     def _access(self) -> Iterator[None]:
-        """What is asked of the jobs waits a little for the folder.
-
-        **Raises:** `Refused` where another process has it.
-        """
+        """What is asked of the jobs waits a little for the folder, which another process may have
+        (503)."""
         self._tried.wait(_PATIENCE)
         with self._lock:
             if not self._opened.is_set():
@@ -291,13 +243,18 @@ class Jobs:
                 )  # fmt: skip
             yield
 
-    def read(self, id: str, start: int, stop: int | None, npz: bool, owner: str = "") -> bytes:
-        """Trajectories `start` to `stop` as MessagePack, or `.npz`.
-
-        **Raises:** `Refused`.
-        """
+    @contextlib.contextmanager
+    def _access_to(self, id: str, owner: str) -> Iterator[dict[str, Any]]:
         with self._access():
-            n = self._found(id, owner)["trajectories"]
+            job = self._jobs.get(id)
+            if job is None or not _is_of(job, owner):
+                raise Refused(404, "not_found", "there is no such ensemble.")
+            yield job
+
+    def read(self, id: str, start: int, stop: int | None, npz: bool, owner: str = "") -> bytes:
+        """Trajectories `start` to `stop` as MessagePack, or `.npz`."""
+        with self._access_to(id, owner) as job:
+            n = job["trajectories"]
         end = n if stop is None else stop
         for name, value in (("start", start), ("stop", end)):
             if not 0 <= value <= n:
@@ -306,22 +263,17 @@ class Jobs:
             raise wire.invalid("stop", "stop must be larger than start.")
         sim = self._opened_store(id)
         if sim is None:
-            raise Refused(409, "conflict", "there is nothing to download yet.")
+            raise _conflict("there is nothing to download yet.")
         each = int(np.prod(sim.u.shape[1:])) * sim.u.dtype.itemsize
         if (end - start) * each > _DOWNLOAD:
-            raise wire.over(
-                "download", "stop",
-                f"download at most {max(1, _DOWNLOAD // each)} trajectories at a time.", 413,
-            )  # fmt: skip
+            most = max(1, _DOWNLOAD // each)
+            message = f"download at most {most} trajectories at a time."
+            raise wire.over("download", "stop", message, 413)
         at = slice(start, end)
-        arrays = {
-            "u": sim.u[at],
-            "t": sim.t if isinstance(sim.t, np.ndarray) else sim.t[at],
-            "retcode": sim.retcode[at],
-            "lengths": sim.lengths[at],
-        }
-        counts = {"naccept": sim.stats.naccept, "nreject": sim.stats.nreject, "nf": sim.stats.nf}
-        stats = {k: x[at] for k, x in counts.items() if x is not None}
+        t = sim.t if isinstance(sim.t, np.ndarray) else sim.t[at]
+        arrays = {"u": sim.u[at], "t": t, "retcode": sim.retcode[at], "lengths": sim.lengths[at]}
+        counts = {name: getattr(sim.stats, name) for name in ("naccept", "nreject", "nf")}
+        stats = {name: x[at] for name, x in counts.items() if x is not None}
         if npz:
             file = io.BytesIO()
             np.savez(file, allow_pickle=False, **arrays, **stats)  # pyright: ignore
@@ -337,12 +289,6 @@ class Jobs:
             return None
         return None if any(x is None for x in (sim.u, sim.t, sim.retcode, sim.lengths)) else sim
 
-    def _found(self, id: str, owner: str) -> dict[str, Any]:
-        job = self._jobs.get(id)
-        if job is None or not _is_of(job, owner):
-            raise Refused(404, "not_found", "there is no such ensemble.")
-        return job
-
     def _change(self, job: dict[str, Any], **changes: Any) -> None:
         """On disk first: where that can't be, it is as it was."""
         self._save(job | changes)
@@ -351,10 +297,6 @@ class Jobs:
     def _save(self, job: dict[str, Any]) -> None:
         with written_whole(self._folder / job["id"] / "job.json", "w") as file:
             json.dump(job, file, indent=1)
-
-    #
-    # The thread
-    #
 
     def _live(self, may_run: threading.Event | None) -> None:
         lock = filelock.FileLock(self._folder / "jobs.lock")
@@ -379,10 +321,8 @@ class Jobs:
                 return
             except filelock.Timeout:
                 if not told:
-                    logger.warning(
-                        "another process has the ensembles in %s: waiting until it has ended",
-                        self._folder,
-                    )
+                    what = "another process has the ensembles in %s: waiting until it has ended"
+                    logger.warning(what, self._folder)
             except OSError as e:
                 if not told:
                     logger.error("the ensembles in %s can't be read", self._folder, exc_info=e)
@@ -413,9 +353,8 @@ class Jobs:
         try:
             self._run(id)
         except BaseException as e:
-            incident = secrets.token_hex(8)
+            incident, said = secrets.token_hex(8), "solving it failed"
             logger.error("ensemble %s failed (%s)", id, incident, exc_info=e)
-            said = "solving it failed"
             if isinstance(e, StoreError):
                 said = "its store can't be written to, or is that of another problem"
             self._fail(id, f"{said}; see the log ({incident})")
@@ -437,8 +376,7 @@ class Jobs:
             self._current = current = _Current(id, solver, self._submit, self._progress)
         if self._ending.is_set():  # (`end` may have come too early to see it)
             current.stop()
-        began = time.monotonic()
-        finished = False
+        began, finished = time.monotonic(), False
         try:
             self._solve_or_begin_anew(job, current)
             current.count()
@@ -478,9 +416,8 @@ class Jobs:
             if "versions" not in e.differs:
                 raise
             # (With them may differ how they write down the problem, which is the job's.)
-            logger.warning(
-                "ensemble %s begins anew: its store is of other versions (%s)", job["id"], e
-            )
+            what = "ensemble %s begins anew: its store is of other versions (%s)"
+            logger.warning(what, job["id"], e)
             _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))
             self._solve(job, current)
 
@@ -505,8 +442,7 @@ class Jobs:
         with self._lock:
             job = self._jobs[id]
             job["done"] = min(job["trajectories"], job["done"] + len(codes))
-            counts = collections.Counter(job["retcodes"]) + _counted(codes)
-            job["retcodes"] = dict(counts)
+            job["retcodes"] = dict(collections.Counter(job["retcodes"]) + _counted(codes))
 
     def _in_store(self, job: dict[str, Any]) -> dict[str, Any]:
         """How far it is."""
@@ -531,12 +467,9 @@ class _Current:
     def __init__(
         self, id: str, solver: Solver, submit: Submit, progress: Callable[[str, np.ndarray], None]
     ):
-        self.id = id
-        self.solver = solver
-        self._submit = submit
-        self._progress = progress
-        self._stopped = threading.Event()
-        self.ended = threading.Event()
+        self.id, self.solver = id, solver
+        self._submit, self._progress = submit, progress
+        self._stopped, self.ended = threading.Event(), threading.Event()
         self._future: Any = None
         self._before: np.ndarray | None = None
 
@@ -552,9 +485,7 @@ class _Current:
             self._future.cancel()
 
     def run(self, program: Program, numbers: Numbers) -> Answer:
-        """
-        **Raises:** `Stopped`, and what solving them raises.
-        """
+        """The answer to them; raises `Stopped`, too."""
         self.count()
         if self._stopped.is_set():
             raise Stopped
@@ -594,14 +525,10 @@ class _Executor(Executor):
             return x if batched else np.broadcast_to(x, (n, *x.shape))
 
         batched = plan.batched
-        own = any(batched.p)
-        p = None
+        own, p = any(batched.p), None
         if own:
-            parts = [
-                each(x, b).reshape(n, -1)
-                for x, b in zip(lanes.p, batched.p, strict=True)
-                if is_parameter(x)
-            ]
+            pairs = zip(lanes.p, batched.p, strict=True)
+            parts = [each(x, b).reshape(n, -1) for x, b in pairs if is_parameter(x)]
             p = np.concatenate(parts, axis=1).astype(entry.p.dtype)
         times = each(lanes.saveat, batched.saveat)
         numbers = Numbers(
@@ -623,16 +550,8 @@ class _Executor(Executor):
 EXECUTORS[ThroughBatcher] = _Executor
 
 
-#
-# What a job is
-#
-
-
 def _specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """From a body to what is kept of it.
-
-    **Raises:** `Refused`.
-    """
+    """From a body to what is kept of it."""
     if "trajectories" in body or "seed" in body:
         return _drawn(entry, body)
     asked = _asked(entry, body, ensemble=entry.limits.ensemble)
@@ -666,10 +585,9 @@ def _check_store(entry: Entry, n: int, times: np.ndarray) -> None:
     each += times.shape[-1] * times.itemsize if times.ndim == 2 else 0
     limit = entry.limits.store
     if n * each > limit:
-        raise wire.over(
-            "store", None, f"{n} trajectories of {each} bytes are more than the limit "
-            f"store={limit}: ask for {max(1, limit // each)} at most, or for fewer times.", 413,
-        )  # fmt: skip
+        message = f"{n} trajectories of {each} bytes are more than the limit store={limit}"
+        less = f"ask for {max(1, limit // each)} at most, or for fewer times."
+        raise wire.over("store", None, f"{message}: {less}", 413)
 
 
 def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
@@ -678,11 +596,9 @@ def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str
     n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
     if type(n) is not int or n < 1:
         raise wire.invalid("trajectories", "trajectories must be a positive integer.")
-    if n > entry.limits.ensemble:
-        raise wire.over(
-            "ensemble", "trajectories", f"{n} trajectories are more than the limit "
-            f"ensemble={entry.limits.ensemble}.", 413,
-        )  # fmt: skip
+    if n > (most := entry.limits.ensemble):
+        message = f"{n} trajectories are more than the limit ensemble={most}."
+        raise wire.over("ensemble", "trajectories", message, 413)
     if type(seed) is not int or not 0 <= seed < 2**31:
         raise wire.invalid("seed", "seed must be an integer, 0 or more and below 2^31.")
     arrays: dict[str, np.ndarray] = {}
@@ -701,9 +617,8 @@ def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str
         arrays[f"{name}_low"], arrays[f"{name}_high"] = bounds
     asked = _asked(entry, rest)
     if asked.many:
-        raise wire.invalid(
-            "trajectories", "with trajectories, u0, p and tspan are those of one, or bounds."
-        )
+        message = "with trajectories, u0, p and tspan are those of one, or bounds."
+        raise wire.invalid("trajectories", message)
     return {"trajectories": n, "seed": seed, "drawn": True}, arrays | _arrays(asked)
 
 
@@ -748,15 +663,12 @@ def _counted(codes: np.ndarray) -> collections.Counter:
     return collections.Counter({ReturnCode(i).name: int(c) for i, c in enumerate(counts) if c})
 
 
-#
-# Files
-#
+def _conflict(message: str) -> Refused:
+    return Refused(409, "conflict", message)
 
 
 def _loaded(path: Path) -> dict[str, Any]:
-    """
-    **Raises:** `ValueError` for what is no job.
-    """
+    """Raises `ValueError` for what is no job."""
     try:
         job = json.loads(path.read_bytes())
     except ValueError as e:

@@ -10,7 +10,7 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, generate_latest
 from prometheus_client.core import CounterMetricFamily, HistogramMetricFamily
 from prometheus_client.registry import Collector
 
-from ..core.retcode import ReturnCode
+from ..ground.retcode import ReturnCode
 
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
@@ -67,10 +67,7 @@ class _Statuses(Collector):
 
 
 class Metrics:
-    """The metrics of one app, in a registry of their own.
-
-    **Arguments:** `waiting`: how many trajectories are in the queue.
-    """
+    """The metrics of one app, in a registry of their own."""
 
     def __init__(self, problems: list[str], waiting: Callable[[], int]):
         self._registry = registry = CollectorRegistry()

@@ -74,11 +74,8 @@ def run(
 
     logging.basicConfig(level=log_level.upper(), format="%(asctime)s %(name)s %(message)s")
     if open_to_all and host not in _LOOPBACK:
-        logger.warning(
-            "whoever can reach %s may use this service, as it has no tokens: give --tokens FILE, "
-            "or set ENSEMBLEODE_TOKENS",
-            host,
-        )
+        what = "whoever can reach %s may use this service, as it has no tokens: %s"
+        logger.warning(what, host, "give --tokens FILE, or set ENSEMBLEODE_TOKENS")
     # The thread of the batches should not wait long for the interpreter.
     sys.setswitchinterval(0.0001)
     server = Server(configured(app, host=host, port=port, log_level=log_level))

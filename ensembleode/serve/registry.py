@@ -15,7 +15,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..core.saving import grid, Spacing
-from ..core.state_tree import refuse_tree
+from ..ground.state_tree import refuse_tree
 from ..options import check_count, check_option_names, merge, time_dtype_of
 from ..problem import ODEProblem, remake
 from ..solvers import Tsit5
@@ -47,8 +47,7 @@ class Limits:
     store: int = 2**34
 
     def __post_init__(self):
-        counts = ("trajectories", "saveat", "maxiters", "body", "ensemble", "answer", "store")
-        for name in counts:
+        for name in ("trajectories", "saveat", "maxiters", "body", "ensemble", "answer", "store"):
             check_count(name, getattr(self, name))
         if self.saveat < 2:
             raise ValueError("saveat of Limits must be 2 or more, for the start and the end.")
@@ -57,9 +56,8 @@ class Limits:
             if pair is not None and not (isinstance(pair, list | tuple) and len(pair) == 2):
                 raise ValueError(f"{name} of Limits must be a pair (low, high), got {pair!r}.")
         if self.tspan is not None and not self.tspan[0] < self.tspan[1]:
-            raise ValueError(
-                f"tspan of Limits must be (earliest, latest), the earliest first, got {self.tspan}."
-            )
+            what = "(earliest, latest), the earliest first"
+            raise ValueError(f"tspan of Limits must be {what}, got {self.tspan}.")
 
 
 class Registry:
@@ -118,8 +116,7 @@ class Registry:
         if params is not None:
             prob = remake(prob, p=eqx.tree_deserialise_leaves(os.fspath(params), prob.p))
         alg, limits = Tsit5() if alg is None else alg, limits or Limits()
-        entry = _entry(name, prob, alg, saveat, limits, description, labels, options)
-        self._entries[name] = entry
+        self._entries[name] = _entry(name, prob, alg, saveat, limits, description, labels, options)
         return self
 
     @property
@@ -143,24 +140,20 @@ class Registry:
 class Entry:
     """A problem of a registry, and what is derived from it.
 
-    - `u0`, `p`: the default state and the default vector of parameters: of each inexact leaf of
-        `prob.p` (real arrays and numbers, in the order of `jax.tree.leaves`) all elements, in C
-        order.
-    - `u0_limits`, `p_limits`: `(low, high)` of their shapes, or None.
-    - `saveat`: None, a spacing, or an array of times.
-    - `dtype`: of the state; `time_dtype`: of time.
+    The default parameters `p` are a vector: of each inexact leaf of `prob.p` (real arrays and
+    numbers, in the order of `jax.tree.leaves`) all elements, in C order.
     """
 
     name: str
     prob: ODEProblem
     alg: Any
-    saveat: Any
+    saveat: Any  # None, a spacing, or an array of times
     limits: Limits
     description: str
     options: dict[str, Any]
     u0: np.ndarray
     p: np.ndarray
-    u0_limits: tuple[np.ndarray, np.ndarray] | None
+    u0_limits: tuple[np.ndarray, np.ndarray] | None  # low and high, of the shape of u0
     p_limits: tuple[np.ndarray, np.ndarray] | None
     u0_labels: list[str] | None
     p_labels: list[str] | None
@@ -219,11 +212,11 @@ class Entry:
         del limits["u0"], limits["p"]  # they are with the state and the parameters
         if self.limits.tspan is not None:
             limits["tspan"] = list(map(float, self.limits.tspan))
+        state = _described(self.u0, self.u0_labels, self.u0_limits)
         return {
             "name": self.name,
             "description": self.description,
-            "state": {"shape": list(self.shape)}
-            | _described(self.u0, self.u0_labels, self.u0_limits),
+            "state": {"shape": list(self.shape)} | state,
             "parameters": {"size": self.p.size} | _described(self.p, self.p_labels, self.p_limits),
             "tspan": list(self.tspan),
             "saveat": self.default_times.tolist(),
@@ -234,27 +227,15 @@ class Entry:
 
 def is_parameter(x: Any) -> bool:
     """Whether a leaf of `p` is among the parameters: real, and not an integer."""
-    return eqx.is_inexact_array_like(x) and not jnp.issubdtype(
-        jnp.result_type(x), jnp.complexfloating
-    )
+    return eqx.is_inexact_array_like(x) and not jnp.iscomplexobj(x)
 
 
 def _described(default: np.ndarray, labels: list[str] | None, limits: Any) -> dict[str, Any]:
-    low, high = (None, None) if limits is None else (_nested(x.tolist()) for x in limits)
-    return {
-        "dtype": default.dtype.name,
-        "labels": labels,
-        "default": default.tolist(),
-        "low": low,
-        "high": high,
-    }
-
-
-def _nested(x: Any) -> Any:
-    """(No limit is null, as infinity is not JSON.)"""
-    if isinstance(x, list):
-        return [_nested(y) for y in x]
-    return x if math.isfinite(x) else None
+    low, high = (None, None)
+    if limits is not None:  # (None in them is null, as infinity is not JSON.)
+        low, high = (np.where(np.isfinite(x), x, np.array(None)).tolist() for x in limits)
+    found = {"dtype": default.dtype.name, "labels": labels, "default": default.tolist()}
+    return found | {"low": low, "high": high}
 
 
 def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Entry:
@@ -271,19 +252,14 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
     most = min(limits.maxiters, kept.get("maxiters", limits.maxiters))
     engine = options.pop("engine", "auto")
     check_option_names(options)
-    options = merge(
-        {k: v for k, v in kept.items() if not k.startswith("save")},
-        options,
-    )
-    prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)
+    options = merge({k: v for k, v in kept.items() if not k.startswith("save")}, options)
     options |= {"maxiters": most, "engine": engine}
+    prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)
     refuse_tree(prob.u0, "a service")
     u0 = np.asarray(prob.u0)
     if np.issubdtype(u0.dtype, np.complexfloating):
-        raise TypeError(
-            "prob has a complex state, and requests are real numbers; write it as real and "
-            "imaginary parts."
-        )
+        what = "prob has a complex state, and requests are real numbers"
+        raise TypeError(f"{what}; write it as real and imaginary parts.")
     t0, t1 = (float(t) for t in prob.tspan)
     names = {"u0": labels} if not isinstance(labels, Mapping) else dict(labels)
     if unknown := set(names) - {"u0", "p"}:
@@ -301,11 +277,9 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
         u0_labels=_as_labels("u0", names.get("u0"), u0.size),
         p_labels=_as_labels("p", names.get("p"), p.size) or _names_of(prob.p, p.size),
     )
-    if len(entry.default_times) > limits.saveat:
-        raise ValueError(
-            f"saveat has {len(entry.default_times)} times, and limits.saveat allows "
-            f"{limits.saveat}; raise that, or save less."
-        )
+    if (rows := len(entry.default_times)) > limits.saveat:
+        allowed = f"limits.saveat allows {limits.saveat}; raise that, or save less."
+        raise ValueError(f"saveat has {rows} times, and {allowed}")
     if limits.tspan is not None:
         earliest, latest = limits.tspan
         if min(t0, t1) < earliest or max(t0, t1) > latest:
@@ -323,9 +297,8 @@ def _as_saveat(saveat: Any, t0: float, t1: float, dtype: np.dtype) -> Any:
         return step
     times = np.asarray(saveat, dtype)
     if times.ndim != 1 or not times.size:
-        raise ValueError(
-            f"saveat must be a number, or an array of times; its shape is {times.shape}."
-        )
+        what = "a number, or an array of times"
+        raise ValueError(f"saveat must be {what}; its shape is {times.shape}.")
     low, high = min(t0, t1), max(t0, t1)
     close = 8 * np.finfo(dtype).eps * max(abs(t0), abs(t1))
     if not (np.all(times >= low - close) and np.all(times <= high + close)):

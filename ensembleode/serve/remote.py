@@ -19,9 +19,9 @@ import numpy as np
 from jax.interpreters import ad, batching, mlir
 
 from .. import sensitivity
-from ..core.host import host_call
-from ..core.retcode import ReturnCode
 from ..core.saving import grid, Spacing
+from ..ground.host import host_call
+from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
 from ..tracing.program import is_tracer
 from . import exchange
@@ -57,17 +57,12 @@ class Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-    """A field of the request.
-
-    - `own`: whether each trajectory has its own.
-    - `fixed`: its numbers; None where they are an operand.
-    - `times`: how often those of `fixed` are repeated, for the same trajectories again.
-    """
+    """A field of the request."""
 
     name: str
-    own: bool
-    fixed: Fixed | None = None
-    times: int = 1
+    own: bool  # whether each trajectory has its own
+    fixed: Fixed | None = None  # its numbers; None where they are an operand
+    times: int = 1  # those of `fixed` are repeated, for the same trajectories again
 
     def numbers(self, operands: Any) -> np.ndarray:
         """Those in the request, the next of the operands unless they are fixed."""
@@ -79,28 +74,19 @@ class Field:
 
 @dataclasses.dataclass(frozen=True)
 class Call:
-    """One request, given its operands.
+    """One request, given its operands."""
 
-    - `service`: asks; compared by identity.
-    - `problem`, `deadline`: as the client's.
-    - `gradient`: whether it is for a gradient; its last field is then the cotangent.
-    - `n`: how many trajectories; None for one without an axis.
-    - `state`, `dtype`, `rows`: of the states that are saved.
-    - `own_times`: whether the saved times have the axis, too.
-    - `tspan`: as registered.
-    """
-
-    service: Any
+    service: Any  # asks; compared by identity
     problem: str
     deadline: float | None
     fields: tuple[Field, ...]
-    n: int | None
-    state: tuple[int, ...]
+    n: int | None  # how many trajectories; None for one without an axis
+    state: tuple[int, ...]  # this, the dtype and the rows are of the states that are saved
     dtype: np.dtype
     rows: int
-    own_times: bool
-    tspan: tuple[float, float]
-    gradient: bool = False
+    own_times: bool  # whether the saved times have the axis, too
+    tspan: tuple[float, float]  # as registered
+    gradient: bool = False  # whether it is for a gradient; its last field is then the cotangent
 
     @property
     def operands(self) -> tuple[Field, ...]:
@@ -118,16 +104,9 @@ class Call:
             found = [x for field, x in pairs if field in self.differentiated]
             return [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in found]
         lead = () if self.n is None else (self.n,)
-        times = (*lead, self.rows) if self.own_times else (self.rows,)
-        count = jax.ShapeDtypeStruct(lead, jnp.int32)
-        return [
-            jax.ShapeDtypeStruct((*lead, self.rows, *self.state), self.dtype),
-            jax.ShapeDtypeStruct(times, _time_dtype(self.dtype)),
-            jax.ShapeDtypeStruct(lead, jnp.int8),
-            count,
-            count,
-            count,
-        ]
+        u, t = (*lead, self.rows, *self.state), (*(lead if self.own_times else ()), self.rows)
+        kinds = [(u, self.dtype), (t, _time_dtype(self.dtype)), (lead, jnp.int8)]
+        return [jax.ShapeDtypeStruct(*kind) for kind in [*kinds, *[(lead, jnp.int32)] * 3]]
 
     def __call__(self, *operands: np.ndarray) -> list[np.ndarray]:
         given = iter(operands)
@@ -183,19 +162,16 @@ class Call:
         return gradients
 
 
-#
-# The primitive
-#
-
-
 _remote_p = jex.Primitive("ensembleode_remote")
 _remote_p.multiple_results = True
 
 
+@_remote_p.def_impl
 def _evaluated(*operands: Any, call: Call) -> list:
     return [jnp.asarray(x) for x in call(*map(np.asarray, operands))]
 
 
+@_remote_p.def_abstract_eval
 def _abstract(*operands: Any, call: Call) -> list:
     return [jax.core.ShapedArray(x.shape, x.dtype) for x in call.results(operands)]
 
@@ -255,16 +231,9 @@ def _differentiated(*_: Any, **__: Any) -> Any:
     raise TypeError(_FORWARD)
 
 
-_remote_p.def_impl(_evaluated)
-_remote_p.def_abstract_eval(_abstract)
 ad.primitive_jvps[_remote_p] = _differentiated
 batching.primitive_batchers[_remote_p] = _mapped
 mlir.register_lowering(_remote_p, mlir.lower_fun(_staged, multiple_results=True))
-
-
-#
-# Its gradient
-#
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -286,10 +255,8 @@ def _answered_bwd(call: Call, kept: tuple, cotangents: list) -> tuple:
     fields = (*call.fields, Field("cotangent", call.n is not None))
     back = dataclasses.replace(call, fields=fields, gradient=True)
     found = iter(_remote_p.bind(*operands, ct, call=back))
-    every = zip(call.operands, operands, strict=True)
-    return (
-        tuple(next(found) if f in call.differentiated else jnp.zeros_like(x) for f, x in every),
-    )
+    every, differentiated = zip(call.operands, operands, strict=True), call.differentiated
+    return (tuple(next(found) if f in differentiated else jnp.zeros_like(x) for f, x in every),)
 
 
 def _masked(cotangent: Any, retcode: Any, length: Any) -> Any:
@@ -300,11 +267,6 @@ def _masked(cotangent: Any, retcode: Any, length: Any) -> Any:
 
 
 _answered.defvjp(_answered_fwd, _answered_bwd)
-
-
-#
-# Solves
-#
 
 
 def is_traced(x: Any) -> bool:
@@ -318,13 +280,8 @@ def solve(
     deadline: float | None,
     engine: EngineChoice,
 ) -> EnsembleSolution | ODESolution:
-    """A solve some of whose arguments are traced.
-
-    **Arguments:**
-
-    - `service`: has `_ask_solution(problem, body, deadline)` and `_ask_gradients`, the same.
-    - `description`: the service's, of the problem.
-    - `arguments`: those given of `u0`, `p`, `tspan` and `saveat`; arrays.
+    """A solve some of whose arguments (of `u0`, `p`, `tspan` and `saveat`, arrays) are traced, by a
+    service that has `_ask_solution(problem, body, deadline)` and `_ask_gradients`.
 
     **Raises:** `ValueError` for shapes that don't fit the problem; `TypeError` for a grid of times
     whose size is not known.
@@ -333,12 +290,8 @@ def solve(
     state = tuple(description["state"]["shape"])
     dtype = np.dtype(description["state"]["dtype"])
     rows = _rows(description, given, dtype)
-    shapes = {
-        "u0": state,
-        "p": (description["parameters"]["size"],),
-        "tspan": (2,),
-        "saveat": (rows,),
-    }
+    p = (description["parameters"]["size"],)
+    shapes = {"u0": state, "p": p, "tspan": (2,), "saveat": (rows,)}
     dtype = jax.dtypes.canonicalize_dtype(dtype)
     fields, operands, counts = [], [], {}
     for name, x in given.items():
@@ -359,9 +312,8 @@ def solve(
         raise ValueError(f"the arguments have different numbers of trajectories: {counts}.")
     n = next(iter(counts.values()), None)
     own_times = any(field.own for field in fields if field.name in ("tspan", "saveat"))
-    name = description["name"]
-    t0, t1 = description["tspan"]
-    call = Call(service, name, deadline, tuple(fields), n, state, dtype, rows, own_times, (t0, t1))
+    name, tspan = description["name"], tuple(description["tspan"])
+    call = Call(service, name, deadline, tuple(fields), n, state, dtype, rows, own_times, tspan)
     answered: Any = _answered(call, tuple(operands))
     u, t, retcode, lengths, naccept, nreject = answered
     stats = Stats(naccept, nreject, None)

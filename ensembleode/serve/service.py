@@ -14,13 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from ..core import cpu_devices
+from ..ground import cpu_devices
 from . import tokens as tokens_of
 from .batcher import Batcher, Done, QueueFull, Slice
-from .calls import Bodies, Call, refusal, reply_to, without_token
+from .calls import Bodies, Call, refusal, reply_to
 from .jobs import Jobs
 from .metrics import Metrics
-from .registry import Entry, Registry
+from .registry import Registry
 from .solving import Numbers, Program, Solver
 from .wire import Refused
 
@@ -45,7 +45,6 @@ class Service:
         drain_seconds: float,
         **batching: Any,  # options of a `Batcher`
     ):
-        self.registry = registry
         self.solvers = {e.name: Solver(e, ensemblealg, max_batch) for e in registry}
         self.tokens = tokens
         self.hosts = None if hosts is None else frozenset(x.lower().encode() for x in hosts)
@@ -60,7 +59,7 @@ class Service:
             self._run,
             most=lambda program: program.most,
             share=max(128, max_batch // 8),
-            observe=self._observe,
+            observe=lambda program, n, _, seconds: self.metrics.batch(program.problem, n, seconds),
             **batching,
         )
         self.batcher: Batcher | None = None
@@ -76,10 +75,6 @@ class Service:
         self._ending: asyncio.Task | None = None
         self._ids = itertools.count(1)
         self._id_prefix = secrets.token_hex(4)
-
-    #
-    # Beginning and end
-    #
 
     async def start(self) -> None:
         """Begin to warm up; requests are refused until that is done."""
@@ -181,39 +176,29 @@ class Service:
             await asyncio.to_thread(self._warming.join, left())
         self.on_drained(left())
 
-    #
-    # Batches
-    #
-
     def _run(self, program: Program, slices: Sequence[Slice]) -> list[Any]:
         solver = self.solvers[program.problem]
         results = solver.run(program, [_part(s) for s in slices])
-        codes = [x.retcode for x in results]
-        self.metrics.codes(program.problem, np.concatenate(codes))
+        self.metrics.codes(program.problem, np.concatenate([x.retcode for x in results]))
         return results
-
-    def _observe(self, program: Program, count: int, items: int, seconds: float) -> None:
-        self.metrics.batch(program.problem, count, seconds)
 
     def _in_background(self, program: Program, numbers: Numbers) -> Any:
         """From another thread: a future of the results."""
-        loop, batcher = self._loop, self.batcher
-        assert loop is not None
+        batcher = self.batcher
+        assert self._loop is not None
         assert batcher is not None
 
         async def done() -> Done:
             n = len(numbers.u0)
             return await batcher.submit(program.problem, program, numbers, n, background=True)
 
-        return asyncio.run_coroutine_threadsafe(done(), loop)
+        return asyncio.run_coroutine_threadsafe(done(), self._loop)
 
     async def done(
         self, call: Call, program: Program, numbers: Numbers, deadline: float | None
     ) -> Done:
-        """The results of a request's numbers.
-
-        **Raises:** `Refused` where who asked has gone; and as `Batcher.submit`.
-        """
+        """The results of a request's numbers; raises as `Batcher.submit`, and where who asked has
+        gone."""
         assert self.batcher is not None
         at = None if deadline is None else time.monotonic() + deadline
         n = len(numbers.u0)
@@ -237,31 +222,18 @@ class Service:
         self.metrics.waits[program.problem].observe(done.wait)
         return done
 
-    #
-    # Requests
-    #
-
-    def entry(self, name: str) -> Entry:
-        """
-        **Raises:** `Refused`.
-        """
-        solver = self.solvers.get(name)
-        if solver is None:
+    def solver(self, name: str) -> Solver:
+        if name not in self.solvers:
             raise Refused(404, "not_found", f"there is no problem {name[:100]!r}.")
-        return solver.entry
+        return self.solvers[name]
 
-    def ready(self) -> None:
-        """
-        **Raises:** `Refused` before and after the service answers.
-        """
+    def check_ready(self) -> None:
+        """Raises `Refused` before and after the service answers."""
         if self.status != "ready":
-            how_far = ""
+            message = f"the service is {self.status}"
             if self.status == "warming" and self.compiled[1]:
-                how_far = ": {} of {} programs are compiled".format(*self.compiled)
-            raise Refused(
-                503, self.status, f"the service is {self.status}{how_far}.",
-                headers={"Retry-After": "1"},
-            )  # fmt: skip
+                message += ": {} of {} programs are compiled".format(*self.compiled)
+            raise Refused(503, self.status, f"{message}.", headers={"Retry-After": "1"})
 
     def owner(self, call: Call) -> str | None:
         """Whose its token is, or "" where none is needed; None for one that isn't let in."""
@@ -277,7 +249,11 @@ class Service:
             if guarded and call.owner is None:
                 call.owner = self.owner(call)
                 if call.owner is None:
-                    raise without_token()
+                    raise Refused(
+                        401, "unauthorized",
+                        "a token is needed: send the header Authorization: Bearer TOKEN.",
+                        headers={"WWW-Authenticate": "Bearer"},
+                    )  # fmt: skip
             if guarded and self.hosts is not None:
                 call.check_host(self.hosts)
             reply = await handle(call)
@@ -297,10 +273,8 @@ class Service:
             # (Who asks too early asks again and again.)
             level = logging.DEBUG if status < 400 or status == 503 else logging.INFO
             if logger.isEnabledFor(level):
-                count = "-" if call.count is None else call.count
-                logger.log(
-                    level, "%s %s %s %d %.4f s%s", id, known or "-", count, status, seconds, why
-                )
+                what = (known or "-", "-" if call.count is None else call.count)
+                logger.log(level, "%s %s %s %d %.4f s%s", id, *what, status, seconds, why)
         return reply, id
 
 

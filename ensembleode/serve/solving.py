@@ -19,12 +19,7 @@ import numpy as np
 
 from ..core.job import compiler_options
 from ..engines.lanes import ENGINE as LANES
-from ..ensemble import (
-    EnsembleColumns,
-    EnsembleDistributed,
-    EnsembleSplitThreads,
-    EnsembleThreads,
-)
+from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
 from ..problem import EnsembleProblem, remake
 from ..solution import EnsembleSolution
 from ..solving import solve
@@ -75,29 +70,19 @@ class Gradients(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """What is compiled, but for the size of the batch.
+    """What is compiled, but for the size of the batch."""
 
-    - `problem`: its name.
-    - `pulls`: whether it is a vjp.
-    - `own`: whether each trajectory has its own parameters.
-    - `rows`: how many times are saved, those that fill up included.
-    - `most`: trajectories of a batch at most.
-    """
-
-    problem: str
-    pulls: bool
-    own: bool
-    rows: int
-    most: int
+    problem: str  # its name
+    pulls: bool  # whether it is a vjp
+    own: bool  # whether each trajectory has its own parameters
+    rows: int  # how many times are saved, those that fill up included
+    most: int  # trajectories of a batch
 
 
 class Solver:
     """Solves batches of a registered problem."""
 
     def __init__(self, entry: Entry, ensemblealg: Any = None, max_batch: int = 4096):
-        """
-        **Raises:** `ValueError` for an ensemble algorithm whose trajectories aren't independent.
-        """
         if isinstance(ensemblealg, EnsembleColumns):
             raise ValueError(
                 "ensemblealg can't be EnsembleColumns(), whose trajectories share their steps: an "
@@ -125,11 +110,10 @@ class Solver:
         if self._jit:
             options = compiler_options(jax.default_backend())
             self._compiled = {
-                (pulls, own): jax.jit(
-                    functools.partial(self._with_few_arrays, pulls, own), compiler_options=options
+                kind: jax.jit(
+                    functools.partial(self._with_few_arrays, *kind), compiler_options=options
                 )
-                for pulls in (False, True)
-                for own in (False, True)
+                for kind in itertools.product((False, True), repeat=2)  # pulls, own
             }
 
     def program(self, rows: int, *, own: bool, pulls: bool = False) -> Program:
@@ -145,12 +129,8 @@ class Solver:
 
     def programs(self) -> list[Program]:
         """All there are."""
-        every = {
-            self.program(rows, own=own, pulls=pulls)
-            for pulls in (False, True)
-            for own in (False, True)
-            for rows in self.rows
-        }
+        asked = itertools.product(self.rows, (False, True), (False, True))
+        every = {self.program(rows, own=own, pulls=pulls) for rows, own, pulls in asked}
         return sorted(every, key=lambda x: (x.pulls, x.rows, x.own))
 
     def _sizes(self, rows: int, pulls: bool) -> list[int]:
@@ -189,9 +169,8 @@ class Solver:
             if not program.pulls:
                 raise
             self.no_gradient = str(e).strip().partition("\n")[0].rstrip(".") or type(e).__name__
-            logger.warning(
-                "%s is served without gradients: %s", self.entry.name, self.no_gradient, exc_info=e
-            )
+            what = "%s is served without gradients: %s"
+            logger.warning(what, self.entry.name, self.no_gradient, exc_info=e)
 
     def describe(self) -> dict[str, Any]:
         """As JSON, for clients."""
@@ -207,10 +186,8 @@ class Solver:
         return Numbers(u0, p, *ends, times, cotangent)
 
     def run(self, program: Program, parts: Sequence[Numbers]) -> list[Any]:
-        """Solve (or pull back) several requests' trajectories together.
-
-        **Returns:** an `Answer`, or `Gradients`, for each.
-        """
+        """Solve (or pull back) several requests' trajectories together: an `Answer` (or
+        `Gradients`) for each."""
         counts = [len(x.u0) for x in parts]
         n = sum(counts)
         size = next(s for s in self._sizes(program.rows, program.pulls) if s >= n)
@@ -275,16 +252,9 @@ class Solver:
                 changes["p"] = entry.with_parameters(p[i])
             return remake(prob, **changes)
 
-        n = u0.shape[0]
-        sim = solve(
-            EnsembleProblem(prob, prob_func),
-            entry.alg,
-            self.ensemblealg,
-            trajectories=n,
-            batch_size=n,
-            saveat=jnp.asarray(times),
-            **entry.options,
-        )
+        n, options = u0.shape[0], {"saveat": jnp.asarray(times), **entry.options}
+        many = EnsembleProblem(prob, prob_func)
+        sim = solve(many, entry.alg, self.ensemblealg, trajectories=n, batch_size=n, **options)
         assert isinstance(sim, EnsembleSolution)
         stats = sim.stats
         return Answer(sim.u, sim.lengths, sim.retcode, stats.naccept, stats.nreject, stats.nf)
@@ -315,12 +285,8 @@ def _stacked(column: Sequence[Any], size: int, n: int) -> Any:
     if first is None:
         return None
     out = np.empty((size, *first.shape[1:]), first.dtype)
-    if len(column) == 1:
-        out[:n] = first
-    else:
-        np.concatenate(column, out=out[:n])
-    if n < size:
-        out[n:] = out[n - 1]
+    np.concatenate(column, out=out[:n])
+    out[n:] = out[n - 1]
     return out
 
 
@@ -332,32 +298,24 @@ def _in_rows(column: Sequence[Any], shape: tuple, fill: Any) -> Any:
     out = np.full(shape, fill, first.dtype)
     start = 0
     # (Most have as many rows as the one before.)
-    for rows, some in itertools.groupby(column, lambda x: x.shape[1]):
-        some = np.concatenate([*some])
-        end = start + len(some)
-        out[start:end, :rows] = some
-        start = end
+    for rows, group in itertools.groupby(column, lambda x: x.shape[1]):
+        some = np.concatenate([*group])
+        out[start : start + len(some), :rows] = some
+        start += len(some)
     return out
 
 
 def _described(entry: Entry) -> tuple[str, bool]:
-    """The engine that solves it, and whether that calls Python; a problem that can't be solved is
-    found here.
-
-    **Raises:** as `solve`.
-    """
+    """The engine that solves it, and whether that calls Python; raises as `solve`, for a problem
+    that can't be solved."""
     found = {}
 
     def one(u0):
-        sol = solve(
-            remake(entry.prob, u0=u0), entry.alg, saveat=entry.default_times, **entry.options
-        )
+        prob = remake(entry.prob, u0=u0)
+        sol = solve(prob, entry.alg, saveat=entry.default_times, **entry.options)
         found["engine"] = sol.engine
         return sol.u
 
     jaxpr = jax.make_jaxpr(one)(state_of(entry)).jaxpr
-    return found["engine"].name, _calls_host(jaxpr)
-
-
-def _calls_host(jaxpr: Any) -> bool:
-    return any("callback" in eqn.primitive.name for eqn in equations(jaxpr))
+    calls_host = any("callback" in eqn.primitive.name for eqn in equations(jaxpr))
+    return found["engine"].name, calls_host

@@ -14,10 +14,8 @@ class TokensError(ValueError):
 
 
 class Tokens:
-    """Those that are let in.
-
-    Compared as digests, all of them every time: how long that takes tells nothing.
-    """
+    """Those that are let in: compared as digests, all of them every time, so that how long that
+    takes tells nothing."""
 
     def __init__(self, tokens: Iterable[str]):
         self._digests = [_digest(x) for x in tokens]
@@ -28,9 +26,7 @@ class Tokens:
         """Who an `Authorization` header with one of them is, by the token's digest; else None."""
         kind, _, token = (authorization or "").partition(" ")
         given = _digest(token.strip())
-        found = False
-        for digest in self._digests:
-            found |= hmac.compare_digest(given, digest)
+        found = sum(hmac.compare_digest(given, digest) for digest in self._digests)
         return given.hex()[:32] if found and kind.lower() == "bearer" else None
 
 
@@ -42,8 +38,7 @@ def read(path: str | os.PathLike | None) -> Tokens | None:
     """
     if path is not None:
         with open(path, encoding="utf-8") as file:
-            lines = [line.partition("#")[0].strip() for line in file]
-        tokens = [x for x in lines if x]
+            tokens = [x for line in file if (x := line.partition("#")[0].strip())]
         where = f"the file {os.fspath(path)!r}"
     else:
         text = os.environ.get(VARIABLE)

@@ -14,8 +14,8 @@ import msgpack
 import numpy as np
 import orjson
 
-from ..core.retcode import ReturnCode
 from ..core.saving import grid, Spacing
+from ..ground.retcode import ReturnCode
 from .exchange import BINARY as BINARY, JSON as JSON
 from .registry import Entry
 from .solving import Answer, Gradients, Numbers
@@ -25,7 +25,6 @@ from .solving import Answer, Gradients, Numbers
 DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
 _KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")
-_KNOWN = frozenset(_FIELDS)
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
 _CODES = [code.name for code in ReturnCode]
 # Lists and objects of a body: an empty one is a byte or two, and seventy when it is read.
@@ -62,11 +61,6 @@ def over(limit: str, path: str | None, message: str, status: int = 422) -> Refus
     return Refused(status, f"limit_{limit}", message, path)
 
 
-#
-# Requests
-#
-
-
 @dataclasses.dataclass(slots=True)
 class Query:
     """A request for some trajectories.
@@ -92,17 +86,9 @@ class Query:
 
 
 def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
-    """The object in a body.
-
-    **Raises:** `Refused`.
-    """
+    """The object in a body; raises `Refused`."""
     try:
-        if binary:
-            found = _of_msgpack(body)
-        else:
-            if body.count(b"[") + body.count(b"{") > _LISTS:
-                raise _too_many_lists()
-            found = _of_json(body) if body else {}
+        found = _of_msgpack(body) if binary else _of_json(body or b"{}")
     except (ValueError, TypeError, RecursionError, msgpack.exceptions.UnpackException) as e:
         kind = "MessagePack" if binary else "JSON"
         raise Refused(400, "invalid_body", f"the body is not {kind}: {_short(e)}.") from None
@@ -143,6 +129,8 @@ def _too_many_lists() -> Refused:
 
 
 def _of_json(body: bytes | bytearray) -> Any:
+    if body.count(b"[") + body.count(b"{") > _LISTS:
+        raise _too_many_lists()
     try:
         return orjson.loads(body)
     except ValueError:
@@ -156,29 +144,23 @@ def _of_json(body: bytes | bytearray) -> Any:
 def query(
     entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, ensemble: int | None = None
 ) -> Query:
-    """What is asked for.
-
-    **Arguments:** `more`: further fields that there may be; `ensemble`: the trajectories that an
-    ensemble may have, which has another limit than a request.
-
-    **Raises:** `Refused`.
-    """
-    if not given.keys() <= _KNOWN:
-        _check_known(given, more)
-    limits = entry.limits
+    """What is asked for, with `more` fields than there are; raises `Refused`. An ensemble may have
+    so many trajectories (`ensemble`), which is another limit than that of a request."""
+    for name in given:
+        if name not in _FIELDS and name not in more:
+            names = ", ".join((*_FIELDS, *more))
+            raise invalid(str(name)[:100], f"there is no such field; there are {names}.")
+    limits, spans = entry.limits, given.get("tspan")
     u0, many_u0 = _array(given.get("u0"), "u0", entry.shape, entry.dtype, entry.u0)
     p, many_p = _array(given.get("p"), "p", entry.p.shape, entry.p.dtype, None)
-    tspan, many_spans = _array(
-        given.get("tspan"), "tspan", (2,), entry.time_dtype, entry.default_span
-    )
+    tspan, many_spans = _array(spans, "tspan", (2,), entry.time_dtype, entry.default_span)
     many = many_u0 or many_p or many_spans
     n = 1
     if many:
         axes = (("u0", u0, many_u0), ("p", p, many_p), ("tspan", tspan, many_spans))
         n = _agreed([(name, len(x)) for name, x, has in axes if has])
         limit = "trajectories" if ensemble is None else "ensemble"
-        most = limits.trajectories if ensemble is None else ensemble
-        if n > most:
+        if n > (most := limits.trajectories if ensemble is None else ensemble):
             message = f"{n} trajectories are more than the limit {limit}={most}."
             raise over(limit, None, message, 413)
     if u0 is not entry.u0:
@@ -204,10 +186,7 @@ def query(
 
 
 def bound(entry: Entry, name: str, given: Any, path: str) -> np.ndarray:
-    """A low or a high of the state or the parameters, within their limits.
-
-    **Raises:** `Refused`.
-    """
+    """A low or a high of the state or the parameters, within their limits; raises `Refused`."""
     like, limits = {"u0": (entry.u0, entry.u0_limits), "p": (entry.p, entry.p_limits)}[name]
     if given is None:
         raise invalid(path, "it is missing.")
@@ -225,16 +204,11 @@ def _rows(x: np.ndarray, many: bool, n: int) -> np.ndarray:
 
 
 def cotangent(entry: Entry, asked: Query) -> np.ndarray:
-    """That of a vjp, `[n, rows, *state]`.
-
-    **Raises:** `Refused`.
-    """
+    """That of a vjp, `[n, rows, *state]`; raises `Refused`."""
     given = asked.rest["cotangent"]
     if given is None:
         raise invalid("cotangent", "cotangent is missing: it has the shape of u.")
-    shape = (asked.rows, *entry.shape)
-    if asked.many:
-        shape = (asked.n, *shape)
+    shape = (*((asked.n,) if asked.many else ()), asked.rows, *entry.shape)
     found, extra = _array(given, "cotangent", shape, entry.dtype, None)
     if extra:
         raise invalid("cotangent", f"cotangent must have the shape of u, {list(shape)}.")
@@ -242,9 +216,7 @@ def cotangent(entry: Entry, asked: Query) -> np.ndarray:
 
 
 def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
-    """
-    **Raises:** `Refused` where the arrays of the answer are too large.
-    """
+    """Raises `Refused` where the arrays of the answer are too large."""
     each = entry.p.size + entry.u0.size if pulls else asked.rows * entry.u0.size
     size = asked.n * each * entry.dtype.itemsize
     if size > entry.limits.answer:
@@ -254,13 +226,6 @@ def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
             "answer", None, f"the answer would have {size} bytes, and the limit answer is "
             f"{entry.limits.answer}: ask for {less} at a time{more}.", 413,
         )  # fmt: skip
-
-
-def _check_known(given: dict[str, Any], more: Sequence[str]) -> None:
-    unknown = [name for name in given if name not in _FIELDS and name not in more]
-    if unknown:
-        names = ", ".join((*_FIELDS, *more))
-        raise invalid(str(unknown[0])[:100], f"there is no such field; there are {names}.")
 
 
 def _agreed(counts: list[tuple[str, int]]) -> int:
@@ -276,7 +241,7 @@ def _agreed(counts: list[tuple[str, int]]) -> int:
 def _deadline(given: Any) -> float | None:
     if given is None:
         return None
-    if isinstance(given, bool) or not isinstance(given, int | float) or not 0 < given < 1e12:
+    if not _is_number(given) or not 0 < given < 1e12:
         raise invalid("deadline_ms", "deadline_ms must be a positive number of milliseconds.")
     return given / 1000
 
@@ -297,11 +262,10 @@ def _times(
             return (tspan if many_spans else tspan[None]), 2, not many_spans
     if isinstance(saveat, np.ndarray):
         times = saveat
-    elif isinstance(saveat, bool) or not isinstance(saveat, int | float):
-        ndim = 2 if _is_matrix(saveat) else 1
-        times = _times_given(saveat, ndim, n, entry.time_dtype)
-    else:
+    elif _is_number(saveat):
         return _spaced(entry, float(saveat) if saveat < 1e308 else 0.0, path, tspan, many_spans)
+    else:
+        times = _times_given(saveat, n, entry.time_dtype)
     rows = times.shape[-1]
     if rows > most:
         raise over("saveat", path, f"saveat has {rows} times, and the limit saveat is {most}.")
@@ -353,11 +317,11 @@ def _spaced(
     raise over("saveat", path, f"saveat={step} gives {rows:.6g} times, and the limit is {most}.")
 
 
-def _times_given(saveat: Any, ndim: int, n: int, dtype: np.dtype) -> np.ndarray:
+def _times_given(saveat: Any, n: int, dtype: np.dtype) -> np.ndarray:
     found = _converted(saveat, "saveat", dtype)
-    if found.ndim != ndim or not found.size:
+    if found.ndim not in (1, 2) or not found.size:
         raise invalid("saveat", "saveat must be a spacing, times, or times of each trajectory.")
-    if ndim == 2 and len(found) != n:
+    if found.ndim == 2 and len(found) != n:
         raise invalid("saveat", f"saveat has {len(found)} rows for {n} trajectories.")
     return found
 
@@ -376,24 +340,12 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
     if limits is None:
         return
     low, high = limits
-    if many:
-        low, high = low[None], high[None]
-    bad = (x < low) | (x > high)
-    if bad.any():
+    if (bad := (x < low) | (x > high)).any():
         at = np.argwhere(bad)[0]
         inner = tuple(at[1:] if many else at)
-        limit = name.partition(".")[0]
-        raise over(
-            limit,
-            path_of(name, at),
-            f"{x[tuple(at)]:g} is outside of the limit {limit}: "
-            f"{limits[0][inner]:g} to {limits[1][inner]:g}.",
-        )
-
-
-#
-# Arrays
-#
+        limit, ends = name.partition(".")[0], f"{low[inner]:g} to {high[inner]:g}"
+        message = f"{x[tuple(at)]:g} is outside of the limit {limit}: {ends}."
+        raise over(limit, path_of(name, at), message)
 
 
 def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:
@@ -401,23 +353,17 @@ def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -
     if given is None:
         return default, False
     found = _converted(given, name, dtype)
-    if found.shape == shape:
-        return found, False
-    if found.ndim == len(shape) + 1 and found.shape[1:] == shape:
-        return found, True
-    many = ["n", *shape]
-    raise invalid(
-        name,
-        f"{name} has the shape {list(found.shape)}; it must be {list(shape)}, or "
-        f"[{', '.join(map(str, many))}].",
-    )
+    if found.shape in (shape, (*found.shape[:1], *shape)):
+        return found, found.ndim > len(shape)
+    many, has = ", ".join(map(str, ("n", *shape))), f"{name} has the shape {list(found.shape)}"
+    raise invalid(name, f"{has}; it must be {list(shape)}, or [{many}].")
 
 
 def _converted(given: Any, name: str, dtype: np.dtype) -> np.ndarray:
     if isinstance(given, dict):
         found = _unpacked(given, name)
     else:
-        if not isinstance(given, list | int | float) or isinstance(given, bool):
+        if not (isinstance(given, list) or _is_number(given)):
             raise invalid(name, f"{name} must be numbers, got {_kind(given)}.")
         try:
             found = np.array(given)
@@ -446,11 +392,9 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
     dtype = DTYPES.get(given["dtype"]) if isinstance(given["dtype"], str) else None
     if dtype is None:
         raise invalid(f"{name}.dtype", f"dtype must be one of {', '.join(sorted(DTYPES))}.")
-    if not isinstance(shape, list) or len(shape) > 16:
+    is_short = isinstance(shape, list) and len(shape) <= 16
+    if not (is_short and all(type(x) is int and x >= 0 for x in shape)):
         raise invalid(f"{name}.shape", "shape must be a list of counts.")
-    for x in shape:
-        if type(x) is not int or x < 0:
-            raise invalid(f"{name}.shape", "shape must be a list of counts.")
     if not isinstance(data, bytes) or len(data) != math.prod(shape) * dtype.itemsize:
         raise invalid(f"{name}.data", "data must be as many bytes as shape and dtype say.")
     try:
@@ -467,13 +411,10 @@ def _looked_through(given: Any, name: str) -> np.ndarray:
             shapes = [shape_of(y, f"{path}[{i}]") for i, y in enumerate(x)]
             for i, shape in enumerate(shapes):
                 if shape != shapes[0]:
-                    raise invalid(
-                        f"{path}[{i}]",
-                        f"its shape {list(shape)} is not that of those before it, "
-                        f"{list(shapes[0])}.",
-                    )
+                    others = f"is not that of those before it, {list(shapes[0])}."
+                    raise invalid(f"{path}[{i}]", f"its shape {list(shape)} {others}")
             return (len(x), *(shapes[0] if shapes else ()))
-        if isinstance(x, bool) or not isinstance(x, int | float):
+        if not _is_number(x):
             raise invalid(path, f"it must be a number, got {_kind(x)}.")
         try:
             float(x)
@@ -500,11 +441,8 @@ def _refuse_booleans(value: Any, path: str) -> None:
             _refuse_booleans(x, f"{path}.{name}")
 
 
-def _is_matrix(x: Any) -> bool:
-    if isinstance(x, dict):
-        shape = x.get("shape")
-        return isinstance(shape, list) and len(shape) == 2
-    return isinstance(x, list) and len(x) > 0 and isinstance(x[0], list)
+def _is_number(x: Any) -> bool:
+    return isinstance(x, int | float) and not isinstance(x, bool)
 
 
 def path_of(name: str, at: Any) -> str:
@@ -520,15 +458,10 @@ def _short(e: Exception) -> str:
     return str(e).partition("\n")[0][:200].rstrip(".") or type(e).__name__
 
 
-#
-# Responses
-#
-
-
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; arrays are NumPy's."""
     rows = asked.rows
-    counts = {"naccept": answer.naccept, "nreject": answer.nreject, "nf": answer.nf}
+    counts = {name: getattr(answer, name) for name in ("naccept", "nreject", "nf")}
     if asked.many:
         # Filled-up times that the engine saved as well are not among those asked for.
         lengths = np.minimum(answer.lengths, asked.counts)
@@ -536,31 +469,27 @@ def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str,
         if lengths.min() < rows:
             reached = np.arange(rows) < lengths[:, None]
             u = np.where(reached.reshape(*reached.shape, *(1,) * (u.ndim - 2)), u, np.nan)
-        times, codes = asked.times, [_CODES[i] for i in answer.retcode.tolist()]
+        times, codes = asked.times, _codes(answer.retcode)
     else:
         u, lengths = answer.u[0, :rows], min(int(answer.lengths[0]), int(asked.counts))
         if lengths < rows:
             u = u.copy()
             u[lengths:] = np.nan
         times = asked.times if asked.times.ndim == 1 else asked.times[0]
-        codes = _CODES[int(answer.retcode[0])]
+        (codes,) = _codes(answer.retcode)
         counts = {k: None if x is None else int(x[0]) for k, x in counts.items()}
-    return {
-        "u": u,
-        "t": times,
-        "retcode": codes,
-        "stats": counts,
-        "lengths": lengths,
-        "seconds": {"wait": wait, "solve": solve},
-    }
+    answered = {"u": u, "t": times, "retcode": codes, "stats": counts, "lengths": lengths}
+    return answered | {"seconds": {"wait": wait, "solve": solve}}
 
 
-def pulled(
-    entry: Entry, asked: Query, gradients: Gradients, wait: float, solve: float
-) -> dict[str, Any]:
+def _codes(codes: np.ndarray) -> list[str]:
+    return [_CODES[i] for i in codes.tolist()]
+
+
+def pulled(asked: Query, gradients: Gradients, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response with gradients, shaped as the `u0` and `p` of the request."""
     own_u0, own_p = asked.own
-    codes = [_CODES[i] for i in gradients.retcode.tolist()]
+    codes = _codes(gradients.retcode)
     return {
         "u0": gradients.u0 if own_u0 else gradients.u0.sum(axis=0),
         "p": gradients.p if own_p else gradients.p.sum(axis=0),

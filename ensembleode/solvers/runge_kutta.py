@@ -8,36 +8,26 @@ import dataclasses
 import functools
 import math
 import operator
-from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any
 
 from .arithmetic import Arithmetic, Components
+from .method import Attempt, Equations
 from .tableau import Tableau
-
-
-class Attempt(NamedTuple):
-    """A step that was tried: its end, and the derivatives at its stages."""
-
-    y2: Components
-    ks: tuple[Components, ...]
-
-
-class Stage(NamedTuple):
-    """The derivative at `t + node h`, in the state `y + h sum_j(row_j k_j)`."""
-
-    node: float
-    row: tuple[float, ...]
 
 
 @dataclasses.dataclass(frozen=True)
 class RungeKutta:
-    """An explicit method: what a time loop asks of its tableau.
+    """An explicit Runge-Kutta [`Method`][ensembleode.solvers.method.Method].
 
-    `field(y, t)` is the vector field, `h` the signed size of a step from the state `y` at `t`.
-    Between steps it keeps the derivative at their end, where that is its last stage.
+    Where its last stage is the derivative at the end of the step, that is carried to the next,
+    which needs one evaluation less. Dense output is made of all stages.
     """
 
     tableau: Tableau
+
+    # (The derivative at the state is what `init` would evaluate, too.)
+    remembers = False
 
     @property
     def order(self) -> int:
@@ -45,95 +35,63 @@ class RungeKutta:
 
     @property
     def embedded_order(self) -> int | None:
-        """Of the solution that it is compared with; None where there is no error estimate."""
         return self.tableau.embedded_order
 
     @property
     def stages(self) -> int:
-        """Evaluations of the field in a step."""
         return self.tableau.stages
 
     @property
-    def keeps(self) -> bool:
-        """Whether a step hands on the derivative at its end to the next, which then needs one
-        evaluation less."""
-        return self.tableau.fsal
-
-    @property
-    def has_extra_stages(self) -> bool:
-        """Whether dense output takes more evaluations."""
-        return bool(self.tableau.interpolant.extra_c)
+    def degree(self) -> int:
+        """Of the polynomial that dense output is within a step."""
+        return self.tableau.interpolant.degree
 
     def evaluations(self, ntried: Any) -> Any:
-        """How many evaluations of the field so many steps take, accepted or not."""
-        return ntried * (self.stages - 1) + 1 if self.keeps else ntried * self.stages
+        return ntried * (self.stages - 1) + 1 if self.tableau.fsal else ntried * self.stages
+
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+        del xp
+        return (equations.f(y, t),) if self.tableau.fsal else ()
 
     def step(
-        self, xp: Arithmetic, field: Callable, y: Components, k: Components | None, t: Any, h: Any
+        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> Attempt:
-        """A step; `k`: what the one before handed on. (Without it, it is computed.)"""
-        tableau = self.tableau
-        ks = [field(y, t) if k is None or not self.keeps else k]
+        tableau, f = self.tableau, equations.f
+        ks = [carry[0] if carry else f(y, t)]
         new = y
         for c, row in zip(tableau.c[1:], tableau.a, strict=True):
             new = _once(xp, add_scaled(xp, y, h, row, ks))
-            ks.append(_once(xp, field(new, t + c * h)))
+            ks.append(_once(xp, f(new, t + c * h)))
         if not tableau.fsal:
             new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
-        return Attempt(new, tuple(ks))
-
-    def kept(self, attempt: Attempt) -> Components:
-        """What an accepted step hands on, of a method that `keeps` something."""
-        return attempt.ks[-1]
-
-    def errors(self, xp: Arithmetic, attempt: Attempt, h: Any) -> tuple[Components, ...]:
-        """The estimates of the error of the step, component by component: the largest counts."""
-
-        def estimate(weights):
-            # From the last stage to the first: where the error is all rounding, it is then of the
-            # size of OrdinaryDiffEq's.
-            total = weighted(xp, weights[::-1], attempt.ks[::-1])
-            return tuple(xp.over(h, e) * e for e in total)
-
-        return tuple(map(estimate, self.tableau.errors))
+        carry = (ks[-1],) if tableau.fsal else ()
+        error = tuple(_error(xp, weights, ks, h) for weights in tableau.errors)
+        return Attempt(new, carry, error, tuple(ks))
 
     def dense(
-        self, xp: Arithmetic, field: Callable, y: Components, attempt: Attempt, t: Any, h: Any
-    ) -> tuple[Components, ...]:
-        """The stages of the step with those that only its dense output needs."""
-        interpolant, every = self.tableau.interpolant, list(attempt.ks)
+        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+    ) -> tuple:
+        interpolant, every = self.tableau.interpolant, list(dense)
         for c, row in zip(interpolant.extra_c, interpolant.extra_a, strict=True):
             at = _once(xp, add_scaled(xp, y, h, row, every))
-            every.append(_once(xp, field(at, t + c * h)))
+            every.append(_once(xp, equations.f(at, t + c * h)))
         return tuple(every)
 
-    def weights(self, xp: Arithmetic, theta: Any) -> list[Any]:
-        """The weights of all `dense` stages in the state at `t + theta h`, which is
-        `y + h sum_i(weights_i k_i)`; the number zero for those that have none."""
-        weights = [polynomial(w, theta) for w in self.tableau.interpolant.weights]
-        return [w if isinstance(w, float) else xp.once(w) for w in weights]
-
     def interpolate(
-        self, xp: Arithmetic, y: Components, dense: tuple[Components, ...], h: Any, theta: Any
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
     ) -> Components:
-        """The state at `t + theta h`."""
-        return _once(xp, add_scaled(xp, y, h, self.weights(xp, theta), dense))
+        weights = [polynomial(w, theta) for w in self.tableau.interpolant.weights]
+        weights = [w if isinstance(w, float) else xp.once(w) for w in weights]
+        return _once(xp, add_scaled(xp, y, h, weights, dense))
 
-    #
-    # For those that go through the stages themselves, such as adjoints
-    #
 
-    @property
-    def every_stage(self) -> tuple[Stage, ...]:
-        """The stages of a step, and then those of its dense output."""
-        tableau, more = self.tableau, self.tableau.interpolant
-        nodes = (*tableau.c, *more.extra_c)
-        return tuple(map(Stage, nodes, ((), *tableau.a, *more.extra_a)))
-
-    @property
-    def end(self) -> tuple[float, ...]:
-        """The weights of the stages in the state at the end of the step."""
-        return self.tableau.b
+def _error(
+    xp: Arithmetic, weights: Sequence[float], ks: Sequence[Components], h: Any
+) -> Components:
+    # From the last stage to the first: where the error is all rounding, it is then of the size of
+    # OrdinaryDiffEq's.
+    total = weighted(xp, weights[::-1], ks[::-1])
+    return tuple(xp.over(h, e) * e for e in total)
 
 
 def polynomial(weights: tuple, theta: Any) -> Any:

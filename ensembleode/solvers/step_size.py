@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from .arithmetic import Arithmetic, Components
+from .method import Attempt
 from .norms import AbstractNorm
-from .runge_kutta import add_scaled, Attempt, RungeKutta
+from .runge_kutta import add_scaled
 
 
 class Tolerances(NamedTuple):
@@ -34,22 +35,22 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
 
 def squared_error(
     xp: Arithmetic,
-    method: RungeKutta,
     norm: AbstractNorm,
     tol: Tolerances,
     attempt: Attempt,
-    h: Any,
     y: Components,
     controlled: int | None = None,
 ) -> Any:
     """The square of the norm of the error of a step from `y`, in units of the tolerances: the
-    largest of the method's estimates, of the first `controlled` components or of all."""
+    largest of its estimates, of the first `controlled` components or of all; infinite where the
+    method failed."""
     first = slice(controlled)
     squares = [
         norm.squared(xp, scaled(xp, tol, estimate[first], y[first], attempt.y2[first]))
-        for estimate in method.errors(xp, attempt, h)
+        for estimate in attempt.error
     ]
-    return squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
+    largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
+    return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
 
 
 def initial_step(

@@ -32,32 +32,35 @@ def rounding(t0: Any, t1: Any, dtype: Any, xp: Any = jnp) -> Any:
     return ROUNDINGS * np.finfo(dtype).eps * xp.maximum(xp.abs(t0), xp.abs(t1))
 
 
-def fixed_step(xp: Arithmetic, t0: Any, t1: Any, t: Any, dt: Any, number: Any) -> tuple[Any, Any]:
-    """The end of step `number` (from 0) of size `dt > 0`, and whether time can't resolve the step.
+def fixed_step(
+    xp: Arithmetic, anchor: Any, stop: Any, t: Any, dt: Any, number: Any
+) -> tuple[Any, Any]:
+    """The end of step `number` (from 0) of size `dt > 0` of a stretch of time, from `anchor` to
+    `stop`, and whether time can't resolve the step.
 
-    The times are laid out as `t0 + n dt`, so that no rounding adds up: there are as many steps as
-    with the same span at zero. A step can't be resolved if rounding makes it zero, or half as long
-    again (so steps of two spacings of floating-point numbers always can).
+    The times are laid out as `anchor + n dt`, so that no rounding adds up: there are as many steps
+    as with the same stretch at zero. A step can't be resolved if rounding makes it zero, or half as
+    long again (so steps of two spacings of floating-point numbers always can).
     """
-    direction = xp.sign(t1 - t0)
-    t2 = t0 + direction * (dt * xp.cast(number + 1, dt.dtype))
-    reach = xp.minimum(rounding(t0, t1, t.dtype, xp), dt / 2)
-    t2 = xp.where(direction * (t1 - t2) <= reach, t1, t2)
+    direction = xp.sign(stop - anchor)
+    t2 = anchor + direction * (dt * xp.cast(number + 1, dt.dtype))
+    reach = xp.minimum(rounding(anchor, stop, t.dtype, xp), dt / 2)
+    t2 = xp.where(direction * (stop - t2) <= reach, stop, t2)
     unresolved = xp.equal(t2, t) | (xp.abs(t2 - t) > STRETCH * dt)
     return t2, xp.stopped(unresolved)
 
 
-def adaptive_step(xp: Arithmetic, t: Any, t1: Any, direction: Any, h: Any) -> Any:
-    """The end of a step of size `h > 0` from `t`: `t1` where that is near, or past it.
+def adaptive_step(xp: Arithmetic, t: Any, stop: Any, direction: Any, h: Any) -> Any:
+    """The end of a step of size `h > 0` from `t`: `stop` where that is near, or past it.
 
     A step to the end is longer by a hundredth at most, and then only if that is a matter of
     rounding.
     """
-    left = xp.abs(t1 - t)
+    left = xp.abs(stop - t)
     t2 = t + direction * xp.stopped(xp.minimum(h, left))
-    largest = xp.maximum(xp.abs(t), xp.abs(t1))
+    largest = xp.maximum(xp.abs(t), xp.abs(stop))
     reach = xp.minimum(REACH * np.finfo(t.dtype).eps * largest, REACH_OF_STEP * h)
-    return xp.where((h >= left) | (xp.abs(t1 - t2) < reach), t1, t2)
+    return xp.where((h >= left) | (xp.abs(stop - t2) < reach), stop, t2)
 
 
 class StepBounds(NamedTuple):
@@ -72,17 +75,25 @@ class StepBounds(NamedTuple):
             h = xp.minimum(self.dtmax, h)
         return h if self.dtmin is None else xp.maximum(self.dtmin, h)
 
+    def first(self, xp: Arithmetic, h: Any, t: Any, span: Any) -> Any:
+        """The size of a first step from `t`, whose own is `h`, within them; NaN remains.
+
+        (Steps that time can't resolve would teach the controller nothing.)
+        """
+        h = self.bounded(xp, h)
+        return xp.maximum(2 * xp.stopped(min_step(xp, t, span)), h)
+
 
 def underflows(
-    xp: Arithmetic, bounds: StepBounds, next_h: Any, t: Any, t1: Any, span: Any, accepted: Any
+    xp: Arithmetic, bounds: StepBounds, next_h: Any, t: Any, stop: Any, span: Any, accepted: Any
 ) -> Any:
     """Whether the next step from `t` is too short to be taken: for time to resolve it, or shorter
-    than `dtmin`, unless it only has to reach the end."""
+    than `dtmin`, unless it only has to reach `stop`."""
     found = next_h <= min_step(xp, t, span)
     if bounds.dtmin is None:
         return found
     too_short = next_h <= bounds.dtmin
-    return found | (too_short & (~accepted | (bounds.dtmin < xp.abs(t1 - t))))
+    return found | (too_short & (~accepted | (bounds.dtmin < xp.abs(stop - t))))
 
 
 def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:

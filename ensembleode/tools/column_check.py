@@ -1,7 +1,6 @@
 """Whether the columns of a matrix-valued ODE are independent of each other."""
 
 import functools
-import math
 
 import equinox as eqx
 import jax
@@ -9,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PRNGKeyArray
 
-from ..core.state_tree import refuse_tree
+from ..ground.state_tree import refuse_tree
 from ..problem import ODEProblem
 
 
@@ -121,7 +120,7 @@ def _probe(prob: ODEProblem, number: int, key: PRNGKeyArray):
 
 def _groups(columns: int):
     number = np.arange(columns)
-    for bit in range(max(1, math.ceil(math.log2(columns))) if columns > 1 else 0):
+    for bit in range((columns - 1).bit_length()):
         ones = (number >> bit) & 1 == 1
         yield ones
         yield ~ones

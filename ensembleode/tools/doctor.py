@@ -9,8 +9,8 @@ from typing import Any
 
 import jax
 
-from ..core import cpu_devices
 from ..engines.compiled import launch
+from ..ground import cpu_devices
 
 
 PACKAGES = ("ensembleode", "jax", "jaxlib", "diffrax", "equinox", "optax", "numpy")
@@ -36,7 +36,7 @@ def report() -> dict[str, Any]:
     def problem(what: str, remedy: str) -> None:
         problems.append({"problem": what, "remedy": remedy})
 
-    found = {
+    return {
         "versions": {"Python": platform.python_version()} | {n: _version(n) for n in PACKAGES},
         "devices": _devices(problem),
         "threads": _threads(problem),
@@ -44,8 +44,8 @@ def report() -> dict[str, Any]:
         "extras": _extras(),
         "julia": _julia(),
         "gpu": _gpu(problem),
+        "problems": problems,
     }
-    return found | {"problems": problems}
 
 
 def _version(name: str) -> str:

@@ -104,10 +104,10 @@ def kernel_report(
         devices = launch.cuda_devices()
         arch = launch.arch_of(*devices) if devices else "sm_90"
     arch = machine.gpu(arch).name
-    usages: Any = {
-        name: None if kernel is None else _usage(kernel, arch)
-        for name, kernel in gpu.kernels(job.plan, lanes).items()
-    }
+    usages: Any = dict.fromkeys(("solve", "pull_back"))
+    for name, kernel in gpu.kernels(job.plan, lanes).items():
+        if kernel is not None:
+            usages[name] = ptxas.usage(launch.ptx_of(kernel, arch), arch)[entry_name(kernel.name)]
     report = KernelReport(arch, **usages)
     for name, usage in report.kernels.items():
         if usage.spill_stores > _FEW:
@@ -119,7 +119,3 @@ def kernel_report(
                 stacklevel=2,
             )
     return report
-
-
-def _usage(kernel: launch.Kernel, arch: str) -> Usage:
-    return ptxas.usage(launch.ptx_of(kernel, arch), arch)[entry_name(kernel.name)]

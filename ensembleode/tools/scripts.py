@@ -1,5 +1,6 @@
 """Functions of users' scripts, by name: "script.py:function" or "package.module:function"."""
 
+import contextlib
 import importlib
 import importlib.util
 import os
@@ -16,10 +17,7 @@ class ScriptError(Exception):
 
 
 def split(name: str) -> tuple[str, str]:
-    """The script, or module, and the function.
-
-    **Raises:** `ScriptError`.
-    """
+    """The script, or module, and the function; else `ScriptError`."""
     source, colon, function = name.rpartition(":")
     if not (source and colon and function.isidentifier()):
         raise ScriptError(
@@ -37,9 +35,7 @@ def split(name: str) -> tuple[str, str]:
 
 
 def loaded(source: str, function: str) -> Callable:
-    """
-    **Raises:** `ScriptError` where there is none, and whatever the script raises.
-    """
+    """**Raises:** `ScriptError` where there is none, and whatever the script raises."""
     found = named(source, function)
     if not callable(found):
         raise ScriptError(f"{source} has no function {function}.")
@@ -64,20 +60,8 @@ def _is_installed(file: str) -> bool:
     )
 
 
-def _send_by_value(module: Any) -> None:
-    """Functions of a script go to workers as they are: nobody there has a module of its name."""
-    try:
-        import cloudpickle
-    except ImportError:  # then there are no workers, either
-        return
-    cloudpickle.register_pickle_by_value(module)
-
-
 def named(source: str, name: str) -> Any:
-    """What a script, or module, calls that; None where there is no such thing.
-
-    **Raises:** whatever the script raises.
-    """
+    """What a script, or module, calls that, None for nothing; or what the script raises."""
     if source.endswith(".py"):
         # What is next to a script can be imported, as when it is run.
         sys.path.insert(0, os.path.dirname(source))
@@ -87,7 +71,11 @@ def named(source: str, name: str) -> Any:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         sys.modules[script] = module
-        _send_by_value(module)
+        with contextlib.suppress(ImportError):  # (then there are no workers, either)
+            import cloudpickle
+
+            # Functions of a script go to workers as they are: nobody there has such a module.
+            cloudpickle.register_pickle_by_value(module)
         spec.loader.exec_module(module)
     else:
         module = importlib.import_module(source)

@@ -16,9 +16,9 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..core.files import Locked, locked
-from ..core.keys import as_before, raw
-from ..core.logs import logger
+from ..ground.files import Locked, locked
+from ..ground.keys import as_before, raw
+from ..ground.logs import logger
 from ..options import check_count
 from .ending import held
 from .identity import digest
@@ -75,7 +75,7 @@ class Position(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Saved:
-    """What a fit goes on from. `state`, `best` and `losses` are arrays.
+    """What a fit goes on from: a pytree of `state`, `best` and `losses`.
 
     - `run`: what must be the same: the number of items, the key, the loss and the data.
     """
@@ -89,11 +89,11 @@ class Saved:
     run: dict[str, Any]
 
 
-class Folder:
-    """The checkpoints of one fit; no other may write to it meanwhile.
+jtu.register_dataclass(Saved, ["state", "best", "losses"], ["best_loss", "step", "position", "run"])
 
-    **Raises:** `ImportError` without Orbax.
-    """
+
+class Folder:
+    """The checkpoints of one fit; no other may write to it meanwhile."""
 
     def __init__(self, how: Checkpoints):
         try:
@@ -106,18 +106,14 @@ class Folder:
         self._ocp, self._how = ocp, how
         self.path = pathlib.Path(how.path).absolute()
         only = jax.process_index()
-        options = ocp.CheckpointManagerOptions(
-            preservation_policy=policies.AnyPreservationPolicy(
-                [
-                    policies.LatestN(how.keep),
-                    policies.BestN(
-                        get_metric_fn=lambda x: x["loss"],
-                        reverse=True,
-                        n=1,
-                        keep_checkpoints_without_metrics=False,
-                    ),
-                ]
-            ),
+        best = policies.BestN(
+            get_metric_fn=lambda x: x["loss"],
+            reverse=True,
+            n=1,
+            keep_checkpoints_without_metrics=False,
+        )
+        self._options = ocp.CheckpointManagerOptions(
+            preservation_policy=policies.AnyPreservationPolicy([policies.LatestN(how.keep), best]),
             enable_async_checkpointing=False,
             cleanup_tmp_directories=True,
             create=False,  # with `active_processes` it can't
@@ -126,7 +122,6 @@ class Folder:
             ),
         )
         self.path.mkdir(parents=True, exist_ok=True)
-        self._options = options
         self._lock: Any = None
         self._last = time.monotonic()
 
@@ -142,20 +137,15 @@ class Folder:
         return time.monotonic() - self._last >= self._how.seconds
 
     def save(self, saved: Saved) -> None:
-        """(The first process does.)"""
         if not is_first() or saved.step in self._manager.all_steps():
             return
         args = self._ocp.args
         try:
             arrays, about = _flat(saved)
             with held():
-                self._manager.save(
-                    saved.step,
-                    args=args.Composite(
-                        arrays=args.StandardSave(arrays), about=args.JsonSave(about)
-                    ),
-                    metrics={"loss": saved.best_loss if np.isfinite(saved.best_loss) else 1e308},
-                )
+                loss = saved.best_loss if np.isfinite(saved.best_loss) else 1e308
+                whole = args.Composite(arrays=args.StandardSave(arrays), about=args.JsonSave(about))
+                self._manager.save(saved.step, args=whole, metrics={"loss": loss})
         except Exception as e:  # whatever Orbax and TensorStore say of a file system
             raise CheckpointError(
                 f"the checkpoint of step {saved.step} can't be written to {self.path}: "
@@ -166,14 +156,8 @@ class Folder:
     def beginning(
         self, fresh: Saved, resume: bool, placed: Placement, identity: Callable[[], dict[str, Any]]
     ) -> tuple[Saved, set[str]]:
-        """What to go on from: the last checkpoint that can be read; `fresh` where there is none.
-        And which of the loss and the data are others than they were there.
-
-        The first process reads it for all.
-
-        **Arguments:**
-
-        - `identity`: the `loss` and the `data`, to know them again.
+        """What to go on from: the last checkpoint that can be read (by the first process for all),
+        or `fresh`; and which of the loss and the data, as `identity` gives them, are others now.
 
         **Raises:** `CheckpointError` where it is of another run, none can be read, or another fit
         writes to the folder.
@@ -217,9 +201,8 @@ class Folder:
             if e.errno not in (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP):
                 raise
             logger.warning(
-                "the file system of %s has no locks (%s): see that no other fit writes there.",
-                self.path,
-                _first_line(e),
+                f"the file system of {self.path} has no locks ({_first_line(e)}): see that no "
+                "other fit writes there."
             )
 
     def _newest(self) -> tuple[dict, dict, pathlib.Path] | None:
@@ -252,10 +235,8 @@ class Folder:
         names = (f"{step}.unreadable{'' if i == 0 else f'.{i}'}" for i in itertools.count())
         aside = next(x for x in (self.path / name for name in names) if not x.exists())
         logger.warning(
-            "the checkpoint %s is damaged (%s); it is now %s, and the one before is taken.",
-            place,
-            _first_line(e),
-            aside.name,
+            f"the checkpoint {place} is damaged ({_first_line(e)}); it is now {aside.name}, and "
+            "the one before is taken."
         )
         place.rename(aside)
         self._manager.reload()
@@ -269,11 +250,8 @@ class Folder:
     def _read(self, step: int) -> tuple[dict, dict]:
         args = self._ocp.args
         about = self._manager.restore(step, args=args.Composite(about=args.JsonRestore()))["about"]
-        like = {
-            name: np.zeros(x["shape"], x["dtype"])
-            for name, x in about["arrays"].items()
-            if 0 not in x["shape"]
-        }
+        of = about["arrays"].items()
+        like = {n: np.zeros(x["shape"], x["dtype"]) for n, x in of if 0 not in x["shape"]}
         arrays = self._manager.restore(step, args=args.Composite(arrays=args.StandardRestore(like)))
         arrays = {name: np.asarray(x) for name, x in arrays["arrays"].items()}
         for name, x in arrays.items():
@@ -301,7 +279,12 @@ def _flat(saved: Saved) -> tuple[dict, dict]:
 def _restored(
     arrays: dict, about: dict, path: pathlib.Path, like: Saved, allow_changes: bool
 ) -> Saved:
-    _check_run(about["run"], like.run, path, allow_changes)
+    for name in ("key",) if allow_changes else ("items", "key"):
+        if (then := about["run"].get(name)) != like.run[name]:
+            raise CheckpointError(
+                f"{path} is of a run with {name} {then!r}, and this one has {like.run[name]!r}: "
+                "give the same, or another folder, or resume=False."
+            )
     names, there = dict(_named(like)), about["arrays"]
     before = {name: _shape(x["shape"], x["dtype"]) for name, x in there.items()}
     structs = {name: jax.eval_shape(raw, x) for name, x in names.items()}
@@ -322,11 +305,9 @@ def _restored(
         found = arrays.get(name, np.zeros(there[name]["shape"], there[name]["dtype"]))
         return found if name == "losses" else as_before(x, found)
 
-    leaves = [value(name, x) for name, x in names.items()]
     *counts, total = about["position"]
-    found = jtu.tree_unflatten(jtu.tree_structure(_arrays(like)), leaves)
-    return Saved(
-        **found._asdict(),
+    return dataclasses.replace(
+        jtu.tree_unflatten(jtu.tree_structure(like), [value(*named) for named in names.items()]),
         best_loss=float.fromhex(about["best_loss"]),
         step=about["step"],
         position=Position(*counts, float.fromhex(total)),
@@ -334,37 +315,13 @@ def _restored(
     )
 
 
-class _Arrays(NamedTuple):
-    """What of it is arrays."""
-
-    state: Any
-    best: Any
-    losses: Any
-
-
-def _arrays(saved: Saved) -> _Arrays:
-    return _Arrays(saved.state, saved.best, saved.losses)
-
-
 def _named(saved: Saved) -> list[tuple[str, Any]]:
-    leaves = jtu.tree_leaves_with_path(_arrays(saved))
+    leaves = jtu.tree_leaves_with_path(saved)
     return [(jtu.keystr(path, simple=True, separator="."), x) for path, x in leaves]
 
 
-def _check_run(there: dict, here: dict, path: pathlib.Path, allow_changes: bool) -> None:
-    for name in ("key",) if allow_changes else ("items", "key"):
-        if there.get(name) != here[name]:
-            raise CheckpointError(
-                f"{path} is of a run with {name} {there.get(name)!r}, and this one has "
-                f"{here[name]!r}: give the same, or another folder, or resume=False."
-            )
-
-
 def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[str]:
-    """Which of the loss and the data are not those of the checkpoint, as far as can be told.
-
-    **Raises:** `CheckpointError` where that isn't `allowed`.
-    """
+    """Which of the loss and the data are not those of the checkpoint, as far as can be told."""
     changed = {}
     before, loss = there.get("loss", {}), here["loss"]
     way = next(iter(loss))
@@ -386,10 +343,8 @@ def _changes(there: dict, here: dict, path: pathlib.Path, allowed: bool) -> set[
 
 
 def _is_damage(error: Exception) -> bool:
-    """Whether it may be said of what is on the disk, and not of reading it now.
-
-    (TensorStore has one class for all errors, and says of the operating system's that they are.)
-    """
+    """Whether it may be said of what is on the disk, and not of reading it now."""
+    # (TensorStore has one class for all errors, and says of the operating system's that they are.)
     if isinstance(error, FileNotFoundError):
         return True
     return not isinstance(error, OSError | MemoryError) and not any(

@@ -19,50 +19,34 @@ from .measured import as_numbers, check_finite
 
 
 def _on_support(shape: Callable) -> Callable:
-    """The kernel that is `shape(|x|)` up to |x| = 1, and zero beyond."""
-
-    def kernel(x):
-        distance = jnp.abs(x)
-        return jnp.where(distance <= 1, shape(jnp.minimum(distance, 1)), 0)
-
-    return kernel
+    """The kernel that is `shape(r)` up to r = 1, and zero beyond."""
+    return lambda r: jnp.where(r <= 1, shape(jnp.minimum(r, 1)), 0)
 
 
-def _gaussian(x):
-    return jnp.exp(-(x**2) / 2) / math.sqrt(2 * math.pi)
+def _of_distance(kernel: Callable) -> Callable:
+    return lambda x: kernel(jnp.abs(x))
 
 
-def _logistic(x):
-    decayed = jnp.exp(-jnp.abs(x))  # (exp(x) would overflow)
-    return decayed / (1 + decayed) ** 2
-
-
-def _sigmoid(x):
-    decayed = jnp.exp(-jnp.abs(x))
-    return 2 / math.pi * decayed / (1 + decayed**2)
-
-
-def _silverman(x):
-    # Silverman's own has |x| / sqrt(2) in the sine: its second moment is zero, and so is the matrix
-    # of a line fitted with it. This is DiffEqFlux's, whose second moment is not.
-    distance = jnp.abs(x)
-    return jnp.exp(-distance / math.sqrt(2)) * jnp.sin(distance / 2 + math.pi / 4) / 2
-
-
-# Of x = (time - time of the estimate) / width. Each but Silverman's integrates to one.
-KERNELS: dict[str, Callable] = {
+# Of r = |time - time of the estimate| / width. Each but Silverman's integrates to one.
+_KERNELS: dict[str, Callable] = {
     "epanechnikov": _on_support(lambda r: 3 / 4 * (1 - r**2)),
     "uniform": _on_support(lambda r: jnp.full_like(r, 1 / 2)),
     "triangular": _on_support(lambda r: 1 - r),
     "quartic": _on_support(lambda r: 15 / 16 * (1 - r**2) ** 2),
     "triweight": _on_support(lambda r: 35 / 32 * (1 - r**2) ** 3),
     "tricube": _on_support(lambda r: 70 / 81 * (1 - r**3) ** 3),
-    "gaussian": _gaussian,
+    "gaussian": lambda r: jnp.exp(-(r**2) / 2) / math.sqrt(2 * math.pi),
     "cosine": _on_support(lambda r: math.pi / 4 * jnp.cos(math.pi / 2 * r)),
-    "logistic": _logistic,
-    "sigmoid": _sigmoid,
-    "silverman": _silverman,
+    # (exp(r) would overflow.)
+    "logistic": lambda r: jnp.exp(-r) / (1 + jnp.exp(-r)) ** 2,
+    "sigmoid": lambda r: 2 / math.pi * jnp.exp(-r) / (1 + jnp.exp(-r) ** 2),
+    # Silverman's own has r / sqrt(2) in the sine: its second moment is zero, and so is the matrix
+    # of a line fitted with it. This is DiffEqFlux's, whose second moment is not.
+    "silverman": lambda r: jnp.exp(-r / math.sqrt(2)) * jnp.sin(r / 2 + math.pi / 4) / 2,
 }
+KERNELS = {name: _of_distance(kernel) for name, kernel in _KERNELS.items()}
+# So many estimates at a time: memory is that of so many rows of weights.
+_BATCH = 256
 
 
 class Collocation(NamedTuple):
@@ -154,26 +138,12 @@ def collocate_data(
     return Collocation(*_estimate(kernel, *given, jnp.asarray(data)))
 
 
-#
-# The regression
-#
-
-
-class _Weights(NamedTuple):
-    """What the data at each time counts in the estimate at one: `[time]` each."""
-
-    du: Any
-    u: Any
-    ok: Any
-
-
-def _weights(kernel: str, ts: Any, t: Any, width: Any) -> _Weights:
-    """By the polynomials 1, x - a and x^2 - b (x - a) - c that are orthogonal in the weighted sum
-    over the data.
-
-    (Kernels that are negative in places have no square roots, for a QR decomposition; and the
-    normal equations would square the condition number.)
-    """
+def _weights(kernel: str, ts: Any, t: Any, width: Any) -> tuple:
+    """What the data at each time counts in `du` and `u` at one, `[time]` each, and whether that is
+    so: by the polynomials 1, x - a and x^2 - b (x - a) - c that are orthogonal in the weighted sum
+    over the data."""
+    # (Kernels that are negative in places have no square roots, for a QR decomposition; and the
+    # normal equations would square the condition number.)
     x = (ts - t) / width
     w = KERNELS[kernel](x)
     one = jnp.ones_like(x)
@@ -188,7 +158,7 @@ def _weights(kernel: str, ts: Any, t: Any, width: Any) -> _Weights:
     du = w * (line * per_line - b * parabola * per_parabola) / width
     u = w * (per_one - a * line * per_line)
     ok = ok_one & ok_line & ok_parabola
-    return _Weights(jnp.where(ok, du, jnp.nan), jnp.where(ok, u, jnp.nan), ok)
+    return jnp.where(ok, du, jnp.nan), jnp.where(ok, u, jnp.nan), ok
 
 
 def _inverse_norm(w: Any, q: Any, leading: Any) -> tuple:
@@ -207,26 +177,17 @@ def _estimate(kernel, ts, at, bandwidth, data):
     width = bandwidth * (ts[-1] - ts[0])
 
     def one(t):
-        weights = _weights(kernel, ts, t, width)
-        return [jnp.tensordot(w.astype(data.dtype), data, 1) for w in (weights.du, weights.u)]
+        weights = _weights(kernel, ts, t, width)[:2]
+        return [jnp.tensordot(w.astype(data.dtype), data, 1) for w in weights]
 
     return jax.lax.map(one, at, batch_size=_BATCH)
-
-
-# So many estimates at a time: memory is that of so many rows of weights.
-_BATCH = 256
-
-
-#
-# Checks
-#
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def _enough(kernel, ts, at, bandwidth):
     """Whether the data within the bandwidth of each time suffice, `[m]`."""
     width = bandwidth * (ts[-1] - ts[0])
-    return jax.lax.map(lambda t: _weights(kernel, ts, t, width).ok, at, batch_size=_BATCH)
+    return jax.lax.map(lambda t: _weights(kernel, ts, t, width)[2], at, batch_size=_BATCH)
 
 
 def _check_bandwidth(kernel: str, ts: Any, at: Any, bandwidth: Any, start: Any) -> None:
@@ -269,17 +230,13 @@ def _smallest_bandwidth(kernel: str, ts: Any, at: Any, low: float) -> str | None
 
 def _as_bandwidth(bandwidth: Any) -> Any:
     what = f"bandwidth must be a positive number (a share of the time spanned), got {bandwidth!r}."
-    if is_tracer(bandwidth):
-        if bandwidth.ndim:
-            raise ValueError(what)
-        return bandwidth
     try:
-        value = float(bandwidth)
+        value = bandwidth if is_tracer(bandwidth) else np.asarray(float(bandwidth))
     except (TypeError, ValueError):
         raise TypeError(what) from None
-    if not (math.isfinite(value) and value > 0):
+    if value.ndim or not (is_tracer(value) or 0 < value < math.inf):
         raise ValueError(what)
-    return np.asarray(value)
+    return value
 
 
 def _as_times(name: str, times: Any) -> Any:

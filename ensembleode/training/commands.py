@@ -5,8 +5,8 @@ import sys
 import tempfile
 from typing import Any, Literal
 
-from ..core.files import check_writable, written_whole
-from ..core.logs import failed
+from ..ground.files import check_writable, written_whole
+from ..ground.logs import failed
 from ..tools.scripts import in_users_code, loaded, ScriptError, split
 
 
@@ -122,8 +122,7 @@ def _rescue(output: str, error: BaseException) -> None:
 
 
 def _written(output: str, params: Any) -> str:
-    """The file with the parameters; another one, of the system's temporary folder, where there is
-    no room any more."""
+    """The file with the parameters; one in the temporary folder where there is no room for it."""
     import equinox as eqx
 
     try:
@@ -137,11 +136,9 @@ def _written(output: str, params: Any) -> str:
     return output
 
 
-ALLOWED = ("loss", "params", "data", "optimizer", "callback")
-
-
 def _checked(given: Any) -> dict[str, Any]:
-    if not isinstance(given, dict) or not {"loss", "params"} <= set(given) <= set(ALLOWED):
+    allowed = {"loss", "params", "data", "optimizer", "callback"}
+    if not isinstance(given, dict) or not {"loss", "params"} <= set(given) <= allowed:
         what = sorted(given) if isinstance(given, dict) else type(given).__name__
         raise ScriptError(
             f"problem() must return a dict with loss and params, and if wanted data, optimizer and "

@@ -20,10 +20,8 @@ from .step import Batch
 
 @dataclasses.dataclass(frozen=True)
 class Piece:
-    """A batch on its devices, how many items it has, and whether it is the last of a pass.
-
-    - `items`: which items of arrays they are.
-    """
+    """A batch on its devices, how many items it has, whether it is the last of a pass, and which
+    items of arrays they are."""
 
     batch: Batch | None
     count: int
@@ -32,10 +30,7 @@ class Piece:
 
 
 class Arrays:
-    """A pytree of arrays `[item, ...]`: in memory, memory-mapped, or Zarr's.
-
-    - `size`: how many items a batch has; None for all.
-    """
+    """A pytree of arrays `[item, ...]` (in memory, memory-mapped, or Zarr's), `size` at a time."""
 
     def __init__(self, tree: Any, size: int | None, placed: Placement, shuffle: bool):
         self._leaves, self._structure = _arrays(tree, _gives_batches)
@@ -85,14 +80,12 @@ class Arrays:
 
     def _piece(self, rows: np.ndarray, last: bool) -> Piece:
         size = self._placed.rows(self.size)
-        mine = _here(len(rows), size, self._placed)
-        values = [_taken(x, rows[mine]) for _, x in self._leaves]
+        mine = rows[_here(len(rows), size, self._placed)]
+        named = [(name, _taken(x, mine)) for name, x in self._leaves]
         if not self._in_memory:
-            names = [name for name, _ in self._leaves]
-            check_finite(list(zip(names, values, strict=True)), rows[mine])
-        tree = jtu.tree_unflatten(self._structure, values)
-        piece = _piece(tree, len(rows), size, last, self._placed)
-        return dataclasses.replace(piece, items=rows)
+            check_finite(named, mine)
+        tree = jtu.tree_unflatten(self._structure, [x for _, x in named])
+        return _piece(tree, len(rows), size, last, self._placed, rows)
 
 
 class Batches:
@@ -156,8 +149,7 @@ class Batches:
         self._room = max(self._room, self._placed.rows(count))
         mine = _here(count, self._room, self._placed)
         check_finite(leaves, None)
-        values = [_taken(x, mine) for _, x in leaves]
-        rows = jtu.tree_unflatten(structure, values)
+        rows = jtu.tree_unflatten(structure, [_taken(x, mine) for _, x in leaves])
         return _piece(rows, count, self._room, last, self._placed)
 
 
@@ -165,15 +157,10 @@ _NO_BATCH = "data is empty: it gave no batch."
 
 
 def source_of(data: Any, size: int | None, placed: Placement, shuffle: bool) -> Arrays | Batches:
-    """
-    **Raises:** `ValueError` for data that is empty, ragged or not a number.
-    """
+    """**Raises:** `ValueError` for data that is empty, ragged or not a number."""
     if isinstance(data, list) and not data:
         raise ValueError("data is empty.")
     if not _gives_batches(data):
-        leaves = jax.tree.leaves(data, is_leaf=_gives_batches)
-        if not leaves:
-            raise ValueError("data is empty: it has no arrays.")
         return Arrays(data, size, placed, shuffle)
     if size is not None:
         raise ValueError("batch_size is that of the batches that data gives: drop batch_size.")
@@ -263,10 +250,12 @@ def _here(count: int, size: int, placed: Placement) -> np.ndarray:
     return np.minimum(np.arange(size), count - 1)[placed.here(size)]
 
 
-def _piece(rows: Any, count: int, size: int, last: bool, placed: Placement) -> Piece:
+def _piece(
+    rows: Any, count: int, size: int, last: bool, placed: Placement, items: Any = None
+) -> Piece:
     place = np.arange(size, dtype=np.int32)[placed.here(size)]
     rows, place = placed.split((rows, place), size)
-    return Piece(Batch(rows, place, placed.everywhere(np.int32(count))), count, last)
+    return Piece(Batch(rows, place, placed.everywhere(np.int32(count))), count, last, items)
 
 
 def _gives_batches(x: Any) -> bool:
@@ -282,15 +271,12 @@ def _arrays(tree: Any, is_leaf: Callable | None = None) -> tuple[list[tuple[str,
     """The arrays of a pytree by name, and its structure."""
     leaves, structure = jtu.tree_flatten_with_path(tree, is_leaf)
     named = [(jtu.keystr(path) or "data", x) for path, x in leaves]
-    return [(name, _as_rows(name, x)) for name, x in named], structure
-
-
-def _as_rows(name: str, x: Any) -> Any:
-    if not _is_array(x) or not x.shape:
-        raise TypeError(
-            f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
-        )
-    return np.asarray(x) if isinstance(x, jax.Array) else x
+    for name, x in named:
+        if not _is_array(x) or not x.shape:
+            raise TypeError(
+                f"data must be made of arrays, of which each has an axis of items: {name} is {x!r}."
+            )
+    return [(n, np.asarray(x) if isinstance(x, jax.Array) else x) for n, x in named], structure
 
 
 def _length_of(leaves: list) -> int:
@@ -326,12 +312,6 @@ def _taken(x: Any, rows: np.ndarray) -> np.ndarray:
 
 def _with_last(source: Iterable) -> Iterator[tuple[Any, bool]]:
     """Each, and whether it is the last."""
-    items = iter(source)
-    try:
-        item = next(items)
-    except StopIteration:
-        return
-    for following in items:
-        yield item, False
-        item = following
-    yield item, True
+    end = object()
+    for item, following in itertools.pairwise(itertools.chain(source, [end])):
+        yield item, following is end

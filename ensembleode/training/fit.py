@@ -23,7 +23,7 @@ from .log import Bar, Log
 from .microbatch import out_of_memory, smaller, that_fits
 from .parallel import Placement, placement
 from .processes import from_first, is_first, peers
-from .step import of_batch, of_params, State, Step, traced
+from .step import checked, State, Step, traced
 
 
 class FitState(NamedTuple):
@@ -209,7 +209,7 @@ def fit(
             f"data can be gone over once only, and epochs={epochs}: give maxiters=, or an iterable "
             "that can begin anew, such as a list."
         )
-    call, takes_key = (of_params(loss), False) if source is None else of_batch(loss)
+    call, takes_key = checked(loss, source is not None)
     step = Step(
         call,
         static,
@@ -219,8 +219,7 @@ def fit(
         repeats=source is None or (source.repeats and not takes_key),
         microbatch=size,
     )
-    until = _Until(epochs, maxiters)
-    loop = _Loop(step, source, key, until, callback, microbatch == "auto", started)
+    loop = _Loop(step, source, key, epochs, maxiters, callback, microbatch == "auto", started)
     begin = loop.beginning(trained)
     if isinstance(checkpoint, str | os.PathLike):
         checkpoint = Checkpoints(checkpoint)
@@ -232,15 +231,14 @@ def fit(
             def identity():
                 if checkpoint is not None and checkpoint.run_key is not None:
                     return {"loss": {"run_key": checkpoint.run_key}, "data": None}
-                rows = None if source is None else source.example()
-                return {
-                    "loss": of_loss(step, trained, rows, key),
-                    "data": None if source is None else source.identity(),
-                }
+                rows = data = None
+                if source is not None:
+                    rows, data = source.example(), source.identity()
+                return {"loss": of_loss(step, trained, rows, key), "data": data}
 
             begin, changed = folder.beginning(begin, resume, placed, identity)
             begin = loop.with_changes(begin, changed)
-        with Log(log, begin.step) as lines, Bar(progress, until.steps(source), begin.step) as bar:
+        with Log(log, begin.step) as lines, Bar(progress, loop.steps, begin.step) as bar:
             result = loop.run(begin, folder, lines, bar)
     except OSError as e:  # of the end of the log
         if result is not None:
@@ -252,22 +250,6 @@ def fit(
     return result
 
 
-class _Until(NamedTuple):
-    epochs: int | None
-    maxiters: int | None
-
-    def reached(self, now: Saved) -> bool:
-        if self.maxiters is not None:
-            return now.step >= self.maxiters
-        return now.position.epoch >= (self.epochs or 0)
-
-    def steps(self, source: Any) -> int | None:
-        """How many steps that is, as far as is known."""
-        if self.maxiters is not None:
-            return self.maxiters
-        return None if source.steps is None else source.steps * (self.epochs or 0)
-
-
 class _Loop:
     """The steps of a fit."""
 
@@ -276,12 +258,13 @@ class _Loop:
         step: Step,
         source: Any,
         key: Any,
-        until: _Until,
+        epochs: Any,
+        maxiters: int | None,
         callback: Callable | None,
         automatic: bool,
         started: float,
     ):
-        self._step, self._source, self._until = step, source, until
+        self._step, self._source, self._epochs, self._maxiters = step, source, epochs, maxiters
         self._placed, self._static = step.placement, step.static
         self._some_static = bool(jax.tree.leaves(step.static))  # (to combine takes its time)
         self._callback, self._automatic, self._started = callback, automatic, started
@@ -290,12 +273,23 @@ class _Loop:
         self._losses: list[float] = []
         self._number: Any = None  # of the step, on the devices
 
+    @property
+    def steps(self) -> int | None:
+        """How many there will be, as far as is known."""
+        each = None if self._source is None else self._source.steps
+        return self._maxiters or (each and each * self._epochs)
+
     def beginning(self, trained: Any) -> Saved:
         optimizer = self._step.optimizer.init(trained)
         state = self._placed.everywhere(State(trained, optimizer))
         items = None if self._source is None else self._source.items
         run = {"items": items, "key": np.asarray(jax.random.key_data(self._order)).tolist()}
         return Saved(state, state.params, np.inf, np.zeros(0), 0, Position(), run)
+
+    def _is_done(self, now: Saved) -> bool:
+        if self._maxiters is not None:
+            return now.step >= self._maxiters
+        return now.position.epoch >= self._epochs
 
     def run(self, begin: Saved, folder: Folder | None, lines: Log, bar: Bar) -> FitResult:
         now, self._losses = begin, begin.losses.tolist()
@@ -307,12 +301,8 @@ class _Loop:
         good, stopped, piece = now.state.params, "done", None
         self._number = self._placed.everywhere(np.int32(now.step))
         try:
-            with (
-                sigterm_raises(),
-                peers(what_then),
-                self._pieces(begin.position) as pieces,
-            ):
-                while not self._until.reached(now):
+            with sigterm_raises(), peers(what_then), self._pieces(begin.position) as pieces:
+                while not self._is_done(now):
                     began = time.perf_counter()
                     piece = next(pieces, None)
                     if piece is None:
@@ -437,25 +427,20 @@ class _Loop:
         return eqx.combine(params, self._static) if self._some_static else params
 
     def _message(self, stopped: str, now: Saved, piece: Piece | None) -> str:
-        steps = f"after {now.step} steps"
         if stopped == "nonfinite":
             where = f"of step {now.step + 1} (pass {now.position.epoch + 1} over the data)"
             return (
                 f"The loss, or its gradient, {where} is not finite{self._culprits(now, piece)}. "
                 "The parameters are the last with a finite one."
             )
-        return {
-            "done": f"Done {steps}.",
-            "callback": f"Stopped by the callback {steps}.",
-            "interrupted": f"Interrupted {steps}.",
-            "exhausted": f"The data came to an end {steps}.",
-        }[stopped]
+        why = {"callback": "Stopped by the callback", "exhausted": "The data came to an end"}
+        return f"{why.get(stopped, stopped.capitalize())} after {now.step} steps."
 
     def _culprits(self, now: Saved, piece: Piece | None) -> str:
         """Which items they are, where that is quickly said."""
         if piece is None or piece.batch is None or self._step.microbatch or jax.process_count() > 1:
             return ""
-        key = self._step.key_of(self._key, now.step)
+        key = jax.random.fold_in(self._key, now.step)
         losses = self._placed.mapped(
             lambda shared, split: self._step.losses(shared[0], *split, shared[1])
         )

@@ -1,5 +1,6 @@
 """What a fit is of: its loss and its data, so that no other goes on from its checkpoints."""
 
+import contextlib
 import hashlib
 from typing import Any
 
@@ -8,8 +9,8 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..core.fingerprint import NotKnown, text_of_jaxpr
-from ..core.version import __version__
 from ..executors.on_devices import for_one_device
+from ..ground.version import __version__
 from .step import Step
 
 
@@ -19,18 +20,12 @@ _BYTES = 2**20
 
 def of_loss(step: Step, params: Any, rows: Any, key: Any) -> dict[str, str | None]:
     """The loss as JAX traces it for one device, and the versions that trace it so; None where part
-    of it can't be told.
-
-    **Arguments:**
-
-    - `rows`: a batch, of which shapes and dtypes matter.
-    """
-    versions = f"ensembleode {__version__}, jax {jax.__version__}"
-    try:
+    of it can't be told. (Of the batch `rows`, shapes and dtypes matter.)"""
+    traced = None
+    with contextlib.suppress(NotKnown):
         text = text_of_jaxpr(_traced(step, params, rows, key))
-    except NotKnown:
-        return {"traced": None, "versions": versions}
-    return {"traced": hashlib.sha256(text).hexdigest(), "versions": versions}
+        traced = hashlib.sha256(text).hexdigest()
+    return {"traced": traced, "versions": f"ensembleode {__version__}, jax {jax.__version__}"}
 
 
 def _traced(step: Step, params: Any, rows: Any, key: Any) -> Any:

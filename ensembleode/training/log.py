@@ -7,8 +7,8 @@ import pathlib
 import time
 from typing import Any
 
-from ..core.files import naming, written_whole
 from ..core.progress import bar
+from ..ground.files import naming, written_whole
 from .processes import is_first
 
 
@@ -26,11 +26,13 @@ class Log(contextlib.AbstractContextManager):
         self._path = place = pathlib.Path(path)
         place.parent.mkdir(parents=True, exist_ok=True)
         if place.exists():
-            before = place.read_text()
-            kept = "".join(_lines_until(before, begin))
-            if kept != before:
+            lines = place.read_text().splitlines(keepends=True)
+            there = len(lines)
+            while lines and not _is_done(lines[-1], begin):
+                lines.pop()
+            if len(lines) != there:
                 with written_whole(place, "w") as file:
-                    file.write(kept)
+                    file.writelines(lines)
         self._file = open(place, "a")  # noqa: SIM115
         self._flushed = 0.0
 
@@ -59,15 +61,8 @@ class Log(contextlib.AbstractContextManager):
             error.add_note(f"ensembleode: the last lines of the log are lost: {e}")
 
 
-def _lines_until(text: str, step: int) -> list[str]:
-    """All but the last ones, where they are of later steps or cut off."""
-    lines = text.splitlines(keepends=True)
-    while lines and not _is_done(lines[-1], step):
-        lines.pop()
-    return lines
-
-
 def _is_done(line: str, step: int) -> bool:
+    """Whether it isn't cut off, nor of a later step."""
     try:
         done = json.loads(line)["step"]
     except (ValueError, KeyError, TypeError):

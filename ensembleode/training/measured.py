@@ -9,10 +9,7 @@ from ..tracing.program import is_tracer
 
 
 def as_numbers(name: str, values: Any) -> Any:
-    """An array of inexact numbers; NumPy's where they are known.
-
-    **Raises:** `TypeError` where it isn't one array, or isn't one of numbers.
-    """
+    """An array of inexact numbers, NumPy's where they are known; else `TypeError` of `name`."""
     if is_tracer(values):
         return values
     try:
@@ -26,11 +23,9 @@ def as_numbers(name: str, values: Any) -> Any:
 
 
 def check_finite(what: str, values: Any, remedy: str = "") -> None:
-    """
-    **Raises:** `ValueError` that says where `values`, if they are known, hold one that is not.
-    """
+    """**Raises:** `ValueError` that says where `values`, if known, hold one that is not."""
     if is_tracer(values) or np.isfinite(values).all():
         return
-    where = np.argwhere(~np.isfinite(values))[0].tolist()
-    at = where[0] if len(where) == 1 else tuple(where)
+    at, *more = np.argwhere(~np.isfinite(values))[0].tolist()
+    at = (at, *more) if more else at
     raise ValueError(f"{what} that is not finite, at {at}{'; ' if remedy else ''}{remedy}.")

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from ..core.logs import logger
+from ..ground.logs import logger
 from .step import State, Step
 
 
@@ -33,18 +33,13 @@ def that_fits(step: Step, state: State, batch: Any, key: Any, number: Any) -> St
         size = max(1, _size(step, batch) // times)
         step = dataclasses.replace(step, microbatch=size)
         logger.info(
-            "a step would take %.1f GB of %.1f GB that are free: microbatch=%d.",
-            used / 1e9,
-            free / 1e9,
-            step.microbatch,
+            f"a step would take {used / 1e9:.1f} GB of {free / 1e9:.1f} GB that are free: "
+            f"microbatch={size}."
         )
 
 
 def smaller(step: Step, batch: Any, error: BaseException) -> Step:
-    """With half of it.
-
-    **Raises:** the error, where it can't be halved.
-    """
+    """With half of it. **Raises:** the error, where it can't be halved."""
     size = _size(step, batch)
     if size == 1:
         raise error

@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Inexact
 
-from ..core.retcode import ReturnCode
-from ..core.state_tree import refuse_tree
 from ..ensemble import EnsembleAlgorithm, EnsembleColumns
+from ..ground.retcode import ReturnCode
+from ..ground.state_tree import refuse_tree
 from ..options import time_dtype_of
 from ..problem import EnsembleProblem, ODEProblem, remake
 from ..solving import solve
@@ -150,17 +150,15 @@ def multiple_shooting(
     if not isinstance(prob, ODEProblem):
         raise TypeError(f"prob must be an ODEProblem, got {type(prob).__name__}.")
     refuse_tree(prob.u0, "multiple_shooting")
-    _check_weight(continuity_weight)
     data = _as_data(data, prob.u0.shape, prob.u0.dtype)
     several = data.ndim > 1 + prob.u0.ndim
     groups = _groups(data, ts, group_size, starts, several=several)
-    shot = _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options)
+    of_solve = (alg, ensemblealg, loss, continuity_loss, solve_options)
+    *losses, u, retcode = _shoot(prob, groups, continuity_weight, *of_solve)
     lead = (data.shape[0], -1) if several else (-1,)
     return MultipleShooting(
-        jnp.sum(_total(shot, continuity_weight)),
-        jnp.sum(jnp.where(shot.ok, shot.data_losses, shot.failure)),
-        jnp.sum(jnp.where(shot.ok, shot.continuity_losses, shot.failure)),
-        *(x.reshape(*lead, *x.shape[1:]) for x in (shot.u, groups.ts, shot.retcode)),
+        *map(jnp.sum, losses),
+        *(x.reshape(*lead, *x.shape[1:]) for x in (u, groups.ts, retcode)),
     )
 
 
@@ -215,45 +213,16 @@ def shooting_losses(
     >>> print(loss(1.5, groups, None).round(2))
     [14.88  6.67  0.  ]
     """
-    _check_weight(continuity_weight)
-    shot = _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options)
-    return _total(shot, continuity_weight)
+    of_solve = (alg, ensemblealg, loss, continuity_loss, solve_options)
+    return _shoot(prob, groups, continuity_weight, *of_solve)[0]
 
 
-#
-# The solve
-#
-
-
-class _Shot(NamedTuple):
-    """The groups solved: everything has the group first. The losses of groups that failed are zero,
-    and `failure` what they should be."""
-
-    data_losses: Any
-    continuity_losses: Any
-    ok: Any
-    failure: Any
-    u: Any
-    retcode: Any
-
-
-def _total(shot: _Shot, continuity_weight: Any) -> Any:
-    weight = jnp.asarray(continuity_weight, shot.data_losses.dtype)
-    return jnp.where(shot.ok, shot.data_losses + weight * shot.continuity_losses, shot.failure)
-
-
-def _check_weight(continuity_weight: Any) -> None:
-    if not is_tracer(continuity_weight) and not 0 <= continuity_weight < np.inf:
-        raise ValueError(
-            f"continuity_weight must be zero or positive, and finite; got {continuity_weight!r}."
-        )
-
-
-_FIXED = ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store")
-
-
-def _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options) -> _Shot:
-    for name in _FIXED:
+def _shoot(prob, groups, weight, alg, ensemblealg, loss, continuity_loss, solve_options) -> tuple:
+    """The losses of each group, their data part and their continuity part (infinite where it
+    failed), its states, and its return code."""
+    if not is_tracer(weight) and not 0 <= weight < np.inf:
+        raise ValueError(f"continuity_weight must be zero or positive, and finite; got {weight!r}.")
+    for name in ("trajectories", "saveat", "save_start", "save_end", "save_everystep", "store"):
         if name in solve_options:
             raise TypeError(
                 f"{name} is no option of multiple shooting: what is solved and saved follows from "
@@ -273,14 +242,11 @@ def _shoot(prob, groups, alg, ensemblealg, loss, continuity_loss, solve_options)
     gaps = jax.vmap(lambda *states: jnp.sum(continuity_loss(*states)))(
         jnp.where(_like(linked, groups.target), u[:, -1], groups.target), groups.target
     )
-    return _Shot(
-        jnp.sum(jnp.where(counted, points, 0), axis=1),
-        jnp.where(linked, gaps, 0),
-        ok,
-        jnp.where(valid, jnp.inf, jnp.nan).astype(points.dtype),
-        jnp.where(_like(groups.inside, u), u, jnp.nan),
-        retcode,
-    )
+    points, gaps = jnp.sum(jnp.where(counted, points, 0), axis=1), jnp.where(linked, gaps, 0)
+    failure = jnp.where(valid, jnp.inf, jnp.nan).astype(points.dtype)
+    losses = points + jnp.asarray(weight, points.dtype) * gaps, points, gaps
+    u = jnp.where(_like(groups.inside, u), u, jnp.nan)
+    return *(jnp.where(ok, x, failure) for x in losses), u, retcode
 
 
 def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
@@ -308,10 +274,7 @@ def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
 
 
 def _shared_times(ts: Any) -> tuple:
-    """Times after the start `[time]`, and which groups have them.
-
-    **Raises:** `ValueError` when not all have them (which needs times that are known).
-    """
+    """Times after the start `[time]`, and which groups have them: all, where that is known."""
     known = not is_tracer(ts)
     xp: Any = np if known else jnp
     ts = xp.asarray(ts)
@@ -335,16 +298,9 @@ def _like(mask: Any, x: Any) -> Any:
     return jnp.broadcast_to(mask.reshape(mask.shape + (1,) * (x.ndim - mask.ndim)), x.shape)
 
 
-#
-# The groups
-#
-
-
 def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) -> ShootingGroups:
-    """The groups of data `[trajectory, time, *state]` (without `several`, `[time, *state]`).
-
-    Times that are known stay NumPy's, so that they are known inside a trace, too.
-    """
+    """The groups of data `[trajectory, time, *state]` (without `several`, `[time, *state]`)."""
+    # (Times that are known stay NumPy's, so that they are known inside a trace, too.)
     ts = _as_times(ts, data, several)
     if not several:
         data, ts = data[None], ts[None]
@@ -367,21 +323,11 @@ def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) 
         u0 = _as_starts(starts, u0, several)
         target = jnp.concatenate([u0[:, 1:], target[:, -1:]], axis=1)
 
-    def of_every_trajectory(x):
-        return jnp.asarray(np.tile(x, (data.shape[0],) + (1,) * (x.ndim - 1)))
-
-    def one_after_the_other(x):
-        return x.reshape(-1, *x.shape[2:])
-
-    return ShootingGroups(
-        one_after_the_other(ts[:, index]),
-        jnp.asarray(one_after_the_other(pieces)),
-        of_every_trajectory(inside),
-        of_every_trajectory(counted),
-        jnp.asarray(one_after_the_other(u0)),
-        jnp.asarray(one_after_the_other(target)),
-        of_every_trajectory(has_next),
-    )
+    alike = [np.broadcast_to(x, (len(data), *x.shape)) for x in (inside, counted, has_next)]
+    arrays = (ts[:, index], pieces, u0, target, *alike)
+    times, *others = (x.reshape(-1, *x.shape[2:]) for x in arrays)
+    pieces, u0, target, inside, counted, has_next = map(jnp.asarray, others)
+    return ShootingGroups(times, pieces, inside, counted, u0, target, has_next)
 
 
 def _as_data(data: Any, state: tuple, dtype: Any) -> Any:

@@ -1,6 +1,7 @@
 """The devices that share a batch, and what each has of it."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -9,10 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from ..core import cpu_devices
-from ..core.keys import as_before, raw
 from ..ensemble import EnsembleGPUArray, EnsembleSerial, EnsembleThreads
 from ..executors.on_devices import AXIS, evaluated_on_each
+from ..ground import cpu_devices
+from ..ground.keys import as_before, raw
 from ..options import check_count
 
 
@@ -22,9 +23,7 @@ _SPLIT, _WHOLE = PartitionSpec(AXIS), PartitionSpec()
 @dataclasses.dataclass(frozen=True)
 class Placement:
     """Where a batch is computed with: on the devices of a mesh, or (None) wherever JAX computes.
-
-    Rows are dealt out in blocks, one after the other; the last device has fewer of them, or none.
-    """
+    Rows are dealt out in blocks, one after the other."""
 
     mesh: Mesh | None = None
 
@@ -47,14 +46,10 @@ class Placement:
         """Arrays `[row]` of this process's part of `n` rows, on the devices that they are for."""
         if self.mesh is None:
             return jax.tree.map(jnp.asarray, tree)
-        sharding = NamedSharding(self.mesh, _SPLIT)
-
-        def put(x):
-            x = np.asarray(x)
-            shape = (n, *x.shape[1:])
-            return jax.make_array_from_process_local_data(sharding, x, shape)
-
-        return jax.tree.map(put, tree)
+        put = functools.partial(
+            jax.make_array_from_process_local_data, NamedSharding(self.mesh, _SPLIT)
+        )
+        return jax.tree.map(lambda x: put(np.asarray(x), (n, *np.shape(x)[1:])), tree)
 
     def everywhere(self, tree: Any) -> Any:
         """Arrays that each device has, of a dtype that is not weak."""
@@ -71,10 +66,8 @@ class Placement:
         return jax.tree.map(put, tree)
 
     def onto(self, mesh: Mesh | None, tree: Any) -> Any:
-        """Arrays as a step gives them back that is computed on that mesh; so it compiles once.
-
-        (A loss may solve on several devices, where a batch is on one.)
-        """
+        """Arrays as a step gives them back that is computed on that mesh; so it compiles once."""
+        # (A loss may solve on several devices, where a batch is on one.)
         if self.mesh is not None or mesh is None:
             return tree
         return jax.device_put(tree, NamedSharding(mesh, _WHOLE))
@@ -113,10 +106,7 @@ def _all_reduced(tree: Any) -> Any:
 
 
 def placement(devices: Any, ensemblealg: Any, dist: bool) -> Placement:
-    """Where a batch is computed with.
-
-    **Raises:** `ValueError` when more is wanted than there is, or it is said twice.
-    """
+    """**Raises:** `ValueError` when more is wanted than there is, or it is said twice."""
     given = {"devices": devices, "ensemblealg": ensemblealg, "dist": dist or None}
     said = [name for name, value in given.items() if value is not None]
     if len(said) > 1:
@@ -175,11 +165,10 @@ def _chosen(devices: Any) -> list:
         return list(devices)
     count = check_count("devices", devices)
     if count > len(there):
-        hint = ""
-        if there[0].platform == "cpu":
-            hint = (
-                f" Set {cpu_devices.VARIABLE}={count} in the environment, and import ensembleode "
-                "before JAX computes anything."
-            )
+        hint = (
+            f" Set {cpu_devices.VARIABLE}={count} in the environment, and import ensembleode "
+            "before JAX computes anything."
+        )
+        hint = hint if there[0].platform == "cpu" else ""
         raise ValueError(f"devices={count} are more than there are ({len(there)}).{hint}")
     return there[:count]

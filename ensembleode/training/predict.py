@@ -48,8 +48,13 @@ def predict(
     arrays, static = eqx.partition(params, eqx.is_array_like)
 
     def of_rows(arrays, rows):
-        out = fn(eqx.combine(arrays, static), rows)
-        _check(out, jax.tree.leaves(rows)[0].shape[0])
+        out, n = fn(eqx.combine(arrays, static), rows), jax.tree.leaves(rows)[0].shape[0]
+        for x in jax.tree.leaves(out):
+            if np.shape(x)[:1] != (n,):
+                raise TypeError(
+                    f"fn must return arrays with an axis of items, ({n}, ...) for {n} items; it "
+                    f"returned the shape {np.shape(x)}."
+                )
         return out
 
     compiled = jax.jit(placed.mapped(of_rows))
@@ -61,15 +66,6 @@ def predict(
             out = _gathered(compiled(arrays, piece.batch.rows), placed)
             parts.append(jax.tree.map(lambda x, n=piece.count: x[:n], out))
     return jax.tree.map(lambda *x: np.concatenate(x), *parts)
-
-
-def _check(out: Any, n: int) -> None:
-    for x in jax.tree.leaves(out):
-        if np.shape(x)[:1] != (n,):
-            raise TypeError(
-                f"fn must return arrays with an axis of items, ({n}, ...) for {n} items; it "
-                f"returned the shape {np.shape(x)}."
-            )
 
 
 def _gathered(tree: Any, placed: Placement) -> Any:

@@ -3,7 +3,6 @@
 import contextlib
 import os
 from collections.abc import Iterator
-from typing import Any
 
 import jax
 import numpy as np
@@ -43,8 +42,7 @@ def initialize(
     if jax.distributed.is_initialized():
         return
     given = (coordinator or os.environ.get("JAX_COORDINATOR_ADDRESS"), processes, process)
-    by_hand = [x is not None for x in given[1:]]
-    if any(by_hand) and None in given:
+    if None in given and given[1:] != (None, None):
         raise ValueError(
             "initialize wants all of coordinator, processes and process, or none of them (under "
             f"mpirun and srun): got coordinator={coordinator!r}, processes={processes!r}, "
@@ -87,23 +85,14 @@ def from_first(value: bytes) -> bytes:
 
 @contextlib.contextmanager
 def peers(what_then: str) -> Iterator[None]:
-    """Says so when another process is lost.
-
-    **Arguments:**
-
-    - `what_then`: what to do about it.
-    """
+    """Says so when another process is lost, and what to do about it."""
     try:
         yield
     except (jax.errors.JaxRuntimeError, ValueError) as e:  # (dispatching, it is a ValueError)
-        if jax.process_count() == 1 or not _is_lost(e):
+        known = ("Gloo", "NCCL", "Connection closed", "CoordinationService")
+        if jax.process_count() == 1 or not any(x in str(e) for x in known):
             raise
         raise ProcessLost(
             f"a process that trains with this one (process {jax.process_index()} of "
             f"{jax.process_count()}) is gone: {str(e).splitlines()[0]}. {what_then}"
         ) from e
-
-
-def _is_lost(error: Any) -> bool:
-    text = str(error)
-    return any(x in text for x in ("Gloo", "NCCL", "Connection closed", "CoordinationService"))

@@ -36,33 +36,25 @@ class Step:
     """`compiled(state, batch, key, number)`: the next state, the next number, and the loss: NaN
     where it, or its gradient, isn't finite (one number to wait for).
 
-    - `loss`: of parameters alone, where there is no data; else of the items of a batch.
-    - `static`: the part of the parameters that isn't trained.
     - `repeats`: whether every step has the same loss, so that what a line search found out about
         it in the last step holds in the next.
-    - `microbatch`: how many rows each device computes with at a time; None for all.
-    - `dtype`: of the loss.
     """
 
-    loss: Callable
-    static: Any
+    loss: Callable  # of parameters alone, where there is no data; else of the items of a batch
+    static: Any  # the part of the parameters that isn't trained
     optimizer: optax.GradientTransformationExtraArgs
     placement: Placement
     has_data: bool
     repeats: bool
-    microbatch: int | None = None
-    dtype: Any = None
+    microbatch: int | None = None  # how many rows a device computes with at a time; None for all
+    dtype: Any = None  # of the loss
 
     @functools.cached_property
     def compiled(self) -> Any:
         return jax.jit(self._step)
 
-    def key_of(self, key: Any, number: Any) -> Any:
-        """The key of a step."""
-        return jax.random.fold_in(key, number)
-
     def _step(self, state: State, batch: Any, key: Any, number: Any) -> tuple[State, Any, Any]:
-        key = self.key_of(key, number)
+        key = jax.random.fold_in(key, number)
         both = functools.partial(self.value_and_gradient, batch=batch, key=key)
         value, gradient = self._found(state, both)
         updates, optimizer = self.optimizer.update(
@@ -136,51 +128,30 @@ class Step:
         return losses
 
 
-def of_batch(loss: Callable) -> tuple[Callable, bool]:
-    """The loss with its three parameters, and whether it has the keys.
-
-    **Raises:** `TypeError` for one that takes something else.
-    """
-    count = _required(loss)
-    if count == 2:
-        return (lambda params, batch, _: loss(params, batch)), False
-    if count != 3:
-        raise TypeError(
-            f"with data, the loss must take (params, batch, key), or (params, batch); it takes "
-            f"{count} required positional parameters."
-        )
-    return loss, True
-
-
-def of_params(loss: Callable) -> Callable:
-    """
-    **Raises:** `TypeError` for a loss that takes something else.
-    """
-    count = _required(loss)
-    if count != 1:
-        raise TypeError(
-            f"without data, the loss must take (params); it takes {count} required positional "
-            "parameters. Give the data with fit(loss, params, data)."
-        )
-    return loss
-
-
-def _required(fn: Callable) -> int:
-    parameters = inspect.signature(fn).parameters.values()
+def checked(loss: Callable, has_data: bool) -> tuple[Callable, bool]:
+    """The loss with its one parameter, or with data its three; and whether it has the keys."""
+    parameters = inspect.signature(loss).parameters.values()
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    return sum(x.kind in positional and x.default is x.empty for x in parameters)
+    count = sum(x.kind in positional and x.default is x.empty for x in parameters)
+    if count == (3 if has_data else 1):
+        return loss, has_data
+    if has_data and count == 2:
+        return (lambda params, batch, _: loss(params, batch)), False
+    takes = f"it takes {count} required positional parameters."
+    raise TypeError(
+        f"with data, the loss must take (params, batch, key), or (params, batch); {takes}"
+        if has_data
+        else f"without data, the loss must take (params); {takes} Give the data with fit(loss, "
+        "params, data)."
+    )
 
 
 def traced(step: Step, params: Any, batch: Batch | None, key: Any) -> tuple[Any, Any]:
     """The dtype of its loss, and the mesh of the devices that it is computed on, where it says so
-    (by a solve on several of them); else None.
-
-    **Raises:** `TypeError` for a loss that doesn't give what it should.
-    """
+    (by a solve on several of them); else None."""
     if batch is not None:
-        jaxpr, value = jax.make_jaxpr(step.losses, return_shape=True)(
-            params, batch.rows, batch.place, key
-        )
+        of_rows = jax.make_jaxpr(step.losses, return_shape=True)
+        jaxpr, value = of_rows(params, batch.rows, batch.place, key)
         return value.dtype, mesh_of(jaxpr.jaxpr)
     jaxpr, value = jax.make_jaxpr(step.alone, return_shape=True)(params)
     if not (eqx.is_array_like(value) or isinstance(value, jax.ShapeDtypeStruct)) or value.shape:

@@ -16,7 +16,8 @@ from matplotlib.collections import LineCollection, PolyCollection
 from matplotlib.colors import LogNorm, to_rgba, to_rgba_array
 
 import ensembleode as eo
-from ensembleode.core.logs import log_once
+from ensembleode.dense import Slopes
+from ensembleode.ground.logs import log_once
 
 from ..problems import decay, lorenz, scaled
 from ..test_solution import M, S, solution, U
@@ -354,7 +355,7 @@ def test_slopes_that_overflow():
     u = np.array([[[0.0], [1.0], [2.0]]])
     du = np.array([[[1.0], [1.0], [np.inf]]])
     t, length = np.array([[0.0, 1.0, 2.0]]), np.array([3], np.int32)
-    (segment,) = segments_of(solution([U], u=u, t=t, lengths=length, _du=du).plot())
+    (segment,) = segments_of(solution([U], u=u, t=t, lengths=length, _dense=Slopes(du)).plot())
     np.testing.assert_allclose(segment, np.linspace(0, 2, 21)[:, None] * [1, 1])
 
 

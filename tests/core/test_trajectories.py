@@ -14,9 +14,9 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.logs import log_once
 from ensembleode.core.saving import Saving
 from ensembleode.core.trajectories import describe
+from ensembleode.ground.logs import log_once
 from ensembleode.options import DEFAULTS
 from ensembleode.tracing.program import is_tracer
 

@@ -66,7 +66,7 @@ def test_the_registered_problem(running):
     assert answer["retcode"] == "Success"
     assert answer["lengths"] == 9
     assert answer["seconds"]["solve"] > 0
-    entry = running.service.registry["lotka"]
+    entry = running.service.solvers["lotka"].entry
     sol = eo.solve(entry.prob, saveat=entry.default_times, maxiters=1000)
     np.testing.assert_allclose(answer["u"], sol.u, rtol=1e-10)
     assert answer["stats"] == {
@@ -79,7 +79,7 @@ def test_the_registered_problem(running):
 @pytest.mark.parametrize("problem", ["lotka", "node"])
 def test_the_bits_of_an_ensemble(running, problem):
     """An answer has those of `solve` with the same chunk width."""
-    entry = running.service.registry[problem]
+    entry = running.service.solvers[problem].entry
     u0s = RNG.uniform(0.5, 2, (40, 2))
     answer = running.solve(problem, u0=u0s.tolist()).json()
     u0s = jnp.asarray(np.concatenate([u0s, np.ones((100, 2))]))
@@ -188,7 +188,7 @@ def test_maxiters_is_a_limit():
 
 def test_gradients(running):
     """Those of `jax.vjp`; bit for bit the same, alone or among others."""
-    entry = running.service.registry["lotka"]
+    entry = running.service.solvers["lotka"].entry
     u0, p = jnp.array([[1.0, 2.0], [2.0, 1.0]]), jnp.array([1.4, 1.1, 2.9, 1.0])
     times = jnp.array([0.3, 0.9])
 
@@ -222,7 +222,7 @@ def test_gradients(running):
 
 
 def test_gradients_by_the_registered_weights(running):
-    entry = running.service.registry["node"]
+    entry = running.service.solvers["node"].entry
     u0 = jnp.array([1.0, -1.0])
 
     def end(flat):

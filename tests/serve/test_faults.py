@@ -257,7 +257,7 @@ def begun(folder):
 def test_a_release_in_between(tmp_path, monkeypatch, caplog):
     """The store of other versions is dropped, and the job done from the beginning."""
     id = begun(tmp_path)
-    monkeypatch.setattr("ensembleode.core.version.__version__", "99.9")
+    monkeypatch.setattr("ensembleode.ground.version.__version__", "99.9")
     with started(tmp_path) as jobs:
         done = jobs.ended(id)
         assert (done["status"], done["done"], done["error"]) == ("done", 3000, None)

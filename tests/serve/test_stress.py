@@ -103,7 +103,7 @@ def test_something_unforeseen(running, monkeypatch, caplog):
     def crash(*_):
         raise ArithmeticError("secret")
 
-    monkeypatch.setattr(running.service, "entry", crash)
+    monkeypatch.setattr(running.service, "solver", crash)
     error = refused(running.solve(), 500, "internal")
     assert "secret" not in error["message"]
     assert error["id"] in caplog.text

@@ -373,9 +373,9 @@ def test_answers():
 
 def test_gradients_have_the_shapes_of_what_was_sent():
     gradients = Gradients(np.ones((2, 2)), np.ones((2, 4)), np.ones(2, np.int8))
-    both = wire.pulled(ENTRY, asked(u0=[[1, 1], [1, 1]]), gradients, 0, 0)
+    both = wire.pulled(asked(u0=[[1, 1], [1, 1]]), gradients, 0, 0)
     assert both["u0"].shape == (2, 2)
     np.testing.assert_array_equal(both["p"], [2.0] * 4)
-    both = wire.pulled(ENTRY, asked(p=[[1, 1, 1, 1]] * 2), gradients, 0, 0)
+    both = wire.pulled(asked(p=[[1, 1, 1, 1]] * 2), gradients, 0, 0)
     assert both["p"].shape == (2, 4)
     np.testing.assert_array_equal(both["u0"], [2.0, 2.0])

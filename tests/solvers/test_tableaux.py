@@ -25,7 +25,7 @@ FILES = sorted(
     {name for _, name, _ in pkgutil.iter_modules(solvers.__path__)}
     - {"base", "implicit", "julia_alg", "tableau"}
     - {"arithmetic", "step_size", "controllers", "method", "norms", "powers", "runge_kutta", "time"}
-    - {"explicit_rk", "order_conditions"}
+    - {"explicit_rk", "order_conditions", "verdicts"}
 )
 METHODS = sorted(
     (cls for cls in vars(solvers).values() if isinstance(cls, type) and hasattr(cls, "tableau")),

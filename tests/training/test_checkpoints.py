@@ -21,8 +21,8 @@ import optax
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.files import locked
-from ensembleode.core.on_disk import OnDisk
+from ensembleode.ground.files import locked
+from ensembleode.ground.on_disk import OnDisk
 from ensembleode.training.checkpoints import Folder
 from ensembleode.training.log import Log
 

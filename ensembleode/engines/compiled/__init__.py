@@ -8,10 +8,9 @@ own end and its own return code, and takes the next trajectory when it has finis
 - `field.py`: the vector field, from the small language of `fields`; `operations.py`,
     `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
-    reverse mode, of the steps that were recorded.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `flow.py`: the
-    field with tangents; `derivatives.py`: four primitives, closed under differentiation;
-    `gradients.py`: solves with these.
+    reverse mode, of the steps that were recorded; `steps.py`: of a method's step.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `gradients.py`: solves
+    with derivatives.
 - `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
     XLA's; `ptxas.py`: what it takes there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.
@@ -29,16 +28,15 @@ import numpy as np
 
 from ... import sensitivity
 from ...core.lane import Lane
-from ...core.logs import log_once
 from ...core.plan import Plan, Result
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...fields.walking import length
+from ...ground.logs import log_once
 from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
 from ..engine import Engine
 from ..explicit import method
-from ..rates import with_rates
 from ..results import with_times
 from .compiler import available
 from .kernel import transposed
@@ -94,6 +92,7 @@ class Compiled(Engine):
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
     chunked = True
+    closed = True
     solves_columns = False
     shares_work = True
     numbers_apart = True
@@ -127,7 +126,7 @@ class Compiled(Engine):
             return f"{size} components are better solved as arrays."
         if (statements := _read(field).statements) > _MOST_STATEMENTS:
             return f"an f of {statements} operations is better solved as arrays."
-        shares = (not own for own in (*batched.consts, *batched.p))
+        shares = (not own for own in batched.parameters)
         shared = sum(
             math.prod(x.shape)
             for x, is_shared in zip(parameters_of(field), shares, strict=True)
@@ -157,8 +156,7 @@ class Compiled(Engine):
         from .gradients import solved
 
         mask = np.ones(n, bool) if mask is None else mask
-        result = solved(plan, lanes, n, jnp.asarray(mask))
-        return with_rates(plan, lanes, with_times(plan, lanes, result))
+        return with_times(plan, lanes, solved(plan, lanes, n, jnp.asarray(mask)))
 
 
 ENGINE = Compiled()

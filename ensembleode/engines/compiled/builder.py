@@ -225,9 +225,7 @@ class Buffer:
 
 def _suffix(dtype: np.dtype, lanes: int = 0) -> str:
     """The name of a type within that of an intrinsic."""
-    element = {F32: "f32", F64: "f64"}.get(dtype) or f"i{8 * dtype.itemsize}"
-    if dtype == BOOL:
-        element = "i1"
+    element = {F32: "f32", F64: "f64"}.get(dtype) or type_of(dtype)
     return f"v{lanes}{element}" if lanes else element
 
 
@@ -300,6 +298,10 @@ class Module:
         )
         parts = [*tables, *self._functions.values(), *self._declared.values(), attributes, likely]
         return "\n".join([*parts, ""])
+
+
+def _intrinsic(name: str) -> Callable[[Builder, Value], Value]:
+    return lambda self, x: self.intrinsic(name, x)
 
 
 class Builder(PlainArithmetic):
@@ -542,18 +544,8 @@ class Builder(PlainArithmetic):
             return self.intrinsic("fabs", x)
         return self.where(x < 0, -x, x) if x.is_signed else x
 
-    def sqrt(self, x: Value) -> Value:
-        return self.intrinsic("sqrt", x)
-
-    def floor(self, x: Value) -> Value:
-        return self.intrinsic("floor", x)
-
-    def trunc(self, x: Value) -> Value:
-        return self.intrinsic("trunc", x)
-
-    def round_even(self, x: Value) -> Value:
-        """To the nearest whole number, ties to even."""
-        return self.intrinsic("roundeven", x)
+    sqrt, floor, trunc = _intrinsic("sqrt"), _intrinsic("floor"), _intrinsic("trunc")
+    round_even = _intrinsic("roundeven")
 
     def sign(self, x: Value) -> Value:
         """-1, 0 or 1; zero and NaN remain."""

@@ -31,7 +31,7 @@ import numpy as np
 from jax import Array
 from jax.interpreters import ad, batching, mlir
 
-from ...core.recent import jit_recent
+from ...ground.recent import jit_recent
 from ...tracing.program import equations
 from .compiler import available, Code, compiled, CompileError, define
 from .handler import handler, handler_name, trampoline_name, trampolines
@@ -106,10 +106,7 @@ def call(
 
 
 def _of_same_dtype(x: Any) -> Array:
-    """An operand as an array of JAX's.
-
-    **Raises:** `TypeError` where JAX would make half as many bits of it than the kernel reads.
-    """
+    """An operand as an array of JAX's, unless that would have half as many bits."""
     array = jnp.asarray(x)
     if array.dtype != getattr(x, "dtype", array.dtype):
         raise TypeError(
@@ -214,9 +211,7 @@ def _free_unused() -> None:
 
 def _host() -> Machine | None:
     """This computer, whatever is chosen here and now, as kernels say if they are for another.
-
-    Without LLVM it isn't known, and `compiled` says so.
-    """
+    (Without LLVM it isn't known, and `compiled` says so.)"""
     return None if available() else host()
 
 

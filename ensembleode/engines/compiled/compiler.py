@@ -52,9 +52,7 @@ class Code:
         weakref.finalize(self, _free, engine).atexit = False
 
     def address(self, name: str) -> int:
-        """
-        **Raises:** `KeyError` for a function or variable that is not there, or internal.
-        """
+        """**Raises:** `KeyError` for a function or variable that is not there, or internal."""
         with _lock:
             found = self._engine.get_function_address(name)
         if not found:
@@ -101,14 +99,17 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
     with _lock:
         llvm = _llvm()
         machine = machine or current()
-        key = _key(text, machine)
+        key = _key(llvm, text, machine)
         if (found := _codes.get(key)) is not None:
             return found
         if machine.triple != host().triple:
             raise CompileError(f"code for {machine.name} ({machine.triple}) can't run here.")
         # Machine code that was made for other registers would crash.
-        saved = object_cache.load(key)
-        object_code = _object_code(llvm, text, machine) if saved is None else saved
+        saved = object_code = object_cache.load(key)
+        if object_code is None:
+            # (The default code model: whatever lies anywhere in memory is reached.)
+            with _parsed(llvm, text) as module:
+                object_code = _optimised(llvm, module, machine, jit=True).emit_object(module)
         engine = _loaded(llvm, object_code)
         if saved is None:
             object_cache.save(key, object_code)
@@ -147,9 +148,7 @@ def ptx(text: str, arch: str) -> str:
 
 
 def _llvm() -> Any:
-    """
-    **Raises:** `CompileError` where there is none.
-    """
+    """**Raises:** `CompileError` where there is none."""
     if (reason := available()) is not None:
         raise CompileError(reason)
     import llvmlite.binding as llvm
@@ -166,31 +165,19 @@ def _initialise() -> None:
     llvm.initialize_all_asmprinters()
 
 
-@functools.cache
-def _versions() -> str:
-    import llvmlite
-    import llvmlite.binding as llvm
-
-    return f"{llvmlite.__version__} {llvm.llvm_version_info}"
-
-
-def _key(text: str, machine: Machine) -> str:
+def _key(llvm: Any, text: str, machine: Machine) -> str:
     """The hash of everything that object code depends on."""
-    made_for = (machine.triple, machine.cpu, machine.features)
-    options = (_versions(), _PIPELINE, _LEVEL, *made_for)
+    import llvmlite
+
+    versions = f"{llvmlite.__version__} {llvm.llvm_version_info}"
+    options = (versions, _PIPELINE, _LEVEL, machine.triple, machine.cpu, machine.features)
     return hashlib.sha256(f"{options}\n{text}".encode()).hexdigest()
-
-
-def _object_code(llvm: Any, text: str, machine: Machine) -> bytes:
-    # (The default code model: whatever lies anywhere in memory is reached.)
-    with _parsed(llvm, text) as module:
-        return _optimised(llvm, module, machine, jit=True).emit_object(module)
 
 
 def _loaded(llvm: Any, object_code: bytes) -> Any:
     """An engine that has it in memory."""
     target = llvm.Target.from_triple(host().triple).create_target_machine(jit=True)
-    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", _context(llvm)), target)
+    engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), target)
     try:
         # (Only now are the functions of this process known.)
         missing = [x for x in _undefined(llvm, object_code) if not llvm.address_of_symbol(x)]
@@ -232,11 +219,8 @@ def _optimised(llvm: Any, module: Any, machine: Machine, **options: Any) -> Any:
 @contextlib.contextmanager
 def _parsed(llvm: Any, text: str) -> Iterator[Any]:
     """A module within the block: it has to go before its context does, in whichever order the
-    objects of an exception's frames are collected.
-
-    **Raises:** `CompileError` for what is no IR.
-    """
-    with _context(llvm) as context:
+    objects of an exception's frames are collected."""
+    with llvm.create_context() as context:
         try:
             module = llvm.parse_assembly(text, context)
         except RuntimeError as e:
@@ -263,11 +247,6 @@ def _lines(message: str) -> list[str]:
 _MOST, _LONGEST = 20, 500
 
 
-def _context(llvm: Any) -> Any:
-    """One for each module, to be freed with it."""
-    return llvm.create_context()
-
-
 # Whose intrinsics these are, by the first word of their names.
 _OWN = {"x86": "x86_64", "aarch64": "aarch64", "nvvm": "nvptx64"}
 _FOREIGN = (*_OWN, "amdgcn", "arm", "hexagon", "ppc", "r600", "riscv", "s390", "spv", "wasm")
@@ -280,10 +259,7 @@ _LIBM = (
 
 
 def _check_calls(module: Any, machine: Machine) -> None:
-    """Refuse functions that the machine hasn't got: LLVM would end the process, not say so.
-
-    **Raises:** `CompileError`.
-    """
+    """Refuse functions that the machine hasn't got: LLVM would end the process, not say so."""
     declared = [f.name for f in module.functions if f.is_declaration]
     refused = [name for name in declared if not _has(machine, name)]
     if refused:

@@ -57,12 +57,7 @@ def evaluate(
 
 
 def evaluate_apart(
-    b: Builder,
-    fn: ir.Function,
-    name: str,
-    numbers: Numbers,
-    t: Value,
-    mask: Value | None = None,
+    b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:
     """The same by a function of its own in the module, which is written once: for long ones, that
     are evaluated in many places.
@@ -83,13 +78,7 @@ class _Apart:
     """It reads its numbers from memory: those that are in registers are copied there first."""
 
     def __init__(
-        self,
-        b: Builder,
-        fn: ir.Function,
-        name: str,
-        numbers: Numbers,
-        t: Value,
-        mask: Value | None,
+        self, b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None
     ):
         self.fn, self.name = fn, name
         parameters = ["ptr noalias %out"]
@@ -338,9 +327,7 @@ class _Printer:
             self.block(cases[k])
         else:
             self.b.if_(
-                which.eq(k),
-                lambda: self.block(cases[k]),
-                lambda: self.branch(which, cases, k + 1),
+                which.eq(k), lambda: self.block(cases[k]), lambda: self.branch(which, cases, k + 1)
             )
 
     def lanes_here(self) -> Value:

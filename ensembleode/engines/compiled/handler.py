@@ -203,10 +203,7 @@ def _return_error(w: Writer, message: str) -> None:
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", api, _API["size"])
     version = w.load("i64", api, _API["version"])
-    known = [
-        w.icmp("uge", "i64", size, _API_BYTES),
-        w.icmp("eq", "i64", version, _VERSION_BYTES),
-    ]
+    known = [w.icmp("uge", "i64", size, _API_BYTES), w.icmp("eq", "i64", version, _VERSION_BYTES)]
     w.branch(w.all(known), "error", "lost")
     w.label("error")
     members = (("ptr", "null"), ("ptr", message), ("i32", _FAILED_PRECONDITION))

@@ -13,6 +13,7 @@ import numpy as np
 from ...fields import Inputs, parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
 from ...fields.walking import length
+from ...solvers.method import Equations
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
 from .field import evaluate, evaluate_apart, lowered
@@ -21,6 +22,7 @@ from .numbers import Held, Order
 from .operations import check
 from .reading import Memory, Numbers
 from .replay import Cotangents, pull_back, Pullback, Work
+from .steps import Calls
 
 
 # A field of more statements, loops unrolled, is a function of its own, called at every stage.
@@ -46,17 +48,32 @@ class _Numbers(Numbers):
         return self._held.memory(group, dtype, start, end)
 
 
-def _field_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
-    """The vector field of the trajectories that are held, as a `Loop` has it."""
-    fn = _translated(d.field.jaxpr, d.layout.inputs, "f, or a derivative of f,")
+def _equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
+    """The equations of the trajectories that are held, as a `Loop` has them."""
+    inputs, what = d.layout.inputs, "f, or a derivative of f,"
+    fn = _translated(d.field.jaxpr, inputs, what)
 
-    def of(held: Held) -> Callable:
-        def field(y: tuple, t: Value, mask: Value) -> tuple:
+    @functools.cache
+    def along() -> Function:
+        return _translated(tangent(d.field), _with(inputs, "tangent", "dt"), what)
+
+    def of(held: Held, mask: Value) -> Equations:
+        def f(y: tuple, t: Value) -> tuple:
             return _evaluated(b, fn, _Numbers(held, u=y), t, mask, "field")
 
-        return field
+        def jvp(y: tuple, t: Value, dy: tuple, dt: Any) -> tuple:
+            dt = b.spread(b.as_value(dt, d.dtype))
+            numbers = _Numbers(held, u=y, tangent=dy, dt=[dt])
+            return _evaluated(b, along(), numbers, t, mask, "tangent")
+
+        return Equations(f, jvp)
 
     return of
+
+
+def _with(inputs: Inputs, *groups: str) -> Inputs:
+    """With more numbers at the end of `p`, each a group of its own."""
+    return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
 
 
 def _translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
@@ -183,7 +200,7 @@ def solving(d: Description) -> str:
         others = frame.others
         outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"], frame.n)
         given = frame.times, outputs, frame.rows, frame.maxiters
-        Loop(b, d, _field_in(b, d), held, queue, *given, stop=frame.stop).run()
+        Loop(b, d, _equations_in(b, d), held, queue, *given, stop=frame.stop).run()
         b.return_()
     return module.text
 
@@ -235,14 +252,14 @@ def pulling_back(d: Description) -> tuple[str, int]:
         frame = Frame(b, d, more)
         others = frame.others
         held = frame.held(b, d)
-        field = _field_in(b, d)
+        equations = _equations_in(b, d)
 
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
             given = frame.times, None, frame.rows, frame.maxiters
-            return Loop(b, d, field, held.another(), queue, *given, on_begin=on_begin)
+            return Loop(b, d, equations, held.another(), queue, *given, on_begin=on_begin)
 
-        pullback = Pullback(_transposed_in(b, d), n_own, n_shared)
+        pullback = Pullback(_calls_in(b, d, equations), n_own, n_shared)
         cotangents = Cotangents(*(others[x] for x in (*_COTANGENTS, *_GRADIENTS)))
         work = _work(b, d, frame)
         kept_size = 0
@@ -274,41 +291,74 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
     return Work(start + member, start + group, one, each, *memory, room, thread, used)
 
 
-def transposed(field: Program, which: Sequence[int]) -> jex.Jaxpr:
+def tangent(field: Program) -> jex.Jaxpr:
+    """The program of the field's derivative along the tangents at the end of `p`, of the state and
+    of the time."""
+    struct, t = _state_and_time(field)
+    return staged(field, functools.partial(_tangent, field), extra=[struct, t])
+
+
+def _tangent(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    *p, du, dt = p
+    return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
+
+
+def _state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
+    avals: Any = [v.aval for v in (field.jaxpr.invars[0], field.jaxpr.invars[-1])]
+    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+
+
+def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
     """The program of a cotangent in the place of the state, and the state at the end of `p`, that
-    pulls the cotangent back: to the state, and to these constants and parameters of the field."""
+    pulls the cotangent back: to the state, and to these constants and parameters of the field.
+
+    **Arguments:** `of_tangent`: through the `tangent` instead; its tangents follow on the state,
+    and that of the state has a cotangent which follows on the state's.
+    """
     n = len(field.jaxpr.constvars)
-    state: Any = field.jaxpr.invars[0].aval
+    struct, time = _state_and_time(field)
+    extra = [struct, struct, time] if of_tangent else [struct]
 
     def pulled(consts, cotangent, p, t):
-        *p, u = p
+        p, (u, *along) = p[: -len(extra)], p[-len(extra) :]
         numbers = [*consts, *p]
 
-        def at(u, chosen):
+        def at(chosen, u, *du):
             every = list(numbers)
             for i, x in zip(which, chosen, strict=True):
                 every[i] = x
-            return field(every[:n], u, tuple(every[n:]), t)
+            consts, p = every[:n], tuple(every[n:])
+            if not of_tangent:
+                return field(consts, u, p, t)
+            return _tangent(field, consts, u, (*p, *du, along[-1]), t)
 
-        to_u, to_chosen = jax.vjp(at, u, [numbers[i] for i in which])[1](cotangent)
-        return jnp.concatenate([x.reshape(-1).astype(state.dtype) for x in (to_u, *to_chosen)])
+        chosen = [numbers[i] for i in which]
+        to_chosen, *to_states = jax.vjp(at, chosen, u, *along[:-1])[1](cotangent)
+        found = (*to_states, *to_chosen)
+        return jnp.concatenate([x.reshape(-1).astype(struct.dtype) for x in found])
 
-    struct = jax.ShapeDtypeStruct(state.shape, state.dtype)
-    return staged(field, pulled, state=struct, extra=[struct])
+    return staged(field, pulled, state=struct, extra=extra)
 
 
-def _transposed_in(b: Builder, d: Description) -> Callable[[Held], Callable]:
-    """What pulls a cotangent back through the field, as `adjoint.Pullback` has it."""
+def _calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
+    """The equations and their transposes, as `replay.Pullback` has them."""
     own, shared = with_gradients(d)
-    jaxpr = transposed(d.field, [*own, *shared])
-    places = (*d.layout.inputs.places, ("forward", 0))
-    fn = _translated(jaxpr, d.layout.inputs._replace(places=places), "the derivative of f")
 
-    def of(held: Held) -> Callable:
-        def pulled(y: tuple, t: Value, cotangent: tuple, mask: Value) -> tuple:
+    @functools.cache
+    def translated(*groups: str) -> Function:
+        jaxpr = transposed(d.field, [*own, *shared], of_tangent=len(groups) > 1)
+        return _translated(jaxpr, _with(d.layout.inputs, *groups), "the derivative of f")
+
+    def of(held: Held, mask: Value) -> Calls:
+        def f(y: tuple, t: Value, cotangent: tuple) -> tuple:
             numbers = _Numbers(held, u=cotangent, forward=y)
-            return _evaluated(b, fn, numbers, t, mask, "transposed")
+            return _evaluated(b, translated("forward"), numbers, t, mask, "transposed")
 
-        return pulled
+        def jvp(y: tuple, t: Value, dy: tuple, dt: Value, cotangent: tuple) -> tuple:
+            fn = translated("forward", "tangent", "dt")
+            numbers = _Numbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
+            return _evaluated(b, fn, numbers, t, mask, "transposed_tangent")
+
+        return Calls(equations(held, mask), f, jvp)
 
     return of

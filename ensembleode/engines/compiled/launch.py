@@ -18,7 +18,7 @@ import mmap
 import os
 import zlib
 from collections.abc import Callable, Sequence
-from typing import NamedTuple, Protocol, runtime_checkable, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
@@ -55,10 +55,7 @@ Launcher: TypeAlias = Callable[
 
 
 def launch(
-    kernel: Kernel,
-    threads: int,
-    operands: Sequence[Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
+    kernel: Kernel, threads: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
     """The `outputs` that the kernel writes, run with at least so many threads.
 
@@ -126,10 +123,7 @@ def cuda_devices() -> list[jax.Device]:
 
 
 def custom_call(
-    kernel: Kernel,
-    blocks: int,
-    operands: Sequence[Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
+    kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
     """Through XLA's custom call for PTX."""
     first = len(operands)
@@ -140,11 +134,8 @@ def custom_call(
         kernel_type="ptx",
         kernel_data=ptx_of(kernel, arch_here()),
         grid_x=np.int32(blocks),
-        grid_y=np.int32(1),
-        grid_z=np.int32(1),
         block_x=np.int32(BLOCK),
-        block_y=np.int32(1),
-        block_z=np.int32(1),
+        **dict.fromkeys(("grid_y", "grid_z", "block_y", "block_z"), np.int32(1)),
         shared_mem_bytes=np.int32(0),
         # Without them, some versions pass a buffer that two operands share only once.
         output_indices=tuple(np.int32(first + i) for i in range(len(outputs))),
@@ -153,10 +144,7 @@ def custom_call(
 
 
 def triton_call(
-    kernel: Kernel,
-    blocks: int,
-    operands: Sequence[Array],
-    outputs: Sequence[jax.ShapeDtypeStruct],
+    kernel: Kernel, blocks: int, operands: Sequence[Array], outputs: Sequence[jax.ShapeDtypeStruct]
 ) -> list[Array]:
     """Through the plugin's call for Triton's kernels, whose blocks are whole warps."""
     triton = _triton()
@@ -197,22 +185,14 @@ def ptx_of(kernel: Kernel, arch: str) -> str:
     return ptx(f"{kernel.text}\n{entry(kernel.name, kernel.operands, kernel.results)}", arch)
 
 
-@runtime_checkable
-class Device(Protocol):
-    """A CUDA device of JAX."""
-
-    @property
-    def compute_capability(self) -> str: ...
-
-
 def arch_here() -> str:
     """That of the GPUs of this computer; where there is none, of all: lowered here, to run
     elsewhere."""
     return arch_of(*cuda_devices())
 
 
-def arch_of(*devices: Device) -> str:
-    """The newest architecture whose PTX runs on all `devices`, and that is known.
+def arch_of(*devices: Any) -> str:
+    """The newest architecture whose PTX runs on all CUDA `devices`, and that is known.
 
     **Raises:** `KernelError` for a device that is too old.
     """
@@ -226,7 +206,7 @@ def arch_of(*devices: Device) -> str:
     return f"sm_{known[-1]}"
 
 
-def capability(device: Device) -> int:
+def capability(device: Any) -> int:
     """The compute capability as one number: 90 is 9.0, and 121 is 12.1."""
     major, minor = device.compute_capability.split(".")
     return 10 * int(major) + int(minor)
@@ -249,10 +229,7 @@ def _knows_target() -> bool:
     path = _plugin()
     if path is None:
         return True
-    with (
-        open(path, "rb") as file,
-        mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library,
-    ):
+    with open(path, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as library:
         return library.find(_TARGET.encode() + b"\0") >= 0
 
 

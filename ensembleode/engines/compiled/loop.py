@@ -4,7 +4,9 @@ A lane that has finished takes the next trajectory of the queue. The first steps
 next are chosen for as many of them at once as there are lanes. Where all trajectories share a fixed
 step, time and step are scalars, and the lanes begin and end together.
 
-The parts of a turn: `attempt` a step, `control` the size of the next, `commit`.
+The parts of a turn: `attempt` a step, `control` (the verdict on it), `commit`.
+
+A lane has a return code, `code`, which is `GOING` until what ends its trajectory is decided.
 """
 
 import dataclasses
@@ -12,22 +14,17 @@ import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from ...core.retcode import ReturnCode
 from ...core.saving import Saving
+from ...solvers import verdicts
 from ...solvers.controllers import AbstractController
+from ...solvers.method import Attempt, carry_like, Equations, evaluated_once, Method
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import Attempt, RungeKutta
-from ...solvers.step_size import (
-    count_failures,
-    initial_step,
-    is_moved,
-    MOST_FAILURES,
-    squared_error,
-    Tolerances,
-)
-from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from ...solvers.step_size import initial_step, squared_error, Tolerances
+from ...solvers.time import adaptive_step, fixed_step, StepBounds
+from ...solvers.verdicts import Verdict
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
 from .functions import FUNCTIONS
@@ -55,7 +52,7 @@ class Description:
 
     field: Program
     controlled: int
-    method: RungeKutta
+    method: Method
     controller: AbstractController | None
     norm: AbstractNorm
     saving: Saving
@@ -74,10 +71,23 @@ class Description:
         return np.dtype(self.field.out_avals[0].dtype)
 
     @property
+    def carry_like(self) -> Any:
+        """What the method carries, of zeros."""
+        return carry_like(self.method, self.size, self.dtype)
+
+    @property
+    def recorded(self) -> int:
+        """How many numbers say what a step was: the state, what was carried (where that is not
+        made of the state again), the time and the size."""
+        carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
+        return self.size + len(carried) + 2
+
+    @property
     def is_uniform(self) -> bool:
         """Whether all trajectories take the same steps, of a fixed size."""
         named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
-        return self.controller is None and not any(x.is_own for x in named)
+        own = self.has("tstops") or any(x.is_own for x in named)
+        return self.controller is None and not own
 
     @property
     def adaptive(self) -> bool:
@@ -110,16 +120,16 @@ class Outputs(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step from `t` to `t2`, of the signed size `h`, in the lanes that `accepted` it; `failed` in
-    those where it was infinite or NaN (None with a fixed step)."""
+    """A step from `t` and `y` to `t2`, in the lanes that `accepted` it; `h` is the signed
+    size of the method's `attempt`, which may go on beyond `t2`."""
 
     t: Value
     t2: Value
     h: Value
     y: tuple[Value, ...]
+    carry: Any
     attempt: Attempt
     accepted: Value
-    failed: Any = None
 
 
 class Loop:
@@ -128,8 +138,8 @@ class Loop:
     **Arguments:**
 
     - `problem`: what is solved.
-    - `field(held)`: the vector field `(y, t, mask) -> dy` of the trajectories that are held, where
-        the mask is of the lanes that count.
+    - `equations(held, mask)`: those of the trajectories that are held; the mask is of the lanes
+        that count.
     - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
@@ -140,7 +150,7 @@ class Loop:
         self,
         b: Builder,
         problem: Description,
-        field: Callable[[Held], Callable],
+        equations: Callable[[Held, Value], Equations],
         held: Held,
         queue: Queue,
         times: Buffer | None,
@@ -158,19 +168,27 @@ class Loop:
         self._stop, self._on_begin = stop, on_begin
         self.is_uniform = is_uniform = problem.is_uniform
         self.order = held.order
-        self.field_of, self.field = field, field(held)
+        self.equations = equations
         dtype, n = problem.dtype, problem.size
         self.y = [b.variable(dtype, 0) for _ in range(n)]
-        self.k = [b.variable(dtype, 0) for _ in range(n)] if problem.method.keeps else []
+        # What the method carries from step to step, its numbers one after the other.
+        carried, self._carry_tree = jax.tree.flatten(problem.carry_like)
+        self.carry = [b.variable(dtype, 0) for _ in carried]
         self.t = b.variable(dtype, 0, of_lanes=not is_uniform)
         self.h = b.variable(dtype, 0, of_lanes=not is_uniform)
+        # Whether it goes on; if not, the code says why.
         self.active = b.variable(BOOL, False)
+        self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
+        # With known times to stop at on the way.
+        self.has_stops = problem.has("tstops")
+        if self.has_stops:
+            self._tstop, self._anchor = b.variable(dtype, 0), b.variable(dtype, 0)
+            self._tried_before = b.variable(I32, 0)
         self.naccept = b.variable(I32, 0)
         self.ntried = b.variable(I32, 0, of_lanes=not is_uniform)
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
-        self.probing: Any = b.variable(BOOL, False) if problem.adaptive else None
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
         if is_uniform:
             # Whether no step has failed; of those where one has, how many (one).
@@ -190,9 +208,10 @@ class Loop:
         self.pool_end = b.variable(I64, queue.first, of_lanes=False)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
-        self._prepares = not is_uniform and (problem.method.keeps or not problem.has("dt"))
+        self._prepares = not is_uniform and (bool(self.carry) or not problem.has("dt"))
         if self._prepares:
-            self._pool_k: Any = b.array(dtype, n, of_lanes=True) if self.k else None
+            n_carried = len(self.carry)
+            self._pool_carry: Any = b.array(dtype, n_carried, of_lanes=True) if n_carried else None
             self._pool_h = b.array(dtype, 1, of_lanes=True)
 
     def run(self) -> None:
@@ -220,8 +239,10 @@ class Loop:
             self.sound.set(self.active.get())
             self.failures.set(0)
             b.while_(going, turn)
+            ended = b.where(self.t.get().eq(self.t1), verdicts.SUCCESS, verdicts.MAX_ITERS)
+            self.code.set_where(self.active.get(), ended)
             # (Stopped at the end of the last turn, they have ended.)
-            self._unless_stopped(lambda: self.end(self.occupied.get(), None))
+            self._unless_stopped(lambda: self.end(self.occupied.get()))
             return self.goes_on.get()
 
         b.do_while(one)
@@ -248,11 +269,11 @@ class Loop:
     def _abandon(self) -> None:
         """Leave the trajectories that are in the lanes, and those that come next."""
         b, counts = self.b, self.outputs.counts
-        default = b.constant(ReturnCode.Default.value, I32)
-        counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(default))
+        stopped = b.constant(verdicts.STOPPED, I32)
+        counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(stopped))
 
         def one() -> None:
-            counts.store(self.next.get(), default)
+            counts.store(self.next.get(), stopped)
             self.next.set(self.next.get() + self.queue.stride)
 
         b.while_(lambda: self.next.get() < self.queue.n, one)
@@ -262,22 +283,25 @@ class Loop:
         """A turn, with what comes before and after it."""
         b = self.b
         b.if_(self.must_refill.get(), self.refill, likely=False)
-        step = self.turn()
+        step, verdict = self.turn()
         tired = self.ntried.get() >= self.maxiters
         if self.is_uniform:
             # Together, as they began.
-            b.if_(~self.alive.get() | tired, lambda: self.end(self.occupied.get(), step))
+            b.if_(~self.alive.get() | tired, lambda: self.end(self.occupied.get()))
             return step
         ended = ~self.active.get() | tired
         ended = self.occupied.get() & ended
-        b.if_(b.any(ended), lambda: self.end(ended, step), likely=False)
+        b.if_(b.any(ended), lambda: self.end(self.conclude(ended, step, verdict)), likely=False)
         return step
 
     def variables(self) -> list[Variable]:
-        """All that goes on from turn to turn, but for the numbers that are held and `arrays`."""
-        several = [*self.y, *self.k, self.t, self.h, self.active, self.occupied]
-        several += [self.naccept, self.ntried, *self.memory, self.probing, self.row, self.time]
+        """All that goes on from turn to turn, but for the numbers that are held and `arrays`; and
+        for `code`, as without outputs nobody asks for it."""
+        several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
+        several += [self.naccept, self.ntried, *self.memory, self.row, self.time]
         several += [self.short_failures]
+        if self.has_stops:
+            several += [self._tstop, self._anchor, self._tried_before]
         several += [
             self.alive,
             self.next,
@@ -294,8 +318,10 @@ class Loop:
         if not self._prepares or not self.b.lanes:
             return []
         width = self.b.lanes
-        pool_k = [] if self._pool_k is None else [(self._pool_k, self.problem.size * width)]
-        return [*pool_k, (self._pool_h, width)]
+        first = [(self._pool_h, width)]
+        if self._pool_carry is None:
+            return first
+        return [(self._pool_carry, len(self.carry) * width), *first]
 
     #
     # Numbers
@@ -312,6 +338,19 @@ class Loop:
     @property
     def direction(self) -> Value:
         return self.b.sign(self.t1 - self.t0)
+
+    @property
+    def tstop(self) -> Value:
+        """The end of the stretch of time that the lanes are in, which no step goes beyond."""
+        return self._tstop.get() if self.has_stops else self.t1
+
+    @property
+    def anchor(self) -> tuple[Value, Value | int]:
+        """Where that stretch begins, and how many steps had been tried until then: from there fixed
+        steps are laid out."""
+        if self.has_stops:
+            return self._anchor.get(), self._tried_before.get()
+        return self.t0, 0
 
     def state(self) -> tuple[Value, ...]:
         return tuple(x.get() for x in self.y)
@@ -400,7 +439,7 @@ class Loop:
 
     def _prepare(self) -> None:
         """The first steps of the trajectories that come next: one a lane."""
-        b, p, queue = self.b, self.problem, self.queue
+        b, queue = self.b, self.queue
         first = self.next.get()
         index = b.lane_numbers() + first
         inside = index < queue.n
@@ -414,38 +453,31 @@ class Loop:
         # In place of the trajectories that the lanes hold, for a while.
         held = self.held.another()
         held.take(b.where(inside, index, 0), b.spread(inside))
-        field = self.field_of(held)
         y = tuple(held.u0(held.index.get(), inside))
-        t0, t1 = held.number("t0"), held.number("t1")
-        k = field(y, t0, b.spread(inside))
-        if self._pool_k is not None:
-            for c, x in enumerate(k):
-                self._pool_k.store_lanes(c * max(1, b.lanes), x)
+        carry, h = self.first_step(held, y, held.number("t0"), b.spread(inside))
+        for c, x in enumerate(carry):
+            self._pool_carry.store_lanes(c * max(1, b.lanes), x)
+        if not self.problem.has("dt"):
+            self._pool_h.store_lanes(0, h)
+
+    def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
+        """What the method carries to a step from the state `y` at `t`, and the size of that step:
+        for trajectories that begin, or go on anew, in the lanes of the mask."""
+        b, p = self.b, self.problem
+        equations = self.equations(held, mask)
+        f = evaluated_once(equations.f, y, t)
+        carry = p.method.init(b, dataclasses.replace(equations, f=f), y, t)
+        carry = jax.tree.leaves(carry)
         if p.has("dt"):
-            return
-        assert p.controller is not None
-        tol = self.tolerances(held, p.size)
+            return carry, held.number("dt")
+        span = held.number("t1") - held.number("t0")
 
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
 
-        def scaled_field(y: tuple, t: Value) -> tuple:
-            return field(y, t, b.spread(inside))
-
-        h = initial_step(
-            b,
-            norm,
-            self._power_of_ten,
-            scaled_field,
-            t0,
-            y,
-            k,
-            t1 - t0,
-            tol,
-            p.method.order,
-            self.bounds(held).dtmax,
-        )
-        self._pool_h.store_lanes(0, h)
+        at = t, y, f(y, t), span, self.tolerances(held, p.size)
+        order, dtmax = p.method.order, self.bounds(held).dtmax
+        return carry, initial_step(b, norm, self._power_of_ten, f, *at, order, dtmax)
 
     def _power_of_ten(self, x: Value, order: int) -> Value:
         """`10^(-(2 + log10(x)) / order)`"""
@@ -459,39 +491,29 @@ class Loop:
         y = held.u0(held.index.get(), fresh)
         for variable, x in zip(self.y, y, strict=True):
             variable.set_where(fresh, x)
-        t0, t1 = self.t0, self.t1
+        t0, carry = self.t0, []
+        self._set(self.t, fresh, t0)
+        self._set(self.ntried, fresh, 0)
         if self.is_uniform:
-            self.t.set(t0)
-            self.h.set(abs(held.number("dt")))
-            self.ntried.set(0)
-            if self.k:
-                k = self.field(self.state(), t0, fresh)
-                for variable, x in zip(self.k, k, strict=True):
-                    variable.set(x)
+            carry, h = self.first_step(held, self.state(), t0, fresh)
         else:
-            self.t.set_where(fresh, t0)
-            self.ntried.set_where(fresh, 0)
             pool = index - self.pool_first.get() if b.lanes else b.constant(0, I64)
-            if self.k:
-                width = max(1, b.lanes)
-                for c, variable in enumerate(self.k):
-                    variable.set(self._pool_k.gather(pool + c * width, fresh, variable.get()))
+            width = max(1, b.lanes)
+            for c, variable in enumerate(self.carry):
+                carry.append(self._pool_carry.gather(pool + c * width, fresh, variable.get()))
             h = held.number("dt") if p.has("dt") else self._pool_h.gather(pool, fresh, 1)
-            h = abs(h)
-            if p.adaptive:
-                h = self.bounds(held).bounded(b, h)
-                # (In this order NaN remains.)
-                h = b.maximum(2 * min_step(b, t0, t1 - t0), h)
-            self.h.set_where(fresh, h)
+        self.restart(fresh, carry, h)
         self.naccept.set_where(fresh, 0)
-        active = self.queue.wanted.gather(held.index.get(), fresh, False)
-        active = active & self.is_finite(self.state()) & t0.ne(t1)
+        wanted = self.queue.wanted.gather(held.index.get(), fresh, False)
+        finite = self.is_finite(self.state())
+        usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
+        code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
+        self.code.set_where(fresh, code)
+        active = code.eq(verdicts.GOING)
         if p.adaptive:
-            active = active & (self.h.get() * 0.0).eq(0.0)
             assert p.controller is not None
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
                 variable.set_where(fresh, np.float32(x))
-            self.probing.set_where(fresh, False)
             self.short_failures.set_where(fresh, 0)
         if self.is_uniform:
             self.active.set(active & fresh)
@@ -503,118 +525,156 @@ class Loop:
             self._on_begin(index, fresh)
         self._save_start(fresh)
 
+    def restart(self, mask: Value, carry: list, h: Value) -> None:
+        """Begin a stretch of time where the lanes of the mask are, with what the method carries
+        there and a step of the size `h`, of any sign."""
+        for variable, x in zip(self.carry, carry, strict=True):
+            self._set(variable, mask, x)
+        t, h = self.t.get(), abs(h)
+        if self.problem.adaptive:
+            h = self.bounds(self.held).first(self.b, h, t, self.t1 - self.t0)
+        self._set(self.h, mask, h)
+        if self.has_stops:
+            self._tstop.set_where(mask, self._next_stop(t))
+            self._anchor.set_where(mask, t)
+            self._tried_before.set_where(mask, self.ntried.get())
+
+    def _next_stop(self, t: Value) -> Value:
+        """The first of the known times after this one, or `t1`."""
+        direction, found = self.direction, self.t1
+        (stops,) = [x for x in self.problem.layout.numbers if x.name == "tstops"]
+        for i in range(stops.size):
+            stop = self.held.number("tstops", i)
+            between = (direction * (stop - t) > 0.0) & (direction * (found - stop) > 0.0)
+            found = self.b.where(between, stop, found)
+        return found
+
+    def _set(self, variable: Variable, mask: Value, x: Any) -> None:
+        """(Lanes that go together begin together.)"""
+        if self.is_uniform:
+            variable.set(x)
+        else:
+            variable.set_where(mask, x)
+
     #
     # A turn
     #
 
-    def turn(self) -> Step:
+    def turn(self) -> tuple[Step, Verdict]:
         """Try a step in every lane."""
-        step, next_h, memory, lost = self.control(*self.attempt())
-        self.commit(step, next_h, memory, lost)
-        return step
+        step, verdict, size = self.control(*self.attempt())
+        self.commit(step, verdict, size)
+        return step, verdict
 
-    def attempt(self) -> tuple:
-        """The end of the step that time allows, its signed size, and the step."""
+    def attempt(self) -> tuple[Step, Value]:
+        """The step that time allows; and of a fixed one whether time can't resolve it."""
         b, p = self.b, self.problem
         t, h = self.t.get(), self.h.get()
+        unresolved = b.constant(False, BOOL)
         if p.adaptive:
-            t2 = adaptive_step(b, t, self.t1, self.direction, h)
-            size, next_h = t2 - t, h
+            t2 = adaptive_step(b, t, self.tstop, self.direction, h)
+            size = t2 - t
         else:
-            t2, unresolved = fixed_step(b, self.t0, self.t1, t, h, self.ntried.get())
+            anchor, before = self.anchor
+            t2, unresolved = fixed_step(b, anchor, self.tstop, t, h, self.ntried.get() - before)
             if not self.is_uniform:
                 unresolved = unresolved & self.active.get()
             t2 = b.where(unresolved, t, t2)
             # The state becomes NaN, and the lane ends.
             size = b.where(unresolved, np.nan, t2 - t)
-            next_h = b.where(unresolved, 0.0, h)
         y = self.state()
-        k = tuple(x.get() for x in self.k)
-        attempt = p.method.step(b, self._field(), y, k, t, size)
-        return t, t2, size, next_h, y, attempt
+        carry = self._carry_tree.unflatten([x.get() for x in self.carry])
+        attempt = p.method.step(b, self._equations(), y, carry, t, size)
+        return Step(t, t2, size, y, carry, attempt, self.active.get()), unresolved
 
-    def _field(self) -> Callable:
+    def _equations(self) -> Equations:
         """For the lanes that try a step."""
         mask = self.active.get()
-        if self.probing is not None:
-            mask = mask | self.probing.get()
-        return lambda y, t: self.field(y, t, mask)
+        if self.problem.adaptive and self.outputs is not None:
+            mask = mask | self.code.get().eq(verdicts.PROBING)
+        return self.equations(self.held, mask)
 
-    def control(self, t, t2, size, next_h, y, attempt) -> tuple:
-        """Whether the step is accepted, the size of the next, what the controller remembers, and
-        whether time can't resolve the next."""
-        b, p = self.b, self.problem
+    def control(self, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:
+        """The verdict on the step; and how long an adaptive one was to be."""
+        b, p, attempt = self.b, self.problem, step.attempt
         active = self.active.get()
-        if not p.adaptive:
-            accepted = active & self.is_finite(attempt.y2)
-            return Step(t, t2, size, y, attempt, accepted), next_h, None, None
-        assert p.controller is not None
+        if p.controller is None:
+            sound = self.is_finite(attempt.y2)
+            if attempt.failed is not None:
+                sound = sound & ~attempt.failed
+            verdict = verdicts.judge_fixed(b, sound, unresolved, active, self.h.get())
+            return step._replace(accepted=verdict.accepted), verdict, None
         tol = self.tolerances(self.held, p.controlled)
-        squared = squared_error(b, p.method, p.norm, tol, attempt, size, y, p.controlled)
+        squared = squared_error(b, p.norm, tol, attempt, step.y, p.controlled)
         before = tuple(x.get() for x in self.memory)
-        accepted = p.controller.accepts(b, squared, before) & active & ~self.probing.get()
-        first = self.naccept.get().eq(0)
-        tried = b.minimum(next_h, abs(self.t1 - t))
-        next_h, memory = p.controller.next_step(b, tried, squared, before, accepted, first)
-        bounds, span = self.bounds(self.held), self.t1 - self.t0
-        at = b.where(accepted, t2, t)
-        lost = underflows(b, bounds, next_h, at, self.t1, span, accepted)
-        next_h = bounds.bounded(b, next_h)
-        failed = active & ~(squared < np.inf)
-        return Step(t, t2, size, y, attempt, accepted, failed), next_h, memory, lost
+        size = b.minimum(self.h.get(), abs(self.tstop - step.t))
+        times = verdicts.Times(step.t, step.t2, self.tstop, self.t1 - self.t0)
+        first, bounds = self.naccept.get().eq(0), self.bounds(self.held)
+        verdict = verdicts.judge(
+            b, p.controller, bounds, times, size, squared, before, active, first
+        )
+        return step._replace(accepted=verdict.accepted), verdict, size
 
-    def commit(self, step: Step, next_h: Value, memory: Any, lost: Any) -> None:
+    def commit(self, step: Step, verdict: Verdict, size: Any) -> None:
         """Save what lies in the step, and go on to its end where it is accepted."""
         b, p = self.b, self.problem
         self._save(step)
         active, accepted = self.active.get(), step.accepted
-        ends = step.t2.eq(self.t1)
+        arrived = step.t2.eq(self.t1)
         if self.is_uniform:
             self.t.set(step.t2)
-            self.h.set(next_h)
+            # (Were it the same all along, LLVM would keep what follows from it in registers that
+            # the stages need.)
+            self.h.set(verdict.next_h)
             for variable, x in zip(self.y, step.attempt.y2, strict=True):
                 variable.set(x)
-            if self.k:
-                for variable, x in zip(self.k, p.method.kept(step.attempt), strict=True):
-                    variable.set(x)
+            for variable, x in zip(self.carry, jax.tree.leaves(step.attempt.carry), strict=True):
+                variable.set(x)
             tries = self.ntried.get()
 
             def look() -> None:
-                failed = active & ~accepted
-                self.naccept.set_where(failed, tries)
-                self.failures.set_where(failed, 1)
+                code = verdicts.code_at_end(b, verdict, accepted & arrived, None)
+                self.code.set_where(verdict.lost, code)
+                self.naccept.set_where(verdict.lost, tries)
+                self.failures.set_where(verdict.lost, 1)
                 self.sound.set(accepted)
                 self.active.set(accepted)
                 self.alive.set(b.any(accepted))
 
             b.if_(b.any(self.may_be_infinite(step.attempt.y2)), look, likely=False)
             self.ntried.set(tries + 1)
-            self.alive.set(self.alive.get() & ~ends)
+            self.alive.set(self.alive.get() & ~arrived)
             return
         self.t.set_where(accepted, step.t2)
         for variable, x in zip(self.y, step.attempt.y2, strict=True):
             variable.set_where(accepted, x)
-        if self.k:
-            for variable, x in zip(self.k, p.method.kept(step.attempt), strict=True):
-                variable.set_where(accepted, x)
+        for variable, x in zip(self.carry, jax.tree.leaves(step.attempt.carry), strict=True):
+            variable.set_where(accepted, x)
+        self.active.set(active & ~((accepted & arrived) | verdict.lost))
         if p.adaptive:
-            for variable, x in zip(self.memory, memory, strict=True):
+            for variable, x in zip(self.memory, verdict.memory, strict=True):
                 variable.set(x)
-            self.h.set_where(active, next_h)
-            self.active.set(active & ~((accepted & ends) | lost))
+            self.h.set_where(active, verdict.next_h)
 
             def count() -> None:
-                span, before = self.t1 - self.t0, self.short_failures.get()
-                failures = count_failures(b, before, step.failed, abs(step.h), span)
+                before, span = self.short_failures.get(), self.t1 - self.t0
+                after, failures = verdicts.counted(b, verdict, before, size, span)
                 self.short_failures.set(failures)
-                self.active.set(self.active.get() & (failures < MOST_FAILURES))
+                self.active.set(self.active.get() & ~after.lost)
 
-            b.if_(b.any(step.failed), count, likely=False)
+            b.if_(b.any(verdict.failed), count, likely=False)
         else:
-            self.h.set(next_h)
-            self.active.set(accepted & ~ends)
+            self.h.set(verdict.next_h)
         self.naccept.set(self.naccept.get() + b.cast(accepted, I32))
         self.ntried.set(self.ntried.get() + b.cast(active, I32))
+        if self.has_stops:
+            here = accepted & self.active.get() & step.t2.eq(self.tstop)
+
+            def go_on_anew() -> None:
+                carry, h = self.first_step(self.held, self.state(), self.t.get(), here)
+                self.restart(here, carry, h)
+
+            b.if_(b.any(here), go_on_anew, likely=False)
 
     #
     # What is saved
@@ -690,9 +750,8 @@ class Loop:
 
         def save() -> None:
             mask = b.spread(due())
-            dense = p.method.dense(
-                b, lambda y, t: self.field(y, t, mask), step.y, step.attempt, step.t, step.h
-            )
+            at = step.y, step.attempt.dense, step.t, step.h
+            dense = p.method.dense(b, self.equations(self.held, mask), *at)
 
             def one() -> Value:
                 theta = (self.time.get() - step.t) / step.h
@@ -708,46 +767,38 @@ class Loop:
     # Ends
     #
 
-    def end(self, ended: Value, step: Step | None) -> None:
-        """Write the results of the lanes that have ended; they are free then.
+    def conclude(self, ended: Value, step: Step, verdict: Verdict) -> Value:
+        """Decide the return codes of the lanes that have ended: all but those that have another
+        turn first."""
+        b, p = self.b, self.problem
+        if self.outputs is None:
+            return ended
+        before, bounds = self.code.get(), self.bounds(self.held) if p.adaptive else None
+        # (That one is lost may be known since the verdict, from its failures.)
+        verdict = verdict._replace(lost=~self.active.get())
+        # (What is written already need not stay in registers until here.)
+        code = verdicts.code_at_end(b, verdict, self.t.get().eq(self.t1), bounds)
+        code = verdicts.code_of_end(b, code, self.is_finite(self.state()))
+        code = b.where(before.eq(verdicts.GOING), code, before)
+        if not p.adaptive:
+            self.code.set_where(ended, code)
+            return ended
+        n = p.controlled
+        probed = verdicts.code_of_probe(
+            b, self.tolerances(self.held, n), step.y[:n], step.attempt.y2[:n]
+        )
+        code = b.where(before.eq(verdicts.PROBING), probed, code)
+        self.code.set_where(ended, code)
+        probing = ended & code.eq(verdicts.PROBING)
+        self.h.set_where(probing, self.h.get() * float(verdicts.PROBE))
+        return ended & ~probing
 
-        A lane that is lost in an adaptive solve, and not for what is infinite or NaN, has another
-        turn first: does a step too short for time to feel move its state? If so the solution
-        diverges; if not, the tolerances can't be met.
-        """
+    def end(self, ended: Value) -> None:
+        """Write the results of the lanes that have ended; they are free then."""
         b, p = self.b, self.problem
         if self.outputs is None:
             self._free(ended)
             return
-        y = self.state()
-        arrived = self.t.get().eq(self.t1) & self.is_finite(y)
-        active = self.active.get()
-        failed = b.constant(ReturnCode.Unstable.value, I32)
-        too_small = ReturnCode.DtLessThanMin.value
-        if not p.adaptive:
-            failed = b.where(self.h.get().eq(0.0), too_small, failed)
-        else:
-            assert step is not None
-            lost = ended & ~arrived & ~active
-            starts = lost & ~self.probing.get() & ~step.failed
-            dtmin = self.bounds(self.held).dtmin
-            below = None if dtmin is None else self.h.get() <= dtmin
-            if below is not None:
-                starts = starts & ~below
-            # A step that failed for being infinite or NaN was that much longer.
-            h = self.h.get() * 5.0
-            calm = (self.h.get() * 0.0).eq(0.0) & ~step.failed
-            for c in range(p.controlled):
-                abstol = self.held.number("abstol", c)
-                calm = calm & ~is_moved(abstol, step.y[c], step.attempt.y2[c])
-            if below is not None:
-                calm = calm | below
-            failed = b.where(calm, too_small, failed)
-            self.h.set_where(starts, h)
-            self.probing.set(self.probing.get() | starts)
-            ended = ended & ~starts
-        code = b.where(active, ReturnCode.MaxIters.value, failed)
-        code = b.where(arrived, ReturnCode.Success.value, code)
         naccept, ntried = self.naccept.get(), self.ntried.get()
         if self.is_uniform:
             tries, sound = ntried, self.sound.get()
@@ -755,9 +806,9 @@ class Loop:
             naccept = b.where(sound, tries, naccept)
         index, n = self.held.index.get(), self.outputs.n
         if p.saving.mode == "ends":
-            for c, x in enumerate(y):
+            for c, x in enumerate(self.state()):
                 self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)
-        counts = [code, naccept, ntried]
+        counts = [self.code.get(), naccept, ntried]
         if self.row is not None:
             counts.append(b.cast(self.row.get(), I32))
         for i, x in enumerate(counts):

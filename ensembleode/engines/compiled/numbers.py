@@ -15,6 +15,7 @@ import numpy as np
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import Inputs
+from ...numbers import but
 from .builder import Buffer, Builder, I64, Value, Variable
 from .reading import Memory
 
@@ -25,14 +26,22 @@ _MOST_HELD = 64
 _MOST_SHARED = 64
 
 
+# The rows of the table that are operands. The constants come first, and then the parameters, as
+# programs have them; times to save and flags are operands of their own.
+_OPERANDS = sorted(
+    but("times", "flag"),
+    key=lambda x: (x.kind != "constants", x.kind != "parameters", x.dtype is not None),
+)
+
+
 class Number(NamedTuple):
     """A leaf of a `Lane`.
 
-    - `name`: that of the leaf; None for those of `consts` and `p`, which the field reads.
+    - `name`: that of its row of the table.
     - `start`: where its first component is in its group of its dtype (see `fields.ir.Buffer`).
     """
 
-    name: str | None
+    name: str
     is_own: bool
     dtype: np.dtype
     size: int
@@ -44,11 +53,19 @@ class Number(NamedTuple):
 
 
 class Layout(NamedTuple):
-    """All leaves but the times to save, in the order of the operands; `inputs` says where those of
-    the field lie."""
+    """All leaves but the times to save, in the order of the operands."""
 
     numbers: tuple[Number, ...]
-    inputs: Inputs
+
+    @property
+    def inputs(self) -> Inputs:
+        """Where the constants and parameters of `f` lie."""
+        return self.inputs_of("f")
+
+    def inputs_of(self, program: str) -> Inputs:
+        """Those of any program."""
+        read = [x.name for x in _OPERANDS if x.kind == "parameters" or x.option == program]
+        return Inputs(tuple((x.group, x.start) for x in self.numbers if x.name in read), None)
 
     def find(self, name: str) -> int | None:
         """Which of the numbers has this name."""
@@ -81,13 +98,12 @@ def layout_of(plan: Plan, lanes: Lane) -> Layout:
     for _, x, dtype, is_own in named:
         avals.append(jax.ShapeDtypeStruct(x.shape[1:] if is_own else x.shape, dtype))
     groups = ["own" if is_own else "shared" for *_, is_own in named]
-    inputs = Inputs.laid_out(avals, groups)
-    numbers = tuple(
+    places = Inputs.laid_out(avals, groups).places
+    numbers = (
         Number(name, is_own, np.dtype(aval.dtype), math.prod(aval.shape), start)
-        for (name, *_, is_own), aval, (_, start) in zip(named, avals, inputs.places, strict=True)
+        for (name, *_, is_own), aval, (_, start) in zip(named, avals, places, strict=True)
     )
-    of_field = [p for p, x in zip(inputs.places, numbers, strict=True) if x.name is None]
-    return Layout(numbers, Inputs(tuple(of_field), None))
+    return Layout(tuple(numbers))
 
 
 def operands_of(plan: Plan, lanes: Lane, *, on_gpu: bool) -> list[Any]:
@@ -96,16 +112,15 @@ def operands_of(plan: Plan, lanes: Lane, *, on_gpu: bool) -> list[Any]:
     return [trajectories_last(x) if on_gpu and is_own else x for x, is_own in leaves]
 
 
-def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str | None, Any, np.dtype, bool]]:
-    for name in ("consts", "p"):
-        for x, batched in zip(getattr(lanes, name), getattr(plan.batched, name), strict=True):
-            yield None, x, np.dtype(x.dtype), batched
-    for name in ("u0", "t0", "t1", "abstol", "reltol", "dt", "dtmin", "dtmax", "count"):
-        x = getattr(lanes, name)
-        if x is not None:
-            dtype = np.int32 if name == "count" else plan.state.dtype
-            x = x if hasattr(x, "shape") else jnp.asarray(x)
-            yield name, x, np.dtype(dtype), getattr(plan.batched, name)
+def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]]:
+    for row in _OPERANDS:
+        found, batched = getattr(lanes, row.name), getattr(plan.batched, row.name)
+        if row.kind in ("constants", "parameters"):
+            for x, is_own in zip(found, batched, strict=True):
+                yield row.name, x, np.dtype(x.dtype), is_own
+        elif found is not None:
+            x = found if hasattr(found, "shape") else jnp.asarray(found)
+            yield row.name, x, np.dtype(row.dtype or plan.state.dtype), batched
 
 
 class Held:

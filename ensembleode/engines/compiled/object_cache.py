@@ -15,8 +15,8 @@ import os
 import pathlib
 import sys
 
-from ...core.files import written_whole
-from ...core.logs import logger
+from ...ground.files import written_whole
+from ...ground.logs import logger
 
 
 VARIABLE = "ENSEMBLEODE_CACHE_DIR"

@@ -14,17 +14,12 @@ from ...fields import UntranslatableError
 from ...fields.folding import FOLDED_INTEGERS
 from ...fields.ir import Const, Function, Load, Op
 from ...fields.walking import every_part
-from .builder import BOOL, Builder, integer_like, Value
+from .builder import BOOL, Builder, F32, F64, integer_like, Value
 from .functions import FUNCTIONS, HIGHEST_ORDER, integer_pow
 
 
-DTYPES = {
-    np.dtype(name)
-    for name in (
-        *("bool", "float32", "float64", "int8", "int16", "int32", "int64"),
-        *("uint8", "uint16", "uint32", "uint64"),
-    )
-}
+DTYPES = {np.dtype(f"{kind}{n}") for kind in ("int", "uint") for n in (8, 16, 32, 64)}
+DTYPES |= {BOOL, F32, F64}
 
 
 def checked(dtype: Any) -> np.dtype:
@@ -55,8 +50,7 @@ def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any =
     if name == "integer_pow":
         return integer_pow(b, args[0], param)
     if name == "round":
-        x = args[0]
-        return b.round_even(x) if param else b.intrinsic("round", x)
+        return b.intrinsic("roundeven" if param else "round", args[0])
     if name in OPERATIONS:
         return OPERATIONS[name](b, *args)
     if name in FUNCTIONS and args[0].is_real:
@@ -74,11 +68,7 @@ def check(fn: Function) -> None:
             case Op(name, args, dtype, _):
                 checked(dtype)
                 real = args and np.dtype(args[0].dtype).kind == "f"
-                if (
-                    name not in _NAMED
-                    and name not in OPERATIONS
-                    and not (name in FUNCTIONS and real)
-                ):
+                if name not in _NAMED | OPERATIONS.keys() and not (name in FUNCTIONS and real):
                     raise UntranslatableError(f"the primitive {name}", "f")
                 if name == "polygamma" and not (
                     isinstance(args[0], Const) and args[0].value in range(1, HIGHEST_ORDER + 1)
@@ -90,7 +80,7 @@ def check(fn: Function) -> None:
 
 
 # What `operation` itself does.
-_NAMED = ("bitcast_convert_type", "convert_element_type", "integer_pow", "round")
+_NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round"}
 
 
 #
@@ -106,28 +96,17 @@ def _sign(b: Builder, x: Value) -> Value:
     return positive if x.dtype.kind == "u" else b.where(x < 0, -1, positive)
 
 
-def _max(b: Builder, x: Value, y: Value) -> Value:
+def _extreme(how: str) -> Callable[..., Value]:
     """NaN where one is; 0 is more than -0."""
-    x, y = b.matched(x, y)
-    return b.intrinsic("maximum", x, y) if x.is_real else b.maximum(x, y)
+
+    def extreme(b: Builder, x: Value, y: Value) -> Value:
+        x, y = b.matched(x, y)
+        return b.intrinsic(how, x, y) if x.is_real else getattr(b, how)(x, y)
+
+    return extreme
 
 
-def _min(b: Builder, x: Value, y: Value) -> Value:
-    x, y = b.matched(x, y)
-    return b.intrinsic("minimum", x, y) if x.is_real else b.minimum(x, y)
-
-
-def _clamp(b: Builder, low: Value, x: Value, high: Value) -> Value:
-    return _min(b, _max(b, low, x), high)
-
-
-def _pow(b: Builder, x: Value, y: Value) -> Value:
-    """The exponent may be an integer."""
-    return FUNCTIONS["pow"](b, x, b.cast(y, x.dtype))
-
-
-def _is_finite(b: Builder, x: Value) -> Value:
-    return b.abs(x) < np.inf if x.is_real else b.constant(True, BOOL)
+_max, _min = _extreme("maximum"), _extreme("minimum")
 
 
 def _div(b: Builder, x: Value, y: Value) -> Value:
@@ -239,10 +218,6 @@ def _shift(how: str) -> Callable[..., Value]:
     return shift
 
 
-def _count_leading_zeros(b: Builder, x: Value) -> Value:
-    return b.intrinsic("ctlz", x, b.constant(False, BOOL))
-
-
 #
 # Choices
 #
@@ -258,27 +233,24 @@ def _select(b: Builder, which: Value, *cases: Value) -> Value:
     return found
 
 
-def _compared(how: str) -> Callable[..., Value]:
-    return lambda b, x, y: b.compare(how, x, y)
-
-
-def _binary(how: str) -> Callable[..., Value]:
-    return lambda b, x, y: b.binary(how, x, y)
-
-
 def _rounded(how: str) -> Callable[..., Value]:
     return lambda b, x: b.intrinsic(how, x) if x.is_real else x
+
+
+def _methods(method: str, *names: str) -> dict[str, Callable[..., Value]]:
+    """By a method of the builder that is told the name."""
+    return {how: lambda b, *xs, how=how: getattr(b, method)(how, *xs) for how in names}
 
 
 OPERATIONS: dict[str, Callable[..., Value]] = {
     "abs": lambda b, x: b.abs(x),
     "add": lambda b, x, y: b.add(x, y),
     "ceil": _rounded("ceil"),
-    "clamp": _clamp,
-    "clz": _count_leading_zeros,
+    "clamp": lambda b, low, x, high: _min(b, _max(b, low, x), high),
+    "clz": lambda b, x: b.intrinsic("ctlz", x, b.constant(False, BOOL)),
     "div": _div,
     "floor": _rounded("floor"),
-    "is_finite": _is_finite,
+    "is_finite": lambda b, x: b.abs(x) < np.inf if x.is_real else b.constant(True, BOOL),
     "max": _max,
     "min": _min,
     "mul": lambda b, x, y: b.mul(x, y),
@@ -287,7 +259,8 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "not": lambda b, x: ~x,
     "one_minus_square": lambda b, x: (1 - x) * (1 + x),
     "population_count": lambda b, x: b.intrinsic("ctpop", x),
-    "pow": _pow,
+    # (The exponent may be an integer.)
+    "pow": lambda b, x, y: FUNCTIONS["pow"](b, x, b.cast(y, x.dtype)),
     "rem": _rem,
     "select_n": _select,
     "shift_left": _shift("shl"),
@@ -296,18 +269,13 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     "sign": _sign,
     "square": lambda b, x: x * x,
     "sub": lambda b, x, y: b.sub(x, y),
-    **{how: _binary(how) for how in ("and", "or", "xor")},
-    **{how: _compared(how) for how in ("eq", "ge", "gt", "le", "lt", "ne")},
+    **_methods("binary", "and", "or", "xor"),
+    **_methods("compare", "eq", "ge", "gt", "le", "lt", "ne"),
     **{f"{how}_to": _ordered(how) for how in ("eq", "le", "lt")},
 }
 # Those of which indices are made.
+_OF_INDICES = "add and clamp eq ge gt le lt max min mul ne not or sub"
 _KNOWN: dict[str, Callable] = {
-    **{
-        name: FOLDED_INTEGERS[name]
-        for name in (
-            *("add", "and", "clamp", "eq", "ge", "gt", "le", "lt", "max", "min", "mul", "ne"),
-            *("not", "or", "sub"),
-        )
-    },
+    **{name: FOLDED_INTEGERS[name] for name in _OF_INDICES.split()},
     "select_n": lambda which, *cases: cases[min(max(int(which), 0), len(cases) - 1)],
 }

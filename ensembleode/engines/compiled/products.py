@@ -90,8 +90,6 @@ def product(
         rows,
         tile_rows,
         lambda row, n_rows: along(
-            columns,
-            tile_columns,
-            lambda column, n_columns: tile(row, column, n_rows, n_columns),
+            columns, tile_columns, lambda column, n_columns: tile(row, column, n_rows, n_columns)
         ),
     )

@@ -8,15 +8,18 @@ sizes are constants: the discrete adjoint.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+import functools
+import itertools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from ...solvers.runge_kutta import add_scaled
 from .builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
 from .loop import Loop, Step
 from .numbers import Held
+from .steps import Calls, Pulled, start_of, step_of, variables_of, within_of
 
 
 class Work(NamedTuple):
@@ -52,7 +55,8 @@ class Record:
         self.b, self.loop, self.work, self.alone = loop.b, loop, work, alone
         b = self.b
         self.width = max(1, b.lanes)
-        self.numbers = loop.problem.size + 2
+        self.numbers = loop.problem.recorded
+        self.remembers = loop.problem.method.remembers
         self.turn = b.variable(I64, 0, of_lanes=False)
         self.event = b.variable(I64, 0, of_lanes=False)
         # The trajectory that a lane had last, or -1.
@@ -66,16 +70,18 @@ class Record:
         b, turn = self.b, self.turn.get()
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
-        for i, x in enumerate((*step.y, step.t, h)):
+        carried = jax.tree.leaves(step.carry) if self.remembers else []
+        for i, x in enumerate((*step.y, *carried, step.t, h)):
             self.work.turns.store_lanes(self._cell(first + i), x)
         self.turn.set(turn + 1)
 
-    def read_turn(self, turn: Value) -> tuple[tuple, Value, Value]:
-        """State, time and step of a turn."""
+    def read_turn(self, turn: Value) -> tuple[list, list, Value, Value]:
+        """State, what was carried, time and step of a turn."""
         first = turn * self.numbers
         cells = [self._cell(first + i) for i in range(self.numbers)]
-        *y, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
-        return tuple(y), t, h
+        *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
+        size = self.loop.problem.size
+        return numbers[:size], numbers[size:], t, h
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """These trajectories begin, in the lanes that are fresh."""
@@ -213,13 +219,13 @@ class Cotangents(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Pullback:
-    """How to pull back through the field.
+    """How to pull back through the equations.
 
-    `transposed(held)`: `(y, t, cotangent, mask) -> cotangents` of
-    the state, and then of the parameters, `n_own` of each trajectory and `n_shared` of all.
+    `calls(held, mask)`: of the trajectories that are held, in the lanes of the mask. The parameters
+    that have cotangents are `n_own` of each trajectory, and `n_shared` of all.
     """
 
-    transposed: Callable[[Held], Callable]
+    calls: Callable[[Held, Value], Calls]
     n_own: int
     n_shared: int
 
@@ -239,10 +245,16 @@ class Replay:
         self.b, self.loop, self.record, self.order = b, loop, record, loop.order
         self.problem, self.cotangents, self.pullback = loop.problem, cotangents, pullback
         self.held = loop.held.another()
-        self.field = loop.field_of(self.held)
-        self.transposed = pullback.transposed(self.held)
-        dtype = self.problem.dtype
+        method, dtype = self.problem.method, self.problem.dtype
+        is_dense = self.problem.saving.mode == "times"
+        self.trace = step_of(method, dtype, is_dense=is_dense)
         self.adjoint = [b.variable(dtype, 0) for _ in range(self.problem.size)]
+        # The cotangents of the states that are carried.
+        carried = jax.tree.leaves(self.trace.inputs[1])
+        self.states = [bool(v.aval.shape) for v in carried]
+        self.carry = [
+            [b.variable(dtype, 0) for _ in range(self.problem.size)] for x in self.states if x
+        ]
         # Where there are sums of those that are shared, they go on from trajectory to trajectory.
         self.sums = sums
         n_each = pullback.n_own + (pullback.n_shared if sums is None else 0)
@@ -256,7 +268,7 @@ class Replay:
         b, p = self.b, self.problem
         index = b.where(mask, b.cast(index, I64), 0)
         self.held.take(index, mask)
-        for x in self.each:
+        for x in (*self.each, *itertools.chain(*self.carry)):
             x.set_where(mask, 0)
         if p.saving.mode == "ends":
             for c, x in enumerate(self.adjoint):
@@ -284,6 +296,8 @@ class Replay:
 
             b.while_(lambda: b.any(left()), one)
         wanted = self.loop.queue.wanted.gather(index, mask, False)
+        if self.carry:
+            self._first(index, wanted)
         for c, x in enumerate(self.adjoint):
             place = self.order.place(index, c, p.size)
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))
@@ -336,64 +350,79 @@ class Replay:
 
         b.while_(lambda: turn.get() > 0, one)
 
-    def step(self, y: tuple, t: Value, h: Value) -> None:
+    def step(self, y: list, carry: list, t: Value, h: Value) -> None:
         """Through one step, in the lanes that took it."""
         b, p = self.b, self.problem
         took = h.ne(0.0)
-        size = range(p.size)
         if p.saving.mode == "steps":
             self.rows.set_where(took, self.rows.get() - 1)
             self._add_row(took & (self.rows.get() < self.loop.rows))
-        adjoint = [x.get() for x in self.adjoint]
+        (to_y2,), to_carry, _ = self.trace.outputs
+        given = [y, *self._carried(carry), [t], [h]]
+        pulled = Pulled(b, self.trace, p.size, given)
+        eqns = self.trace.before((to_y2, to_carry))
+        calls = self.pullback.calls(self.held, took)
+        pulled.add(to_y2, [x.get() for x in self.adjoint])
+        self._add_carry(pulled, to_carry)
+        if p.saving.mode == "times":
+            self._dense(took, y, t, h, pulled, eqns, calls)
+        pulled.back(eqns, calls)
+        to_state, to_carried, *_ = self.trace.inputs
+        self._set(pulled, to_state, [self.adjoint], took)
+        self._set(pulled, to_carried, self.carry, took)
+        self._add_gradient(pulled, took)
 
-        def field(y: tuple, t: Value) -> tuple:
-            return self.field(y, t, took)
+    def _carried(self, carry: list) -> list[list]:
+        """A list for each part of what is carried."""
+        left, sizes = iter(carry), [self.problem.size if x else 1 for x in self.states]
+        return [list(itertools.islice(left, n)) for n in sizes]
 
-        attempt = p.method.step(b, field, y, None, t, h)
-        stages, every = p.method.stages, len(p.method.every_stage)
-        dense = p.saving.mode == "times"
-        to_y: Any = [b.variable(p.dtype, 0) for _ in size] if dense else None
-        to_k: list[Any] = [None] * every
-        if dense:
-            for variable in to_y:
-                variable.set(0)
-            to_k = [[b.variable(p.dtype, 0) for _ in size] for _ in range(every)]
-            for ks in to_k:
-                for variable in ks:
-                    variable.set(0)
-            self._dense(took, y, t, h, attempt, to_y, to_k)
-            to_y = [x.get() for x in to_y]
-            to_k = [[x.get() for x in ks] for ks in to_k[:stages]]
-        pulled = _Pulled(b, to_y, to_k, took)
-        self._stages(y, t, h, attempt, adjoint, pulled)
-        for variable, x in zip(self.adjoint, pulled.to_y, strict=True):
-            variable.set_where(took, x)
-        for variable, x in zip(self.gradient, pulled.gradient, strict=True):
-            variable.set_where(took, variable.get() + x)
+    def _add_carry(self, pulled: Pulled, to_carry: Any) -> None:
+        states = [v for v in jax.tree.leaves(to_carry) if v.aval.shape]
+        for v, variables in zip(states, self.carry, strict=True):
+            pulled.add(v, [x.get() for x in variables])
 
-    def _stages(self, y, t, h, attempt, adjoint, pulled) -> None:
-        """Through the stages of the step, from the cotangent of its end."""
-        b, method = self.b, self.problem.method
-        pulled.add_y(adjoint)
-        # (The last that is kept matters for the next step only.)
-        last = method.stages - 1 if method.keeps else method.stages
-        pulled.spread(method.end[:last], h, adjoint)
-        for s in reversed(range(last)):
-            if pulled.to_k[s] is None:
-                continue
-            stage = method.every_stage[s]
-            w = add_scaled(b, y, h, stage.row, attempt.ks[:s]) if s else y
-            at = t + stage.node * h if s else t
-            to_w = pulled.through(self.transposed, w, at, pulled.to_k[s])
-            pulled.add_y(to_w)
-            pulled.spread(stage.row, h, to_w)
-        pulled.fill(self.pullback.n_own + self.pullback.n_shared)
+    def _set(self, pulled: Pulled, to: Any, places: list, mask: Value) -> None:
+        """The cotangents of inputs that are states."""
+        states = [v for v in jax.tree.leaves(to) if v.aval.shape]
+        for v, variables in zip(states, places, strict=True):
+            for x, new in zip(variables, pulled.found(v), strict=True):
+                x.set_where(mask, new)
 
-    def _dense(self, took, y, t, h, attempt, to_y, to_k) -> None:
-        """Through what was saved within the step."""
-        b, p, loop = self.b, self.problem, self.loop
-        held = self.held
+    def _add_gradient(self, pulled: Pulled, mask: Value) -> None:
+        for variable, x in zip(self.gradient, pulled.gradient or (), strict=False):
+            variable.set_where(mask, variable.get() + x)
+
+    def _first(self, index: Value, mask: Value) -> None:
+        """Through what the first step was carried."""
+        b, p = self.b, self.problem
+        trace = start_of(p.method, p.dtype)
+        y, t = self.held.u0(index, mask), self.held.number("t0")
+        pulled = Pulled(b, trace, p.size, [y, [t]])
+        self._add_carry(pulled, trace.outputs)
+        pulled.add(trace.inputs[0][0], [x.get() for x in self.adjoint])
+        pulled.back(trace.eqns, self.pullback.calls(self.held, mask))
+        self._set(pulled, trace.inputs[0], [self.adjoint], mask)
+        self._add_gradient(pulled, mask)
+
+    def _dense(self, took, y, t, h, pulled: Pulled, eqns: list, calls: Calls) -> None:
+        """Through what was saved within the step, and the equations that matter for that only."""
+        b, p, loop, held = self.b, self.problem, self.loop, self.held
         direction = b.sign(held.number("t1") - held.number("t0"))
+        within = within_of(p.method, p.dtype)
+        (to_y,), dense = self.trace.inputs[0], jax.tree.leaves(self.trace.outputs[2])
+        known = {v for eqn in eqns for v in eqn.outvars}
+        others = [eqn for eqn in self.trace.eqns if known.isdisjoint(eqn.outvars)]
+        made = {v for eqn in others for v in eqn.outvars}
+        operands = [x for eqn in others for x in variables_of(eqn.invars) if x not in made]
+        # What is found goes through memory, as there need not be any.
+        wanted = dict.fromkeys(x for x in (to_y, *dense, *operands) if pulled.is_active(x))
+        places = {v: [b.variable(p.dtype, 0) for _ in range(p.size)] for v in wanted}
+        for variable in itertools.chain(*places.values()):
+            variable.set(0)
+        # (What is computed in a block is not there after it.)
+        for x in (*operands, *pulled.operands_of_calls(eqns)):
+            pulled.value(x, calls)
 
         def time() -> Value:
             row = b.maximum(self.rows.get() - 1, 0)
@@ -412,88 +441,31 @@ class Replay:
                 theta = b.where(here, (time() - t) / b.where(here, h, 1.0), 0.0)
                 self.rows.set_where(here, self.rows.get() - 1)
                 row = self.cotangent_of(self.rows.get(), here)
-                for variable, x in zip(to_y, row, strict=True):
-                    variable.set(variable.get() + x)
-                moved = [x * h for x in row]
-                for ks, weight in zip(to_k, p.method.weights(b, theta), strict=True):
-                    if isinstance(weight, float):
-                        continue
-                    for variable, x in zip(ks, moved, strict=True):
-                        variable.set(variable.get() + weight * x)
+                stages = [functools.partial(pulled.value, v, calls) for v in dense]
+                state = Pulled(b, within, p.size, [y, *stages, [h], [theta]])
+                state.add(within.outputs[0], row)
+                state.back(within.eqns, calls)
+                (start,), stages, *_ = within.inputs
+                for v, to in zip((start, *jax.tree.leaves(stages)), (to_y, *dense), strict=True):
+                    if v in state.cotangents:
+                        for variable, x in zip(places[to], state.found(v), strict=True):
+                            variable.set(variable.get() + x)
                 return b.any(due())
 
             b.do_while(one)
-            self._last_stages(y, t, h, attempt, to_y, to_k, concerned)
+            more = pulled.apart()
+            for v in made.intersection(places):
+                more.add(v, [x.get() for x in places[v]])
+            more.back(others, self.pullback.calls(held, concerned))
+            for v in more.cotangents:
+                for variable, x in zip(places[v], more.found(v), strict=True):
+                    variable.set_where(concerned, variable.get() + x)
+            self._add_gradient(more, concerned)
 
         b.if_(b.any(due()), save)
-
-    def _last_stages(self, y, t, h, attempt, to_y, to_k, concerned) -> None:
-        """Through the stages that matter for dense output only: the extra ones, and the last where
-        it is the first of the next step."""
-        b, p = self.b, self.problem
-        method = p.method
-
-        def field(y: tuple, t: Value) -> tuple:
-            return self.field(y, t, concerned)
-
-        ks = method.dense(b, field, y, attempt, t, h)
-        first = method.stages - 1 if method.keeps else method.stages
-        for s in reversed(range(first, len(method.every_stage))):
-            c, row = method.every_stage[s]
-            pulled = _Pulled(b, None, [None] * s, concerned)
-            w = add_scaled(b, y, h, row, ks[: len(row)])
-            cotangent = [x.get() for x in to_k[s]]
-            to_w = pulled.through(self.transposed, w, t + c * h, cotangent)
-            pulled.add_y(to_w)
-            pulled.spread(row, h, to_w)
-            targets = [(to_y, pulled.to_y), (self.gradient, pulled.gradient)]
-            targets += [(to_k[j], xs) for j, xs in enumerate(pulled.to_k) if xs is not None]
-            for variables, xs in targets:
-                for variable, x in zip(variables, xs, strict=True):
-                    variable.set_where(concerned, variable.get() + x)
-
-
-class _Pulled:
-    """Cotangents as they add up within a step: of its start, of its stages, of the parameters; None
-    for zero."""
-
-    def __init__(self, b: Builder, to_y: Any, to_k: list, mask: Value):
-        self.mask = mask
-        self.b, self.to_k = b, list(to_k)
-        self.to_y: Any = to_y
-        self.gradient: Any = None
-
-    def add_y(self, more: Sequence[Value]) -> None:
-        self.to_y = _sum(self.to_y, more)
-
-    def spread(self, row: Sequence[float], h: Value, to_w: Sequence[Value]) -> None:
-        """From the cotangent of `y + h sum(row_j k_j)` to those of the stages."""
-        used = [(j, float(weight)) for j, weight in enumerate(row) if weight]
-        if len(used) == 1:
-            # One product for all components.
-            ((j, weight),) = used
-            self.to_k[j] = _sum(self.to_k[j], [(weight * h) * x for x in to_w])
-            return
-        moved = [h * x for x in to_w]
-        for j, weight in used:
-            self.to_k[j] = _sum(self.to_k[j], [weight * x for x in moved])
-
-    def through(self, transposed: Callable, w: tuple, t: Value, cotangent: Sequence) -> list:
-        out = transposed(w, t, tuple(cotangent), self.mask)
-        self.gradient = _sum(self.gradient, out[len(w) :])
-        return list(out[: len(w)])
-
-    def fill(self, n: int) -> None:
-        if self.gradient is None:
-            zero = self.to_y[0] * 0.0
-            self.gradient = [zero] * n
-
-
-def _sum(xs: Any, more: Sequence[Value]) -> list[Value]:
-    if xs is None:
-        return list(more)
-    # (The product among the terms, if there is one, is the new one.)
-    return [b + a for a, b in zip(xs, more, strict=True)]
+        for v in places:
+            if v not in made:
+                pulled.add(v, [x.get() for x in places[v]])
 
 
 def pull_back(

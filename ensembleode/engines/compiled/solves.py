@@ -1,7 +1,6 @@
 """The two kernels as functions of arrays, which `jax.vmap` makes wider: an axis that is mapped over
 becomes more trajectories of the same call."""
 
-import dataclasses
 import functools
 import math
 from typing import Any, NamedTuple
@@ -10,13 +9,13 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import Array, Float
 
 from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import parameters_of
 from ...tracing.program import Program
+from ..flow import Known, widened
 from ..results import Counts, Saved
 from . import kernel, launch, machine
 from .call import call, Share
@@ -40,7 +39,7 @@ _WORKSPACE = 2**30
 
 
 class Setup(NamedTuple):
-    """What a call is for, but for the numbers.
+    """What a call is for, but for the numbers: `flow.Setup` of the two kernels.
 
     - `controlled`: how many components of the state step-size control looks at (the first ones).
     - `n`: how many trajectories; `groups`: how many groups of as many, each of which has its own
@@ -51,6 +50,17 @@ class Setup(NamedTuple):
     controlled: int
     n: int
     groups: int = 1
+
+    def widens(self, size: int) -> bool:
+        del size
+        return True
+
+    def rows(self, lanes: Lane, known: Known) -> Any:
+        end, saved, _ = solve(self, lanes, known.ok)
+        return end[:, None] if saved.u is None else saved.u
+
+    def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
+        return pull_back(self, lanes, known.ok, cotangent, known.reached)
 
     def description(self, lanes: Lane, *, backwards: bool = False) -> Description:
         plan, solver = self.plan, self.plan.method.value
@@ -186,16 +196,8 @@ def _operands(
 #
 
 
-class Pulled(NamedTuple):
-    """Cotangents: of the first states, and of the constants and parameters of the field those that
-    are real numbers, one a trajectory, or one a group where all share them."""
-
-    u0: Float[Array, "trajectory *state"]
-    parameters: list[Float[Array, "trajectory ..."] | Float[Array, "group ..."]]
-
-
-def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> Pulled:
-    """Pull back through the trajectories of the mask.
+def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> list:
+    """Pull back through the trajectories of the mask: see `flow.Setup`.
 
     **Arguments:**
 
@@ -228,7 +230,7 @@ def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any
             each = flat[:, start:end].reshape(flat.shape[0], *avals[i].shape)
             found[i] = each.astype(avals[i].dtype)
             start = end
-    return Pulled(to_u0.reshape(n, *plan.state.shape), [found[i] for i in sorted(found)])
+    return [to_u0.reshape(n, *plan.state.shape), *(found[i] for i in sorted(found))]
 
 
 def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
@@ -236,7 +238,7 @@ def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -
     del shared
     threads = setup.threads
     group = min(setup.n, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
-    turn = (d.size + 2) * d.width
+    turn = d.recorded * d.width
     # All turns of a group, at most: a lane's are those of its trajectories.
     most = (setup.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
@@ -254,7 +256,7 @@ def _record_on_gpu(d: Description, setup: Setup, checkpoint: int, shared: int) -
     most = setup.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
     segments = -(-most // turns) + 1
-    each = turns * (d.size + 2), 2 * EVENT_CELLS, segments * checkpoint
+    each = turns * d.recorded, 2 * EVENT_CELLS, segments * checkpoint
     bytes_ = sum(math.prod(x.shape) * x.dtype.itemsize for x in _memory(d, *each))
     bytes_ += shared * d.dtype.itemsize
     group = setup.n // setup.groups
@@ -278,28 +280,6 @@ def _memory(d: Description, turns: int, events: int, kept: int) -> list[jax.Shap
 #
 # Wider
 #
-
-
-def widened(setup: Setup, size: int, batched: Any, lanes: Lane, mask: Any, *more: Any) -> tuple:
-    """For an axis of this size, which comes first in what is `batched`: as many more trajectories.
-
-    What all share, but not over that axis, becomes each trajectory's own.
-    """
-    n, own = setup.n, setup.plan.batched
-    lanes_batched, mask_batched, *more_batched = batched
-
-    def fold(x, is_batched, is_own=True):
-        if not is_own:
-            return jnp.repeat(x, n, axis=0) if is_batched else x
-        x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
-        return x.reshape(size * n, *x.shape[2:])
-
-    now_own = jax.tree.map(lambda a, b: bool(a or b), own, lanes_batched)
-    plan = dataclasses.replace(setup.plan, batched=now_own)
-    wide = setup._replace(plan=plan, n=size * n, groups=size * setup.groups)
-    lanes = jax.tree.map(fold, lanes, lanes_batched, own)
-    folded = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
-    return (wide, lanes, fold(mask, mask_batched), *folded)
 
 
 def _folded(out: Any, size: int) -> Any:

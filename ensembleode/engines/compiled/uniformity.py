@@ -7,6 +7,7 @@ as it isn't read elsewhere.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
@@ -137,10 +138,8 @@ class Uniformity:
 
 def _common(first: Region, second: Region) -> Region:
     """The innermost region that both are in."""
-    n = 0
-    while n < min(len(first), len(second)) and first[n] == second[n]:
-        n += 1
-    return first[:n]
+    pairs = itertools.takewhile(lambda p: p[0] == p[1], zip(first, second, strict=False))
+    return tuple(x for x, _ in pairs)
 
 
 def _scratch(fn: ir.Function) -> dict[tuple[str, np.dtype], set[tuple[int, int]]]:

@@ -44,6 +44,10 @@ class Diffrax(Engine):
         del mask
         return _solving().solve_trajectories(plan, lanes, n)
 
+    def interpolant(self, method: Static) -> Any:
+        """See `solving.interpolant`."""
+        return _solving().interpolant(method)
+
     def is_stoppable(self) -> bool:
         """Where there is LLVM, for the kernel that reads the flag."""
         return available() is None

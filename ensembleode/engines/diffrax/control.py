@@ -14,7 +14,7 @@ from ...solvers.arithmetic import ArrayArithmetic, Components
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
 from ...solvers.step_size import initial_step, scaled, Tolerances
-from ...solvers.time import min_step, StepBounds, underflows
+from ...solvers.time import StepBounds, underflows
 
 
 class _Arithmetic(ArrayArithmetic):
@@ -104,9 +104,8 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
                 ARRAYS, norm, _power_of_ten, field, t0, (y0,), field((y0,), t0), span, self._tol,
                 self.order, self.bounds.dtmax,
             )  # fmt: skip
-        h = self.bounds.bounded(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)))
-        # Steps that time can't resolve would teach the controller nothing.
-        h = jnp.maximum(h, 2 * min_step(ARRAYS, t0, span)).astype(span.dtype)
+        h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
+        h = h.astype(span.dtype)
         memory = tuple(jnp.asarray(np.float32(x)) for x in self.controller.initial_memory())
         return t0 + h, (memory, jnp.array(True), t1, span)
 

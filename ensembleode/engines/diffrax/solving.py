@@ -5,6 +5,7 @@ step-size controller that stops a trajectory which became infinite or NaN, or wh
 underflowed, with a return code; NaN where a trajectory did not get to; no host callback.
 """
 
+import dataclasses
 import functools
 import importlib.metadata
 from collections.abc import Callable
@@ -21,9 +22,12 @@ import optimistix
 from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...core.retcode import ReturnCode
-from ...solvers import ExplicitRungeKutta, ODESolver
+from ...dense import inner_nodes
+from ...ground.retcode import ReturnCode
+from ...solvers import Bosh3, Dopri5, Euler, ExplicitRungeKutta, ODESolver, Tsit5
+from ...solvers.arithmetic import Components
 from ...solvers.controllers import AbstractController
+from ...solvers.method import Attempt, Equations
 from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
 from ...solvers.time import min_step, StepBounds, STRETCH
@@ -53,6 +57,7 @@ class _Method(eqx.Module):
     stages: int | None
     fsal: bool
     direction: str
+    method: Any
 
 
 #
@@ -125,8 +130,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     norm = options["internalnorm"]
     counted = (stages, fsal)
     return Static(
-        _Method(solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction)
-    )
+        _Method(
+            solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction,
+            alg.method if type(alg) in _AS_OURS else None,
+        )
+    )  # fmt: skip
 
 
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
@@ -156,6 +164,73 @@ def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
     out_axes = Result(*[0] * len(Result._fields))._replace(t=t)
     solve = functools.partial(integrate, plan)
     return jax.vmap(solve, in_axes=(in_axes,), out_axes=out_axes, axis_size=n)(lanes)
+
+
+def interpolant(method: Static) -> Any:
+    """See [`Engine.interpolant`][ensembleode.engines.engine.Engine.interpolant]."""
+    ours, solver = method.value.method, method.value.solver
+    if ours is None and isinstance(solver, diffrax.AbstractERK):
+        return _Steps(Static(solver))
+    return ours or len(inner_nodes(_degree(solver)))
+
+
+def _keeps(plan: Plan) -> bool:
+    """Whether what is within steps has to be kept, as they are not made again."""
+    return isinstance(interpolant(plan.method), int)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """The steps of an explicit solver of diffrax, one by one, as a `Method` makes its own."""
+
+    solver: Static
+
+    @property
+    def degree(self) -> int:
+        return _HIGHEST
+
+    def init(self, xp: Any, equations: Equations, y: Components, t: Any) -> tuple:
+        del xp, equations, y, t
+        return ()
+
+    def step(
+        self, xp: Any, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+    ) -> Attempt:
+        del xp
+        (start,), solver = y, self.solver.value
+
+        def f(t, u, args):
+            del args
+            return equations.f((u,), t)[0]
+
+        # (diffrax differentiates by what it is given, and not by what that closes over.)
+        terms = diffrax.ODETerm(eqx.filter_closure_convert(f, t, start, None))
+        state = solver.init(terms, t, t + h, start, None)
+        end, _, dense, _, _ = solver.step(terms, t, t + h, start, None, state, False)
+        return Attempt((end,), carry, (), solver.interpolation_cls(t0=t, t1=t + h, **dense))
+
+    def dense(
+        self, xp: Any, equations: Equations, y: Components, dense: Any, t: Any, h: Any
+    ) -> Any:
+        del xp, equations, y, t, h
+        return dense
+
+    def interpolate(self, xp: Any, y: Components, dense: Any, h: Any, theta: float) -> Components:
+        del xp
+        (start,) = y
+        return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
+
+
+# Whose dense output in diffrax is that of our tableau.
+_AS_OURS = (Bosh3, Dopri5, Euler, Tsit5)
+
+
+def _degree(solver: diffrax.AbstractSolver) -> int:
+    """Of the polynomial that it interpolates by, at most."""
+    return 3 if isinstance(solver, implicit.Method) else _HIGHEST
+
+
+_HIGHEST = 6  # Dopri8's
 
 
 def factorises(plan: Plan) -> bool:
@@ -224,7 +299,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
-        saveat = save(t0=saving.start, steps=True)
+        saveat = save(t0=saving.start, steps=True, dense=_keeps(plan))
     sol = diffrax.diffeqsolve(
         terms,
         method.solver,
@@ -239,7 +314,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         max_steps=plan.maxiters,
         throw=False,
     )
-    return _result(plan, lane, sol, field, args)
+    return _result(plan, lane, sol)
 
 
 class _Field(eqx.Module):
@@ -460,7 +535,7 @@ _CODES = (
 )
 
 
-def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Result:
+def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     method: _Method = plan.method.value
     saving = plan.saving
     retcode = jnp.asarray(ReturnCode.Failure.value, jnp.int8)
@@ -485,12 +560,9 @@ def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Resul
     retcode = jnp.where(jnp.any(overflow), unstable, retcode)
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
     u = jnp.where(rows, ys, jnp.nan)
-    du = None
-    if saving.mode == "steps":
-        # Where nothing was saved, at the start: a NaN in f would spread to the gradient.
-        safe_t, safe_u = jnp.where(reached, t, lane.t0), jnp.where(rows, ys, lane.u0)
-        du = jax.vmap(field, in_axes=(0, 0, None))(safe_t, safe_u, args)
-        du = jnp.where(rows, du, jnp.nan)
+    inner = None
+    if saving.mode == "steps" and _keeps(plan):
+        inner = _within_steps(plan, sol, reached)
     if plan.own_times:
         t = jnp.where(reached, t, jnp.nan)
     steps, naccept = (
@@ -504,4 +576,26 @@ def _result(plan: Plan, lane: Lane, sol: Any, field: _Field, args: Any) -> Resul
         if method.adaptive and lane.dt is None:
             nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, dtype=jnp.int32)
-    return Result(u, t, du, length, retcode, naccept, steps - naccept, nf)
+    return Result(u, t, inner, length, retcode, naccept, steps - naccept, nf)
+
+
+def _within_steps(plan: Plan, sol: Any, reached: Any) -> Any:
+    """The states within the steps, `[time, node, *state]`, in the row where each starts; NaN where
+    there is no step, or its start isn't saved."""
+    method: _Method = plan.method.value
+    dense, start, dtype = sol.interpolation, plan.saving.start, plan.state.dtype
+    ends = dense.ts[1 - start : 1 - start + plan.saving.rows]
+    infos = jax.tree.map(lambda x: x[1 - start :], dense.infos)
+    nodes = jnp.asarray(inner_nodes(_degree(method.solver)), ends.dtype)
+    steps = len(ends) - 1
+
+    def within(step, infos):
+        there = reached[step] & reached[step + 1]
+        t0, t1 = jnp.where(there, ends[step], 0), jnp.where(there, ends[step + 1], 1)
+        infos = jax.tree.map(lambda x: jnp.where(there, x, 0), infos)
+        between = method.solver.interpolation_cls(t0=t0, t1=t1, **infos)
+        inner = jax.vmap(between.evaluate)(t0 + nodes * (t1 - t0)).astype(dtype)
+        return jnp.where(there, inner, jnp.nan)
+
+    inner = jax.vmap(within)(jnp.arange(steps), jax.tree.map(lambda x: x[:steps], infos))
+    return jnp.pad(inner, ((0, 1), *(((0, 0),) * (inner.ndim - 1))), constant_values=jnp.nan)

@@ -22,10 +22,10 @@ from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.julia_alg import Description
 from ...solvers.norms import AbstractNorm
+from ...solvers.runge_kutta import RungeKutta
 from ...tracing.program import Static
 from ..checks import check_controller, check_steps, refusal_of_ours
 from ..engine import Engine
-from ..rates import with_rates
 from . import environment, gradients as gradients, methods as methods
 
 
@@ -40,6 +40,7 @@ class Method(NamedTuple):
     controller: AbstractController | None
     norm: AbstractNorm | None
     place: methods.Place = methods.SERIAL
+    method: RungeKutta | None = None
 
 
 _SENSEALGS = (
@@ -92,7 +93,9 @@ class Julia(Engine):
             controller = controller.for_method(alg.order, None)
         norm = options["internalnorm"]
         stages = alg.stages or 8
-        return Static(Method(description, adaptive, implicit, stages, chosen, controller, norm))
+        ours = getattr(alg, "method", None)
+        how = (description, adaptive, implicit, stages, chosen, controller, norm)
+        return Static(Method(*how, method=ours))
 
     def versions(self, method: Static) -> dict[str, str]:
         """Of Julia and its packages, without those of other methods.
@@ -109,7 +112,7 @@ class Julia(Engine):
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories, inside a compiled program."""
         del mask
-        return with_rates(plan, lanes, gradients.differentiable(plan, lanes, n))
+        return gradients.differentiable(plan, lanes, n)
 
     def executor(self, ensemblealg: Any) -> Any:
         """Where Julia runs an ensemble; None for what JAX has to lay out.

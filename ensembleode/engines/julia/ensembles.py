@@ -9,10 +9,10 @@ import numpy as np
 from ...core.executor import Executor
 from ...core.job import finish_lanes, Job, solve_lanes
 from ...core.plan import Plan, Result
-from ...core.recent import jit_recent
 from ...ensemble import EnsembleColumns
+from ...ground.recent import jit_recent
+from ...numbers import but, of_kind
 from ...tracing.program import Static
-from ..rates import with_rates
 from . import methods, session
 from .numbers import result_of
 from .solving import solve_on_host
@@ -25,9 +25,7 @@ class InJulia(Executor):
     place: methods.Place
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for what DiffEqGPU can't do.
-        """
+        """**Raises:** `ValueError` for what DiffEqGPU can't do."""
         if not methods.is_gpu(self.place):
             return
         if plan.saving.mode == "steps":
@@ -37,25 +35,24 @@ class InJulia(Executor):
                 f"{self.place[0]} can't keep the forward solution that InterpolatingAdjoint() "
                 "follows back: leave sensealg out, or use BacksolveAdjoint()."
             )
-        for name in ("dtmin", "dtmax"):
-            if self.place[0].startswith("EnsembleGPU") and getattr(plan.batched, name) is not None:
+        for row in of_kind("bound"):
+            is_given = getattr(plan.batched, row.name) is not None
+            if self.place[0].startswith("EnsembleGPU") and is_given:
                 raise ValueError(
-                    f"{self.place[0]} of DiffEqGPU has no {name}: use EnsembleThreads()."
+                    f"{self.place[0]} of DiffEqGPU has no {row.option}: use EnsembleThreads()."
                 )
-        shared = ("saveat", "abstol", "reltol", "dt", "dtmin", "dtmax")
-        if self.place[0] == "EnsembleGPUArray":
-            shared = (*shared, "t0", "t1")
-        for name in shared:
-            if getattr(plan.batched, name):
-                what = "tspan" if name in ("t0", "t1") else name
+        for row in but("state", "parameters", "constants", "flag"):
+            may_differ = row.kind == "time" and self.place[0] != "EnsembleGPUArray"
+            if getattr(plan.batched, row.name) and not may_differ:
                 raise ValueError(
-                    f"{self.place[0]} shares {what} among all trajectories, and prob_func makes "
-                    "it depend on the index. Use EnsembleThreads()."
+                    f"{self.place[0]} shares {row.option} among all trajectories, and prob_func "
+                    "makes it depend on the index. Use EnsembleThreads()."
                 )
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Result:
         lanes = job.trajectories.lanes(indices, repeat)
-        plan = self._placed(job.plan)
+        method = job.plan.method.value._replace(place=self.place)
+        plan = dataclasses.replace(job.plan, method=Static(method))
         numbers = (lanes, indices, repeat, job.key, job.output_consts)
         if job.traced:
             return _solve(plan, *numbers)
@@ -64,15 +61,9 @@ class InJulia(Executor):
         written = solve_on_host(plan, jax.tree.map(np.asarray, lanes), n)
         return _finish(plan, written, *numbers)
 
-    def _placed(self, plan: Plan) -> Plan:
-        method = plan.method.value._replace(place=self.place)
-        return dataclasses.replace(plan, method=Static(method))
-
 
 def executor_for(ensemblealg: Any) -> InJulia | None:
-    """
-    **Raises:** `ValueError` for what Julia has not got.
-    """
+    """**Raises:** `ValueError` for what Julia has not got."""
     if isinstance(ensemblealg, EnsembleColumns) or getattr(ensemblealg, "cluster", None):
         return None
     return InJulia(methods.place(ensemblealg, lambda: session.start().threads))
@@ -83,5 +74,5 @@ _solve = jit_recent(solve_lanes)
 
 @jit_recent
 def _finish(plan, written, lanes, indices, repeat, key, output_consts):
-    result = with_rates(plan, lanes, result_of(plan, lanes, written, indices.shape[0]))
-    return finish_lanes(plan, result, indices, repeat, key, output_consts)
+    result = result_of(plan, lanes, written, indices.shape[0])
+    return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)

@@ -117,8 +117,7 @@ def package_root() -> pathlib.Path:
         if (root / "Project.toml").is_file() and (root / "src" / "EnsembleODE.jl").is_file():
             return root
     raise JuliaError(
-        f"The Julia sources of ensembleode are not beside {here}.",
-        f"Reinstall it: {_PIP}.",
+        f"The Julia sources of ensembleode are not beside {here}.", f"Reinstall it: {_PIP}."
     )
 
 
@@ -155,8 +154,7 @@ def find() -> Julia:
     path = shutil.which(executable)
     if path is None:
         raise JuliaError(
-            f"{_EXE} is {executable!r}, which is no executable.",
-            "Set it to the path of julia.",
+            f"{_EXE} is {executable!r}, which is no executable.", "Set it to the path of julia."
         )
     if not os.path.exists(project):
         raise JuliaError(
@@ -209,7 +207,7 @@ def threads() -> int:
 
     **Raises:** `ValueError` for a variable that is no number of threads.
     """
-    from ...core.cpu_devices import cores
+    from ...ground.cpu_devices import cores
 
     for name, text in (
         ("PYTHON_JULIACALL_THREADS", _setting("juliacall", "threads")),
@@ -255,15 +253,8 @@ def inspect(julia: Julia) -> Versions:
     **Raises:** `JuliaError` when it can't be run.
     """
     required = {name: package["uuid"] for name, package in requirements().items()}
-    named = {
-        **required,
-        **METHODS,
-        **CORE,
-        **GPU,
-        **BACKENDS,
-        "PythonCall": _PYTHONCALL,
-        "EnsembleODE": _project_toml()["uuid"],
-    }
+    named = required | METHODS | CORE | GPU | BACKENDS
+    named |= {"PythonCall": _PYTHONCALL, "EnsembleODE": _project_toml()["uuid"]}
     packages = [f"{name}={uuid}" for name, uuid in named.items()]
     try:
         done = _run(julia, _INSPECT, *packages, flags=_QUICK, capture=True, timeout=120.0)
@@ -277,8 +268,7 @@ def inspect(julia: Julia) -> Versions:
     versions = {name: version for name, version, _ in lines}
     if "julia" not in versions:
         raise JuliaError(
-            f"{julia.executable} is not Julia: it printed {done.stdout[:200]!r}.",
-            _OTHER,
+            f"{julia.executable} is not Julia: it printed {done.stdout[:200]!r}.", _OTHER
         )
 
     def there(*names: str) -> dict[str, str]:
@@ -396,11 +386,7 @@ def status() -> dict[str, Any]:
         "juliacall": _juliacall(),
         "juliapkg": _version("juliapkg"),
         "offline": offline(),
-        "threads": None,
-        "executable": None,
-        "project": None,
-        "how": None,
-        "julia": None,
+        **dict.fromkeys(("threads", "executable", "project", "how", "julia")),
         "packages": {},
         "gpu": {},
         "problems": [],

@@ -67,10 +67,7 @@ def inputs_of(program: Program, batched: Sequence[bool], forward: bool = False) 
 
 @functools.lru_cache(maxsize=256)
 def translate(
-    program: Program,
-    batched: tuple[bool, ...],
-    implicit: bool = False,
-    rate: Program | None = None,
+    program: Program, batched: tuple[bool, ...], implicit: bool = False, rate: Program | None = None
 ) -> Field:
     """Translate a field; for an implicit method also its Jacobian and its time derivative.
 

@@ -17,17 +17,18 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ... import sensitivity
-from ...core.host import host_call
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...core.retcode import ReturnCode
 from ...core.saving import Saving
 from ...fields import parameters_of
+from ...ground.host import host_call
+from ...ground.retcode import ReturnCode
+from ...numbers import of_kind
 from ...tracing.program import Program, trace
 from ..rates import rates
 from . import methods, session
 from .fields import translate
-from .numbers import flags, read_arrays
+from .numbers import read_arrays
 from .requests import Request
 from .solving import field_of, NO_DERIVATIVE, options_of, solve_in_program
 
@@ -168,16 +169,13 @@ def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) ->
         return jnp.tile(flat, (*(1,) * batched, size // one))
 
     batched = plan.batched
-    batched = batched._replace(u0=True, consts=(), p=(*batched.consts, *batched.p))
+    batched = batched._replace(u0=True, consts=(), p=batched.parameters)
     plan = dataclasses.replace(plan, field=program, state=state, batched=batched)
-    numbers = lanes._replace(
-        u0=u0,
-        consts=(),
-        p=(*lanes.consts, *lanes.p),
-        abstol=tolerance(lanes.abstol, bool(batched.abstol)),
-        reltol=tolerance(lanes.reltol, bool(batched.reltol)),
-    )
-    return plan, numbers
+    tolerances = {
+        row.name: tolerance(getattr(lanes, row.name), bool(getattr(batched, row.name)))
+        for row in of_kind("tolerance")
+    }
+    return plan, lanes._replace(u0=u0, consts=(), p=lanes.parameters, **tolerances)
 
 
 @eqx.filter_custom_jvp
@@ -189,7 +187,7 @@ def _forward(plan: Plan, lanes: Lane, n: int) -> Result:
 def _(primals, tangents):
     plan, lanes, n = primals
     _, dot, _ = tangents
-    wanted = [x is not None for x in (*dot.consts, *dot.p)]
+    wanted = [x is not None for x in dot.parameters]
     parameters = _parameters(plan, wanted)
     s, result = _sensitivities(plan, lanes, n, parameters)
     d = math.prod(plan.state.shape)
@@ -200,7 +198,7 @@ def _(primals, tangents):
         if dot.u0 is None
         else jnp.broadcast_to(dot.u0.reshape(-1, d), (n, d))
     ]
-    every = zip((*dot.consts, *dot.p), (*plan.batched.consts, *plan.batched.p), strict=True)
+    every = zip(dot.parameters, plan.batched.parameters, strict=True)
     for (x, batched), w in zip(every, parameters.where, strict=True):
         if w:
             x = x.reshape(n, -1) if batched else x.reshape(1, -1)
@@ -271,7 +269,7 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     rows = jnp.arange(plan.saving.rows, dtype=result.length.dtype)[None] < result.length[:, None]
     keep = (good[:, None] & rows).reshape(n, -1, *(1,) * len(plan.state.shape))
     ct = jnp.where(keep, ct, 0)
-    wanted = [x is not None and w for x, w in _leaves(lanes, perturbed)]
+    wanted = [w is not None and w for w in perturbed.parameters]
     parameters = _parameters(plan, wanted)
     d = math.prod(plan.state.shape)
     chosen = plan.method.value.sensealg
@@ -289,23 +287,16 @@ def _(result, cotangents, perturbed, lanes, plan, n):
     return _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n)
 
 
-def _leaves(lanes: Lane, perturbed: Lane) -> list[tuple[Any, Any]]:
-    values = (*lanes.consts, *lanes.p)
-    return list(zip(values, (*perturbed.consts, *perturbed.p), strict=True))
-
-
 def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) -> Lane:
     """From `[trajectory, number]` to the gradient of each leaf."""
     d = math.prod(plan.state.shape)
     state = plan.state.shape
     at_start, rest = gradient[:, :d], gradient[:, d:]
     leaves = iter(parameters.split(rest))
-    batched = (*plan.batched.consts, *plan.batched.p)
     flat = []
-    for b, w in zip(batched, parameters.where, strict=True):
+    for b, w in zip(plan.batched.parameters, parameters.where, strict=True):
         g = next(leaves) if w else None
         flat.append(g if g is None or b else jnp.sum(g, axis=0))
-    n_consts = len(lanes.consts)
 
     def of_times(name: str, g: Any) -> Any:
         if not getattr(perturbed, name):
@@ -334,21 +325,9 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         t1 = of_times(
             "t1", moved[:, -1] if plan.saving.mode == "ends" else jnp.zeros_like(moved[:, -1])
         )
-    others = {
-        name: jnp.zeros_like(getattr(lanes, name))
-        for name in ("abstol", "reltol", "dt", "dtmin", "dtmax")
-        if getattr(perturbed, name)
-    }
-    empty = Lane(None, (None,) * len(lanes.p), (None,) * n_consts, *(None,) * 7)
-    return empty._replace(
-        u0=u0,
-        consts=tuple(flat[:n_consts]),
-        p=tuple(flat[n_consts:]),
-        t0=t0,
-        t1=t1,
-        saveat=saveat,
-        **others,
-    )
+    # (By the others it is zero.)
+    zero = jax.tree.map(lambda w, x: jnp.zeros_like(x) if w else None, perturbed, lanes)
+    return zero.with_parameters(flat)._replace(u0=u0, t0=t0, t1=t1, saveat=saveat)
 
 
 def _adjoint_program(plan: Plan, parameters: Parameters) -> Program:
@@ -390,7 +369,7 @@ class _AdjointCall:
         field = field_of(plan)
         method = plan.method.value
         rate: Any = plan.field
-        adjoint = translate(self.program, flags(plan), method.implicit, rate)
+        adjoint = translate(self.program, plan.batched.parameters, method.implicit, rate)
         d = math.prod(plan.state.shape)
         read = read_arrays(plan, field, lanes, n)
         for name in ("times", "counts"):
@@ -398,11 +377,7 @@ class _AdjointCall:
         read["rows"] = np.ascontiguousarray(rows, plan.state.dtype)
         read["cotangents"] = np.ascontiguousarray(cotangents).reshape(n, -1, d)
         written = {"gradient": np.empty((n, self.total), plan.state.dtype)}
-        options = {
-            **options_of(plan, n),
-            "field": field.as_table(),
-            "adjoint": adjoint.as_table(),
-        }
+        options = {**options_of(plan, n), "field": field.as_table(), "adjoint": adjoint.as_table()}
         session.start().run(Request("adjoint", options, read, written))
         return [written["gradient"]]
 

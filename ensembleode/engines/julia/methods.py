@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-from ...core import cpu_devices
 from ...ensemble import (
     EnsembleAlgorithm,
     EnsembleDistributed,
@@ -13,13 +12,9 @@ from ...ensemble import (
     EnsembleSplitThreads,
     EnsembleThreads,
 )
+from ...ground import cpu_devices
 from ...solvers import JuliaAlg, ODESolver
-from ...solvers.controllers import (
-    AbstractController,
-    IController,
-    PIController,
-    PIDController,
-)
+from ...solvers.controllers import AbstractController, IController, PIController, PIDController
 from ...solvers.julia_alg import described, Description, Val
 from ...solvers.norms import MaxNorm, RMSNorm
 from . import environment

@@ -10,29 +10,24 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
+from ...numbers import but
 from .fields import Field
 
 
-def flags(plan: Plan) -> tuple[bool, ...]:
-    """Which of the constants and parameters differ by trajectory."""
-    return tuple(map(bool, (*plan.batched.consts, *plan.batched.p)))
+# The rows of the table that are arrays by themselves, under their names.
+_ARRAYS = but("constants", "parameters", "times", "count", "flag")
 
 
 def read_arrays(plan: Plan, field: Field, lanes: Lane, n: int) -> dict[str, np.ndarray]:
     """The numbers of `n` trajectories: what Julia reads."""
-    dtype = plan.state.dtype
-    size = math.prod(plan.state.shape)
-    batched = plan.batched
-    own, shared = _parameters(field, lanes, flags(plan), n)
-    arrays = {
-        "u0": _array(lanes.u0, dtype, (n, size) if batched.u0 else (size,)),
-        "own": own,
-        "shared": shared,
-        "t0": _array(lanes.t0, dtype, (-1,)),
-        "t1": _array(lanes.t1, dtype, (-1,)),
-        "abstol": _array(lanes.abstol, dtype, (n, -1) if batched.abstol else (-1,)),
-        "reltol": _array(lanes.reltol, dtype, (n, -1) if batched.reltol else (-1,)),
-    }
+    dtype, batched = plan.state.dtype, plan.batched
+    own, shared = _parameters(field, lanes, plan.batched.parameters, n)
+    arrays = {"own": own, "shared": shared}
+    for row in _ARRAYS:
+        if (x := getattr(lanes, row.name)) is not None:
+            is_number = row.kind in ("time", "step", "bound") or not getattr(batched, row.name)
+            shape = (-1,) if is_number else (n, -1)
+            arrays[row.name] = _array(x, row.dtype or dtype, shape)
     if lanes.saveat is not None:
         rows = plan.saving.rows
         arrays["times"] = _array(lanes.saveat, dtype, (n, rows) if batched.saveat else (rows,))
@@ -40,9 +35,6 @@ def read_arrays(plan: Plan, field: Field, lanes: Lane, n: int) -> dict[str, np.n
         count = meant.sum(-1) if lanes.count is None and not meant.all() else lanes.count
         if count is not None:
             arrays["counts"] = _array(count, np.int32, (-1,))
-    for name in ("dt", "dtmin", "dtmax"):
-        if (size_of_step := getattr(lanes, name)) is not None:
-            arrays[name] = _array(size_of_step, dtype, (-1,))
     return arrays
 
 
@@ -56,7 +48,7 @@ def _parameters(
     """Those of each trajectory, `[trajectory, number]`, and those of all, `[number]`."""
     inputs = field.inputs
     own, shared = [], []
-    for x, is_own in zip((*lanes.consts, *lanes.p), batched, strict=True):
+    for x, is_own in zip(lanes.parameters, batched, strict=True):
         x = np.asarray(x)
         if x.dtype.kind in "iu" and np.any(np.abs(x.astype(np.float64)) > 2**53):
             raise ValueError(

@@ -265,13 +265,11 @@ class OwnProcess(Session):
             stderr=self._log,
             start_new_session=True,  # Ctrl-C is ours
         )
+        self._input: Any = self._process.stdin
+        self._output: Any = self._process.stdout
         if self._output.readline() != b"ready\n":
             environment.check(julia, in_process=False)
             raise JuliaError(f"Julia did not start.{self._last_words()}")
-
-    @property
-    def _output(self) -> Any:
-        return self._process.stdout
 
     def close(self) -> None:
         atexit.unregister(self.close)
@@ -322,10 +320,6 @@ class OwnProcess(Session):
             self._memory.close()
             self._memory = _shared_file(None)
             _reserve(self._memory, size)
-
-    @property
-    def _input(self) -> Any:
-        return self._process.stdin
 
     def _last_words(self) -> str:
         code = self._process.wait()

@@ -6,12 +6,12 @@ from typing import Any
 import jax.tree_util as jtu
 import numpy as np
 
-from ...core.host import host_call
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
+from ...ground.host import host_call
 from . import methods, session
 from .fields import Field, translate
-from .numbers import flags, read_arrays, result_of, written
+from .numbers import read_arrays, result_of, written
 from .requests import Request
 
 
@@ -30,7 +30,7 @@ def field_of(plan: Plan) -> Field:
     """
     method = plan.method.value
     on_gpu = methods.is_gpu(method.place)
-    field = translate(plan.field, flags(plan), method.implicit and not on_gpu)
+    field = translate(plan.field, plan.batched.parameters, method.implicit and not on_gpu)
     if on_gpu and field.in_place:
         raise ValueError(
             f"{method.place[0]} runs fields of a few hundred operations on a state of a few "

@@ -6,7 +6,8 @@ size, its own acceptance, its own end and its own return code.
 
 - `field.py`: the vector field over lanes, from its jaxpr.
 - `loop.py`: the time loop of a chunk, and what it saves.
-- `gradients.py`: the reverse mode; `replay.py`, `continuous_adjoints.py`: of a chunk.
+- `gradients.py`: solves with derivatives; `replay.py`, `continuous_adjoints.py`: the reverse mode
+    of a chunk.
 - `chunks.py`: trajectories to chunks and back.
 """
 
@@ -25,7 +26,6 @@ from ..checks import refusal_of_ours
 from ..compiled.compiler import available
 from ..engine import Engine
 from ..explicit import method, REVERSE
-from ..rates import with_rates
 from ..results import for_one, only
 from .chunks import width_of
 from .gradients import solve_trajectories
@@ -53,6 +53,7 @@ class Lanes(Engine):
     name = "lanes"
     default_sensealg = "ReplayAdjoint"
     chunked = True
+    closed = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
@@ -83,12 +84,11 @@ class Lanes(Engine):
     def integrate(self, plan: Plan, lane: Lane) -> Result:
         """Solve one trajectory: a chunk on its own, as narrow as goes."""
         plan, lane = for_one(plan, lane)
-        solved = solve_trajectories(plan, lane, 1, alone=True)
-        return only(plan, with_rates(plan, lane, solved))
+        return only(plan, solve_trajectories(plan, lane, 1, alone=True))
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories, chunk by chunk."""
-        return with_rates(plan, lanes, solve_trajectories(plan, lanes, n, mask))
+        return solve_trajectories(plan, lanes, n, mask)
 
 
 ENGINE = Lanes()

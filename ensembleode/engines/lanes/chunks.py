@@ -11,12 +11,15 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
+from ...core.saving import meant
 from ...fields.lanes.field import LaneField
+from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import Tolerances
 from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved
-from .loop import Chunk, Output, retcodes, solve_chunk, State, Stepping
+from .leaves import Leaves
+from .loop import Chunk, Output, solve_chunk, State, Stepping
 from .replay import Wide
 
 
@@ -36,17 +39,40 @@ def width_of(state: Any, n: int) -> int:
     return max(_NARROWEST, min(_WIDEST, fitting, enough))
 
 
+class _OfFirst(AbstractNorm):
+    """The norm of the first `count` components alone, whether leaves are components or arrays."""
+
+    norm: AbstractNorm
+    count: int
+
+    def _first(self, values: Leaves) -> Leaves:
+        first, *more = values
+        if more:
+            return values[: self.count]
+        return (first.reshape(-1, first.shape[-1])[: self.count],)
+
+    def __call__(self, xp: Any, values: Leaves) -> Any:
+        return self.norm(xp, self._first(values))
+
+    def squared(self, xp: Any, values: Leaves) -> Any:
+        return self.norm.squared(xp, self._first(values))
+
+
 class Setup(NamedTuple):
-    """What is needed to solve chunks of a plan, besides their numbers."""
+    """What is needed to solve chunks of a plan, besides their numbers; `controlled`: how many
+    components of the state step-size control looks at (the first ones)."""
 
     plan: Plan
     field: LaneField
     width: int
+    controlled: int
 
     @property
     def stepping(self) -> Stepping:
-        solver = self.plan.method.value
-        return Stepping(solver.method, solver.controller, solver.norm, self.plan.maxiters)
+        solver, norm = self.plan.method.value, self.plan.method.value.norm
+        if self.controlled < self.field.size:
+            norm = _OfFirst(norm, self.controlled)
+        return Stepping(solver.method, solver.controller, norm, self.plan.maxiters)
 
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
@@ -70,7 +96,7 @@ class Setup(NamedTuple):
         return Wide(args, rest, has_lanes), narrow
 
 
-def setup_of(plan: Plan, lanes: Lane, *, alone: bool) -> Setup:
+def setup_of(plan: Plan, lanes: Lane, controlled: int, *, alone: bool) -> Setup:
     """**Arguments:** `alone`: whether the chunk may be narrower than that of an ensemble."""
     u0 = lanes.u0
     shape = u0.shape[1:] if plan.batched.u0 else u0.shape
@@ -78,7 +104,7 @@ def setup_of(plan: Plan, lanes: Lane, *, alone: bool) -> Setup:
     assert isinstance(plan.field, Program)
     field = LaneField(plan.field, state, plan.batched.consts, plan.batched.p)
     narrowest = _NARROWEST if field.scalarised else 1
-    return Setup(plan, field, narrowest if alone else plan.width)
+    return Setup(plan, field, narrowest if alone else plan.width, controlled)
 
 
 def in_chunks(x: Any, chunks: int, width: int) -> Any:
@@ -104,7 +130,7 @@ def solve(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
         state, out = solve_chunk(
             stepping, field, setup.plan.saving, chunk, setup.field.join, forward_mode=forward_mode
         )
-        return _result(setup, chunk, state, out, retcodes(stepping, field, chunk, state))
+        return _result(setup, chunk, state, out)
 
     if mask.shape[0] > 1:
         return jax.lax.map(one, (every, mask))
@@ -115,50 +141,45 @@ def solve(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
 def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
     """The numbers of a chunk, lanes last."""
     field, batched = setup.field, setup.plan.batched
-    lane = eqx.combine(every, shared)
+    left = eqx.combine(every, shared)._asdict()
     width = setup.width
+    times, count, stop = (left.pop(name) for name in ("saveat", "count", "stop"))
 
-    def last(x, is_batched):
-        return jnp.moveaxis(x, 0, -1) if is_batched else jnp.asarray(x)
+    def last(x: Any, is_own: Any) -> Any:
+        return jnp.moveaxis(x, 0, -1) if is_own else jnp.asarray(x)
 
-    u0 = last(lane.u0, batched.u0)
+    def take(name: str) -> Any:
+        x = left.pop(name)
+        return None if x is None else jax.tree.map(last, x, getattr(batched, name))
+
+    u0 = take("u0")
     if not batched.u0:
         u0 = jnp.broadcast_to(u0[..., None], (*u0.shape, width))
-    consts = [last(x, b) for x, b in zip(lane.consts, batched.consts, strict=True)]
-    p = [last(x, b) for x, b in zip(lane.p, batched.p, strict=True)]
+    consts, p = map(list, map(take, ("consts", "p")))
     tol = None
-    if lane.abstol is not None:
-        pair = ((lane.abstol, batched.abstol), (lane.reltol, batched.reltol))
-        tol = Tolerances(*(_tolerance(field, last(x, b), b) for x, b in pair))
-    t0, t1 = last(lane.t0, batched.t0), last(lane.t1, batched.t1)
-    sizes = ((lane.dt, batched.dt), (lane.dtmin, batched.dtmin), (lane.dtmax, batched.dtmax))
-    dt, *bounds = [None if x is None else last(x, b) for x, b in sizes]
-    times = lane.saveat
-    if times is not None and lane.count is not None:
-        rows = jnp.arange(times.shape[-1], dtype=lane.count.dtype)
-        beyond = jnp.where(t1 < t0, -jnp.inf, jnp.inf).astype(times.dtype)
-        if batched.count or beyond.ndim:
-            wanted = rows[None] < jnp.broadcast_to(lane.count, (width,))[:, None]
-            beyond = jnp.broadcast_to(beyond, (width,))[:, None]
-            times = jnp.where(wanted, jnp.broadcast_to(times, wanted.shape), beyond)
-        else:
-            times = jnp.where(rows < lane.count, times, beyond)
-    sizes, args = StepBounds(*bounds), field.prepare(consts, p)
-    return Chunk(field.split(u0), args, t0, t1, tol, dt, sizes, times, mask, lane.stop)
+    if left["abstol"] is not None:
+        each = [(take(name), getattr(batched, name)) for name in Tolerances._fields]
+        tol = Tolerances(*(_tolerance(field, x, is_own) for x, is_own in each))
+    t0, t1, dt = map(take, ("t0", "t1", "dt"))
+    bounds, args = StepBounds(*map(take, StepBounds._fields)), field.prepare(consts, p)
+    times = meant(times, count, t0, t1)
+    more = {name: take(name) for name in list(left)}
+    return Chunk(field.split(u0), args, t0, t1, tol, dt, bounds, times, mask, stop, more)
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
-    """A number, a number a lane, or leaves."""
+    """A number, a number a lane, or leaves, of a state or of it and its tangents."""
     if x.ndim == batched:
         return x
-    return field.split(x if batched else x[..., None])
+    x = x if batched else x[..., None]
+    return field.split(jnp.broadcast_to(x, (*field.shape, x.shape[-1])))
 
 
-def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None, codes: Any) -> Result:
+def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None) -> Result:
     field, stepping = setup.field, setup.stepping
     u0, end = (jnp.moveaxis(field.join(x), -1, 0) for x in (chunk.u0, state.y))
     saved = Saved(None, None, None) if out is None else Saved(out.u, out.t, out.row)
     numbers = Numbers(u0, chunk.t0, chunk.t1, chunk.times)
-    counts = Counts(codes, state.naccept, state.ntried)
+    counts = Counts(state.code.astype(jnp.int8), state.naccept, state.ntried)
     has_dt = chunk.dt is not None
     return result_of(setup.plan, stepping.method, has_dt, numbers, end, saved, counts)

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...solvers.runge_kutta import add_scaled
+from ...solvers.method import equations_of
 from ...solvers.time import REACH_OF_STEP, rounding
+from ...solvers.verdicts import SUCCESS
 from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
 from .loop import advance, Chunk, running, start, Step, Stepping
 from .replay import (
@@ -47,7 +48,7 @@ class _Dense(NamedTuple):
 
     replay: Replay
     taken: Record
-    ks: tuple
+    dense: tuple
 
     def at(self, theta: Any) -> tuple[Leaves, Any]:
         """The state and the time at `theta`, from 0 at the start of the step to 1 at its end."""
@@ -55,18 +56,20 @@ class _Dense(NamedTuple):
         if isinstance(theta, float) and theta == 0:
             return y, t
         method = self.replay.stepping.method
-        return method.interpolate(LANES, y, self.ks, h, theta), t + theta * h
+        return method.interpolate(LANES, y, self.dense, h, theta), t + theta * h
 
 
 def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Integrate back over one step, from its end or a saved time to the one before."""
     adjoint, _, grad, rows = pulled
     taken = replay.safe(taken)
-    t, h, y, k = taken
+    t, h, y, carry = taken
     method = replay.stepping.method
-    field = replay.field(replay.chunk.args)
-    attempt = method.step(LANES, field, y, k, t, h)
-    dense = _Dense(replay, taken, method.dense(LANES, field, y, attempt, t, h))
+    equations = equations_of(replay.field(replay.chunk.args))
+    if carry is None:
+        carry = method.init(LANES, equations, y, t)
+    attempt = method.step(LANES, equations, y, carry, t, h)
+    dense = _Dense(replay, taken, method.dense(LANES, equations, y, attempt.dense, t, h))
     if replay.saving.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
     if replay.saving.mode != "times":
@@ -130,25 +133,27 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
         return dense.at(begin - x * length)
 
     def rate(adjoint, x):
+        """By `x`, from 0 at the beginning to 1 at the end."""
         u, t = at(x)
         field = replay.field(replay.chunk.args)
         _, pullback = jax.vjp(lambda u: field(u, t), u)
-        rate = map_leaves(lambda x: jnp.where(over(moved, x), x, 0), pullback(adjoint)[0])
-        return computed_once(rate)
+        rate = pullback(adjoint)[0]
+        return computed_once(
+            map_leaves(lambda x: jnp.where(over(moved, x), over(h, x) * x, 0), rate)
+        )
 
-    ks = []
-    for c, row in method.every_stage:
-        stage = computed_once(add_scaled(LANES, adjoint, h, row, ks)) if row else adjoint
-        ks.append(rate(stage, c))
-    ks = tuple(ks)
+    equations = equations_of(rate)
+    carry = method.init(LANES, equations, adjoint, 0.0)
+    attempt = method.step(LANES, equations, adjoint, carry, 0.0, 1.0)
+    within = method.dense(LANES, equations, adjoint, attempt.dense, 0.0, 1.0)
     for x, weight in _quadrature(method.order):
-        u, t = at(x)
         weighed = map_leaves(
             lambda a, w=weight: over(w * h, a) * a,
-            method.interpolate(LANES, adjoint, ks, h, x),
+            method.interpolate(LANES, adjoint, within, 1.0, x),
         )
+        u, t = at(x)
         grad = _add_pulled(replay.field, replay.wide, u, t, weighed, grad, moved)
-    return add_scaled(LANES, adjoint, h, method.end, ks[: method.stages]), grad
+    return attempt.y2, grad
 
 
 def _quadrature(order: int) -> list[tuple[float, float]]:
@@ -236,34 +241,29 @@ class _Back(NamedTuple):
             return state, self.integrated(tried, grad)
 
         def going(carry):
-            return running(self.stepping, carry[0])
+            return running(carry[0])
 
         state, grad = jax.lax.while_loop(going, one, (state, grad))
-        arrived = ~chunk.mask | ((state.t == stop) & is_finite(state.y))
+        arrived = ~chunk.mask | ((state.code == SUCCESS) & is_finite(state.y))
         adjoint = _halves(state.y)[1]
         return map_leaves(lambda x: jnp.where(over(arrived, x), x, jnp.nan), adjoint), grad
 
     def integrated(self, tried: Step, grad: Any) -> Any:
-        """Add what the step adds to the cotangent of the parameters: its quadrature is the one of
-        the method, at the stages."""
+        """Add what the step adds to the cotangent of the parameters, by the states within it."""
         method, accepted = self.stepping.method, tried.accepted
         # What is not finite in a step that was rejected would be so times zero; there the field is
         # evaluated where the trajectory starts, for its derivative may be infinite.
-        ks = tuple(map_leaves(lambda x: jnp.where(over(accepted, x), x, 0), k) for k in tried.ks)
+        start = (*self.chunk.u0, *map_leaves(jnp.zeros_like, self.chunk.u0))
         h = jnp.where(accepted, tried.h, 0)
-        y, t0 = tried.y, tried.t
-        if self.wide.is_shared:
-            u0 = self.chunk.u0
-            y = select(accepted, y, (*u0, *map_leaves(jnp.zeros_like, u0)))
-            t0 = jnp.where(accepted, t0, self.chunk.t0)
-        stages = zip(method.every_stage[: method.stages], method.end, strict=True)
-        for i, ((c, row), weight) in enumerate(stages):
-            if weight == 0:
-                continue
-            both = add_scaled(LANES, y, h, row, ks[:i]) if i else y
-            u, adjoint = _halves(both)
+        dense = method.dense(
+            LANES, equations_of(self.rates), tried.y, tried.attempt.dense, tried.t, tried.h
+        )
+        for x, weight in _quadrature(method.order):
+            both = method.interpolate(LANES, tried.y, dense, tried.h, x)
+            u, adjoint = _halves(select(accepted, both, start))
+            t = jnp.where(accepted, tried.t + x * h, self.chunk.t0)
             weighed = map_leaves(lambda a, w=weight: over(-w * h, a) * a, adjoint)
-            grad = _add_pulled(self.field, self.wide, u, t0 + c * h, weighed, grad, accepted)
+            grad = _add_pulled(self.field, self.wide, u, t, weighed, grad, accepted)
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:

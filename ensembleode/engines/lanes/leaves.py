@@ -23,7 +23,9 @@ OfLanes: TypeAlias = Float[Array, ""] | Float[Array, "lane"]
 
 
 def over(lane: Any, leaf: Any) -> Any:
-    """A number a lane, shaped to be broadcast against a leaf."""
+    """A number a lane, shaped to be broadcast against a leaf; or a Python number."""
+    if isinstance(lane, float):
+        return lane
     missing = leaf.ndim - lane.ndim
     return lane.reshape((1,) * missing + lane.shape) if missing and lane.ndim else lane
 

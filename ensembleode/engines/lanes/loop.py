@@ -8,22 +8,16 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Inexact, Int, PyTree
 
-from ...core.retcode import ReturnCode
 from ...core.saving import Saving
+from ...solvers import verdicts
 from ...solvers.controllers import AbstractController
+from ...solvers.method import Attempt, equations_of, evaluated_once, Method
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import Attempt, RungeKutta
-from ...solvers.step_size import (
-    count_failures,
-    initial_step,
-    is_moved,
-    MOST_FAILURES,
-    squared_error,
-    Tolerances,
-)
-from ...solvers.time import adaptive_step, fixed_step, min_step, StepBounds, underflows
+from ...solvers.step_size import initial_step, squared_error, Tolerances
+from ...solvers.time import adaptive_step, fixed_step, StepBounds
+from ...solvers.verdicts import Verdict
 from ..compiled.stopping import stopped
-from .leaves import computed_once, is_finite, LANES, Leaves, OfLanes, over, select, sum_of
+from .leaves import is_finite, LANES, Leaves, OfLanes, over, select
 
 
 # Turns between two looks at whether the loop is to stop.
@@ -33,7 +27,7 @@ _TURNS = 256
 class Stepping(NamedTuple):
     """What is fixed about the steps: static."""
 
-    method: RungeKutta
+    method: Method
     controller: AbstractController | None  # None with a fixed step
     norm: AbstractNorm
     maxiters: int
@@ -55,6 +49,7 @@ class Chunk(NamedTuple):
         infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk.
     - `stop`: as in a `Lane`.
+    - `more`: the other numbers of a `Lane`, by name.
     """
 
     u0: Leaves
@@ -67,6 +62,7 @@ class Chunk(NamedTuple):
     times: Float[Array, "time"] | Float[Array, "lane time"] | Any
     mask: Bool[Array, "lane"]
     stop: Any = None
+    more: Any = None
 
 
 class State(NamedTuple):
@@ -74,12 +70,11 @@ class State(NamedTuple):
 
     (Where all lanes share a fixed step, `t` and `h` have no axis.)
 
-    - `t`, `y`: the time and the state; `k`: the field there, where the last step has computed it.
-    - `h`: the size of the next step, positive; a fixed step that time can't resolve becomes zero.
+    - `t`, `y`: the time and the state; `carry`: what the method carries to the next step.
+    - `h`: the size of the next step, positive.
     - `memory`: what the controller remembers, a tuple; None with a fixed step.
-    - `active`: whether the lane goes on.
-    - `failures`: see `count_failures`, and all there may be where time can't resolve a step after
-        one that was infinite or NaN; None with a fixed step.
+    - `code`: the return code; `GOING` where the lane goes on, which is `active` then.
+    - `failures`: see `count_failures`; None with a fixed step.
     - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk.
     """
 
@@ -87,24 +82,27 @@ class State(NamedTuple):
     t: OfLanes
     h: OfLanes
     y: Leaves
-    k: Leaves | None
+    carry: Any
     memory: tuple | Any
-    active: Bool[Array, "lane"]
+    code: Int[Array, "lane"]
     failures: Int[Array, "lane"] | Any
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
 
+    @property
+    def active(self) -> Bool[Array, "lane"]:
+        return self.code == verdicts.GOING
+
 
 class Step(NamedTuple):
-    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`, with the
-    derivatives `ks` at its stages; `accepted` is true in the lanes that took it."""
+    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`; `accepted` is
+    true in the lanes that took it."""
 
     t: Any
     t2: Any
     h: Any
     y: Leaves
-    y2: Leaves
-    ks: tuple
+    attempt: Attempt
     accepted: Any
 
 
@@ -131,47 +129,57 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
     lanes = lanes_of(chunk)
     dtype = chunk.u0[0].dtype
     y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
-    active = chunk.mask & is_finite(y)
-    k: Any = None
-    memory: Any = None
-    h: Any = chunk.dt
-    if stepping.method.keeps or h is None:
-        k = field(y, t0)
-    if h is None:
-        at = jax.lax.stop_gradient((t0, y, k, t1 - t0))
-        order, dtmax = stepping.method.order, chunk.bounds.dtmax
-        norm = stepping.norm
-        h = initial_step(LANES, norm, _power_of_ten, field, *at, chunk.tol, order, dtmax)
-    # Steps are constants to whoever differentiates, but for the last.
-    h = jax.lax.stop_gradient(jnp.abs(h))
+    finite, memory = is_finite(y), None
+    carry, h = first_step(stepping, field, chunk, y, t0)
+    usable, is_empty = finite, t0 == t1
     if stepping.controller is not None:
-        h = chunk.bounds.bounded(LANES, h)
-        # Steps that time can't resolve would teach the controller nothing.
-        h = jnp.maximum(h, 2 * jax.lax.stop_gradient(min_step(LANES, t0, t1 - t0)))
+        h = chunk.bounds.first(LANES, h, t0, t1 - t0)
         remembered = stepping.controller.initial_memory()
         memory = tuple(jnp.broadcast_to(np.float32(x), (lanes,)) for x in remembered)
+        usable = finite & jnp.isfinite(h)
+    if stepping.adaptive or h.ndim or t0.ndim or t1.ndim:
         h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
-        active = active & jnp.isfinite(h)
-    elif h.ndim or t0.ndim or t1.ndim:
-        h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
+    if t0.ndim:
+        carry = of_each_lane(carry, lanes)
     none = jnp.zeros(lanes, jnp.int32)
     return State(
         tries=jnp.zeros((), jnp.int32),
         t=t0,
         h=h.astype(dtype),
         y=y,
-        k=k if stepping.method.keeps else None,
+        carry=carry,
         memory=memory,
-        active=active & (t0 != t1),
+        code=verdicts.first_code(LANES, chunk.mask, finite, usable, is_empty),
         failures=None if memory is None else none,
         naccept=none,
         ntried=none,
     )
 
 
-def running(stepping: Stepping, state: State) -> Any:
+def of_each_lane(carry: Any, lanes: int) -> Any:
+    """What is carried, its numbers one a lane."""
+    return jax.tree.map(lambda x: x if x.ndim else jnp.broadcast_to(x, (lanes,)), carry)
+
+
+def first_step(
+    stepping: Stepping, field: Callable, chunk: Chunk, y: Leaves, t: OfLanes
+) -> tuple[Any, OfLanes]:
+    """What the method carries to a step from the state `y` at `t`, and the size of that step."""
+    h: Any = chunk.dt
+    field = evaluated_once(field, y, t)
+    carry = stepping.method.init(LANES, equations_of(field), y, t)
+    if h is None:
+        at = jax.lax.stop_gradient((t, y, field(y, t), chunk.t1 - chunk.t0))
+        order, dtmax = stepping.method.order, chunk.bounds.dtmax
+        norm = stepping.norm
+        h = initial_step(LANES, norm, _power_of_ten, field, *at, chunk.tol, order, dtmax)
+    # Steps are constants to whoever differentiates, but for the last.
+    return carry, jax.lax.stop_gradient(jnp.abs(h))
+
+
+def running(state: State) -> Any:
     """Whether any lane goes on."""
-    return jnp.any(state.active) & (state.tries < stepping.maxiters)
+    return jnp.any(state.active)
 
 
 def advance(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> tuple[State, Step]:
@@ -181,108 +189,90 @@ def advance(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> 
 
 
 class _Tried(NamedTuple):
-    """A step before it is judged: `size` is what it was to be, positive; of a fixed step zero where
-    time can't resolve it. `h` is its signed size, `t2` its end."""
+    """A step before it is judged: `size` is what it was to be, positive; `h` is its signed size,
+    `t2` its end. `unresolved`: where time can't resolve it; None of an adaptive step."""
 
     size: Any
     h: Any
     t2: Any
     attempt: Attempt
-
-
-class _Controlled(NamedTuple):
-    """Of a step that is judged: the size of the `next_h`, the controller's `memory`, which lanes
-    are `lost`, as time can't resolve the next step or nothing but failures comes of it, and the
-    count of `failures`; None with a fixed step."""
-
-    next_h: Any
-    memory: Any
-    lost: Any
-    failures: Any
+    unresolved: Any
 
 
 def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> _Tried:
     """A step, as long as time has it."""
     t, y, active = state.t, state.y, state.active
-    t1 = chunk.t1 + jnp.zeros_like(t)
-    direction = jnp.sign(chunk.t1 - chunk.t0)
+    tstop = chunk.t1 + jnp.zeros_like(t)
     # Steps are constants to whoever differentiates, but for the last, which moves with its end.
     size = jax.lax.stop_gradient(state.h)
     unresolved = None
     if stepping.adaptive:
-        t2 = adaptive_step(LANES, t, t1, direction, size)
-        size = jnp.minimum(size, jax.lax.stop_gradient(jnp.abs(t1 - t)))
+        t2 = adaptive_step(LANES, t, tstop, jnp.sign(chunk.t1 - chunk.t0), size)
+        size = jnp.minimum(size, jax.lax.stop_gradient(jnp.abs(tstop - t)))
     else:
         # All lanes that go on have taken as many steps.
-        t2, unresolved = fixed_step(LANES, chunk.t0, t1, t, size, state.tries)
+        t2, unresolved = fixed_step(LANES, chunk.t0, tstop, t, size, state.tries)
         unresolved = unresolved & (active if t.ndim else jnp.any(active))
         t2 = jnp.where(unresolved, t, t2)
-        size = jnp.where(unresolved, jnp.zeros_like(size), size)
     # As time has it after rounding: otherwise the state would be ahead of it, or behind.
     h = t2 - t
     if unresolved is not None:
         # The state becomes NaN, and the lane ends.
         h = jnp.where(unresolved, jnp.nan, h)
-    return _Tried(size, h, t2, stepping.method.step(LANES, field, y, state.k, t, h))
+    attempt = stepping.method.step(LANES, equations_of(field), y, state.carry, t, h)
+    return _Tried(size, h, t2, attempt, unresolved)
 
 
 def _control(
     stepping: Stepping, chunk: Chunk, state: State, tried: _Tried
-) -> tuple[Step, _Controlled]:
-    """Whether the step is accepted, and the next one."""
+) -> tuple[Step, Verdict, Any]:
+    """The verdict on the step, and the count of failures."""
     t, y, active = state.t, state.y, state.active
-    size, h, t2, attempt = tried
+    size, h, t2, attempt, unresolved = tried
     if stepping.controller is None:
-        accepted = is_finite(attempt.y2) & active
-        return Step(t, t2, h, y, *attempt, accepted), _Controlled(size, state.memory, None, None)
-    # The steps are constants to whoever differentiates the solution.
-    at = jax.lax.stop_gradient((attempt, h, y))
-    squared = squared_error(LANES, stepping.method, stepping.norm, chunk.tol, *at)
-    squared = computed_once(squared)
-    accepted = stepping.controller.accepts(LANES, squared, state.memory) & active
-    first = state.naccept == 0
-    next_h, memory = computed_once(
-        stepping.controller.next_step(LANES, size, squared, state.memory, accepted, first)
-    )
-    t2 = jnp.where(accepted, t2, t)
-    # If so the lane is lost (`retcodes` says how).
-    span = chunk.t1 - chunk.t0
-    lost = underflows(LANES, chunk.bounds, next_h, t2, chunk.t1, span, accepted)
-    next_h = jnp.where(active, chunk.bounds.bounded(LANES, next_h), state.h)
-    failed = active & ~(squared < jnp.inf)
-    failures = count_failures(LANES, state.failures, failed, size, span)
-    failures = jnp.where(lost & failed, MOST_FAILURES, failures)
-    controlled = _Controlled(next_h, memory, lost | (failures >= MOST_FAILURES), failures)
-    return Step(t, t2, h, y, *attempt, accepted), controlled
+        sound, failures = is_finite(attempt.y2), None
+        if attempt.failed is not None:
+            sound = sound & ~attempt.failed
+        verdict = verdicts.judge_fixed(LANES, sound, unresolved, active, size)
+    else:
+        # The steps are constants to whoever differentiates the solution.
+        at = jax.lax.stop_gradient((attempt, y))
+        squared = squared_error(LANES, stepping.norm, chunk.tol, *at)
+        times = verdicts.Times(t, t2, chunk.t1, chunk.t1 - chunk.t0)
+        before, is_first = state.memory, state.naccept == 0
+        judged = times, size, squared, before, active, is_first
+        verdict = verdicts.judge(LANES, stepping.controller, chunk.bounds, *judged)
+        verdict, failures = verdicts.counted(LANES, verdict, state.failures, size, times.span)
+        # (Where it is rejected, it ends where it began.)
+        t2 = jnp.where(verdict.accepted, t2, t)
+    return Step(t, t2, h, y, attempt, verdict.accepted), verdict, failures
 
 
 def _commit(
-    stepping: Stepping, chunk: Chunk, state: State, step: Step, controlled: _Controlled
+    stepping: Stepping, chunk: Chunk, state: State, step: Step, verdict: Verdict, failures: Any
 ) -> tuple[State, Step]:
     """The state after a step."""
-    t, t2, accepted, active = step.t, step.t2, step.accepted, state.active
-    next_h, memory, lost, failures = controlled
-    ends = t2 == chunk.t1 + jnp.zeros_like(t)
-    going = accepted & ~ends
-    if lost is not None:
-        going = active & ~(ends | lost)
-    k = state.k
-    if k is not None:
-        k = stepping.method.kept(Attempt(step.y2, step.ks))
-    if t.ndim > 0:
-        if k is not None and state.k is not None:
-            k = select(accepted, k, state.k)
-        y = select(accepted, step.y2, step.y)
-        state = state._replace(t=jnp.where(accepted, t2, t), y=y, k=k)
-    else:
-        # All lanes end together, and what is NaN stays NaN.
-        state = state._replace(t=t2, y=step.y2, k=k)
+    accepted, active = step.accepted, state.active
+    tries = state.tries + 1
+    arrived = accepted & (step.t2 == chunk.t1 + jnp.zeros_like(step.t))
+    ended = arrived | verdict.lost | (tries >= stepping.maxiters)
+    bounds = chunk.bounds if stepping.adaptive else None
+    code = verdicts.code_at_end(LANES, verdict, arrived, bounds)
+    t2, y, carry = step.t2, step.attempt.y2, step.attempt.carry
+    if step.t.ndim > 0:
+        carry = jax.tree.map(lambda a, b: jnp.where(over(accepted, a), a, b), carry, state.carry)
+        t2, y = jnp.where(accepted, t2, step.t), select(accepted, y, step.y)
+    # (Else all lanes end together, and what is NaN stays NaN.)
+    state = state._replace(t=t2, y=y, carry=carry)
+    h = verdict.next_h
+    if stepping.adaptive:
+        h = jnp.where(active, h, state.h)
     state = state._replace(
-        tries=state.tries + 1,
-        h=next_h,
-        memory=memory,
-        active=going,
+        tries=tries,
+        h=h,
+        memory=verdict.memory,
         failures=failures,
+        code=jnp.where(active & ended, code, state.code),
         naccept=_count(state.naccept, accepted),
         ntried=_count(state.ntried, active),
     )
@@ -357,7 +347,7 @@ def save(
     """Save what lies in the step just taken."""
     if saving.mode == "steps":
         row = jnp.where(step.accepted, jnp.minimum(out.row, saving.rows), saving.rows)
-        u = _write(out.u, row, _lane_first(join(step.y2)))
+        u = _write(out.u, row, _lane_first(join(step.attempt.y2)))
         t = _write(out.t, row, step.t2 + jnp.zeros_like(out.t[:, 0]))
         return Output(u, t, _count(out.row, step.accepted), None)
     method = stepping.method
@@ -367,21 +357,21 @@ def save(
         reached = direction * (step.t2 - out.time) >= 0
         return reached if out.row.ndim == 0 else reached & step.accepted
 
-    ks = step.ks
+    dense = step.attempt.dense
 
-    def extra_stages():
-        attempt = Attempt(step.y2, step.ks)
-        return method.dense(LANES, field, step.y, attempt, step.t, step.h)[len(step.ks) :]
+    def more():
+        at = step.y, dense, step.t, step.h
+        return method.dense(LANES, equations_of(field), *at)[len(dense) :]
 
-    if method.has_extra_stages:
+    if structs := jax.eval_shape(more):
         # Only where something is saved.
-        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), jax.eval_shape(extra_stages))
-        ks = (*ks, *jax.lax.cond(jnp.any(due(out)), extra_stages, lambda: nothing))
+        nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), structs)
+        dense = (*dense, *jax.lax.cond(jnp.any(due(out)), more, lambda: nothing))
 
     def save_one(out):
         now = due(out)
         theta = (out.time - step.t) / step.h
-        u = _lane_first(join(method.interpolate(LANES, step.y, ks, step.h, theta)))
+        u = _lane_first(join(method.interpolate(LANES, step.y, dense, step.h, theta)))
         row = out.row if out.row.ndim == 0 else jnp.where(now, out.row, saving.rows)
         next_row = _count(out.row, now)
         return Output(_write(out.u, row, u), None, next_row, _next_time(chunk, next_row))
@@ -447,65 +437,37 @@ def solve_chunk(
         return state, out if out is None else save(stepping, field, saving, chunk, step, out, join)
 
     def going(carry):
-        return running(stepping, carry[0])
+        return running(carry[0])
 
     if chunk.stop is None:
-        return jax.lax.while_loop(going, body, (state, out))
+        state, out = jax.lax.while_loop(going, body, (state, out))
+        return _conclude(stepping, field, chunk, state), out
 
     def turns(carry):
-        carry, _ = carry
-        most = jnp.minimum(stepping.maxiters - _TURNS, carry[0].tries) + _TURNS
-        carry = jax.lax.while_loop(lambda x: going(x) & (x[0].tries < most), body, carry)
+        first, _ = carry
+
+        def soon(carry):
+            return going(carry) & (carry[0].tries - first[0].tries < _TURNS)
+
+        carry = jax.lax.while_loop(soon, body, first)
         return carry, stopped(chunk.stop, carry[0].tries)
 
     carry = (state, out), stopped(chunk.stop, state.tries)
-    return jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, carry)[0]
+    (state, out), _ = jax.lax.while_loop(lambda x: going(x[0]) & ~x[1], turns, carry)
+    return _conclude(stepping, field, chunk, state), out
 
 
-def retcodes(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> Any:
-    """The return codes: [lane]."""
-    arrived = (state.t == chunk.t1) & is_finite(state.y)
-
-    def code(value):
-        return jnp.asarray(value.value, jnp.int8)
-
-    failed = code(ReturnCode.Unstable)
+def _conclude(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> State:
+    """The state with the codes of the lanes that go on, which was stopped, and of those that have
+    another turn first."""
+    code = jnp.where(state.active, verdicts.STOPPED, state.code)
     if not stepping.adaptive:
-        failed = jnp.where(state.h == 0, code(ReturnCode.DtLessThanMin), failed)
-    else:
-        lost = ~(arrived | state.active)
-        calm = jax.lax.cond(
-            jnp.any(lost),
-            lambda: _is_calm(stepping, field, chunk, state),
-            lambda: jnp.zeros_like(lost),
-        )
-        calm = calm & (state.failures < MOST_FAILURES)
-        if chunk.bounds.dtmin is not None:
-            calm = calm | (lost & (state.h <= chunk.bounds.dtmin))
-        failed = jnp.where(calm, code(ReturnCode.DtLessThanMin), failed)
-    # (Where steps are left, it was stopped.)
-    ran_out = state.tries >= stepping.maxiters
-    unfinished = jnp.where(ran_out, code(ReturnCode.MaxIters), code(ReturnCode.Default))
-    failed = jnp.where(state.active, unfinished, failed)
-    return jnp.where(arrived, code(ReturnCode.Success), failed)
+        return state._replace(code=code)
+    code, probing = verdicts.code_of_end(LANES, code, is_finite(state.y)), code == verdicts.PROBING
 
+    def probed():
+        tried = _attempt(stepping, field, chunk, state._replace(h=verdicts.PROBE * state.h))
+        found = verdicts.code_of_probe(LANES, chunk.tol, state.y, tried.attempt.y2)
+        return jnp.where(probing, found, code)
 
-def _is_calm(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> Any:
-    """Whether a step too short for time to feel it leaves the state as good as unchanged.
-
-    If so, the tolerances can't be met; if not, the solution diverges.
-    """
-    # A step that failed for being infinite or NaN was that much longer.
-    state = state._replace(active=jnp.ones_like(state.active), h=5 * state.h)
-    _, tried = advance(stepping, field, chunk, state)
-    abstol = chunk.tol.abstol
-
-    def moved(i, a, b):
-        at = abstol[i] if isinstance(abstol, tuple) else abstol
-        return is_moved(over(at, a), a, b)
-
-    moves = tuple(
-        moved(i, a, b).astype(a.dtype)
-        for i, (a, b) in enumerate(zip(state.y, tried.y2, strict=True))
-    )
-    return (sum_of(lambda x: x, moves) == 0) & jnp.isfinite(state.h)
+    return state._replace(code=jax.lax.cond(jnp.any(probing), probed, lambda: code))

@@ -19,9 +19,18 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int
 
 from ...core.saving import Saving
-from ...solvers.runge_kutta import add_scaled
+from ...solvers.method import equations_of, Method
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, running, start, State, Stepping
+from .loop import (
+    advance,
+    Chunk,
+    lanes_of,
+    of_each_lane,
+    running,
+    start,
+    State,
+    Stepping,
+)
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
@@ -31,25 +40,24 @@ _RECORD = 2**20
 class Record(NamedTuple):
     """Steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
 
-    `k`, the first stage, is None but where it is wanted: the last of a method that is FSAL is the
-    first of the next step, and pulled back once.
+    `carry` is what the step was carried, where cotangents of it are (see `_is_chained`); else None.
     """
 
     t: Any
     h: Any
     y: Leaves
-    k: Any
+    carry: Any
 
 
 class Pulled(NamedTuple):
     """What has been pulled back to the start of a step.
 
-    - `y`, `k`: the cotangents of the state and of the first stage (where that is recorded).
+    - `y`, `carry`: the cotangents of the state and of what is carried (where that is recorded).
     - `grad`: of the arguments; `rows`: how many of the saved rows are left, `[lane]`.
     """
 
     y: Leaves
-    k: Any
+    carry: Any
     grad: Any
     rows: Any
 
@@ -122,8 +130,10 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
     def room(n, x):
         return jnp.zeros((n, *x.shape), x.dtype)
 
-    k = state.k if _is_chained(stepping, saving) else None
-    record = Record(state.t, jax.ShapeDtypeStruct((lanes,), state.h.dtype), state.y, k)
+    carry = None
+    if _is_chained(stepping, saving):
+        carry = jax.eval_shape(lambda x: of_each_lane(x, lanes), state.carry)
+    record = Record(state.t, jax.ShapeDtypeStruct((lanes,), state.h.dtype), state.y, carry)
     return Buffers(
         jax.tree.map(lambda x: room(length, x), record),
         jax.tree.map(lambda x: room(segments, x), state),
@@ -131,8 +141,12 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
 
 
 def _is_chained(stepping: Stepping, saving: Saving) -> bool:
-    """Whether the dense output of a step depends on the first stage of the next."""
-    return stepping.method.keeps and saving.mode == "times"
+    """Whether steps are pulled back through what is carried from one to the next.
+
+    What `init` makes of the state is otherwise evaluated again; but where dense output depends on
+    what is handed on, that is pulled back only once.
+    """
+    return stepping.method.remembers or saving.mode == "times"
 
 
 class Replay(NamedTuple):
@@ -162,10 +176,7 @@ class Replay(NamedTuple):
         took, t = taken.h != 0, taken.t
         if t.ndim:
             t = jnp.where(took, t, self.chunk.t0)
-        k = taken.k
-        if k is not None:
-            k = select(took, k, map_leaves(jnp.zeros_like, k))
-        return Record(t, taken.h, select(took, taken.y, self.chunk.u0), k)
+        return Record(t, taken.h, select(took, taken.y, self.chunk.u0), _where(took, taken.carry))
 
 
 def pull_back(
@@ -183,20 +194,33 @@ def pull_back(
     args = wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
+
+    def pulled_from(record, rows):
+        carry = None
+        if through is None:
+            carry = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), record.carry)
+        return Pulled(cotangent.end, carry, grad, rows)
+
     if room is None:
-        cotangent = cotangent._replace(length=jnp.where(chunk.mask, cotangent.length, 0))
-        record, length = _record_saved(saving, chunk, cotangent, split)
-        pulled = replayed(record, length, Pulled(cotangent.end, None, grad, cotangent.length))
+        length = jnp.where(chunk.mask, cotangent.length, 0)
+        cotangent = cotangent._replace(length=length)
+        record, steps = _record_saved(saving, chunk, cotangent, split)
+        if stepping.method.remembers:
+            record = record._replace(carry=_carried(stepping.method, field(chunk.args), record))
+        pulled = replayed(record, steps, pulled_from(record, length))
     else:
-        k = None
-        if through is None and _is_chained(stepping, saving):
-            k = tuple(map(jnp.zeros_like, cotangent.end))
-        pulled = Pulled(cotangent.end, k, grad, _rows_saved(saving, chunk))
+        pulled = pulled_from(room.record, _rows_saved(saving, chunk))
         pulled, room = _replay_segments(replay, replayed, pulled, room)
     adjoint, grad = pulled.y, pulled.grad
-    if pulled.k is not None:
-        _, pull_k = jax.vjp(lambda y, args: field(wide.combined(args))(y, chunk.t0), chunk.u0, args)
-        more, more_grad = pull_k(pulled.k)
+    if jax.tree.leaves(pulled.carry):
+
+        def first(y, args):
+            equations = equations_of(field(wide.combined(args)))
+            carry = stepping.method.init(LANES, equations, y, chunk.t0)
+            return of_each_lane(carry, lanes_of(chunk))
+
+        _, pull_first = jax.vjp(first, chunk.u0, args)
+        more, more_grad = pull_first(pulled.carry)
         moved = chunk.mask & (chunk.t0 != chunk.t1)
         adjoint = select(moved, map_leaves(jnp.add, adjoint, more), adjoint)
         grad = wide.added(grad, more_grad, moved)
@@ -239,7 +263,7 @@ def _record_all(stepping, field, chunk, state, room) -> tuple:
     """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
 
     def going(carry):
-        return running(stepping, carry[1])
+        return running(carry[1])
 
     def segment(carry):
         number, state, record, checkpoints, _ = carry
@@ -260,14 +284,16 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
 
     def going(carry):
         state, _, length = carry
-        return wanted & (length < room) & running(stepping, state)
+        return wanted & (length < room) & running(state)
 
     def one(carry):
         state, record, length = carry
+        carried = None
+        if record.carry is not None:
+            carried = of_each_lane(state.carry, lanes_of(chunk))
         state, tried = advance(stepping, field, chunk, state)
         h = jnp.where(tried.accepted, tried.h, jnp.zeros_like(tried.h))
-        k = None if record.k is None else tried.ks[0]
-        return state, _write(record, length, Record(tried.t, h, tried.y, k)), length + 1
+        return state, _write(record, length, Record(tried.t, h, tried.y, carried)), length + 1
 
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
@@ -294,6 +320,27 @@ def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Cal
         return jnp.where(wide, x[:-1], u0[None])
 
     return Record(t, h, map_leaves(finite, y, chunk.u0), None), jnp.max(length) - 1
+
+
+def _carried(method: Method, field: Callable, record: Record) -> Any:
+    """What each step of the record was carried."""
+    equations = equations_of(field)
+    t, _, y, _ = _read(record, 0)
+
+    def one(carry, taken):
+        t, h, y, _ = taken
+        attempt = method.step(LANES, equations, y, carry, t, h)
+        return _where(h != 0, attempt.carry, carry), carry
+
+    start = method.init(LANES, equations, y, t)
+    return jax.lax.scan(one, of_each_lane(start, t.shape[-1]), record)[1]
+
+
+def _where(mask: Any, carry: Any, other: Any = None) -> Any:
+    """In the lanes of the mask what is carried (or cotangents); in the others zero, or another."""
+    if other is None:
+        other = jax.tree.map(jnp.zeros_like, carry)
+    return jax.tree.map(lambda x, y: jnp.where(over(mask, x), x, y), carry, other)
 
 
 def _write(arrays: Any, i: Any, values: Any) -> Any:
@@ -324,34 +371,30 @@ def _replay_all(
 
 def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Pull the cotangents back through one step."""
-    adjoint, adjoint_k, grad, rows = pulled
-    t, h, y, k = replay.safe(taken)
-    method = replay.stepping.method
-    dense = replay.saving.mode == "times"
+    adjoint, to_carry, grad, rows = pulled
+    t, h, y, carry = replay.safe(taken)
+    method, took = replay.stepping.method, h != 0
+    is_dense = replay.saving.mode == "times"
 
-    def forward(y, k, args):
-        field = replay.field(replay.wide.combined(args))
-        attempt = method.step(LANES, field, y, k, t, h)
-        return attempt.y2, method.dense(LANES, field, y, attempt, t, h) if dense else ()
+    def forward(y, carry, args):
+        equations = equations_of(replay.field(replay.wide.combined(args)))
+        given = method.init(LANES, equations, y, t) if carry is None else carry
+        attempt = method.step(LANES, equations, y, given, t, h)
+        after = None if carry is None else attempt.carry
+        if not is_dense:
+            return attempt.y2, after, ()
+        return attempt.y2, after, method.dense(LANES, equations, y, attempt.dense, t, h)
 
-    (_, ks), pullback = jax.vjp(forward, y, k, replay.wide.args)
-    direct = tuple(map(jnp.zeros_like, y))
-    adjoint_ks = list(jax.tree.map(jnp.zeros_like, ks))
-    took = h != 0
-    if k is not None:
-        adjoint_ks[method.stages - 1] = map_leaves(
-            lambda x: jnp.where(over(took, x), x, 0), adjoint_k
-        )
-    adjoint_ks = tuple(adjoint_ks)
+    (_, _, dense), pullback = jax.vjp(forward, y, carry, replay.wide.args)
+    direct, to_dense = jax.tree.map(jnp.zeros_like, (y, dense))
     if replay.saving.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
-    if dense:
-        direct, adjoint_ks, rows = _rows_within(replay, taken, (direct, adjoint_ks, rows))
-    adjoint_y, to_k, grad_args = pullback((adjoint, adjoint_ks))
-    if k is not None:
-        adjoint_k = select(took, to_k, adjoint_k)
+    if is_dense:
+        direct, to_dense, rows = _rows_within(replay, taken, dense, (direct, to_dense, rows))
+    adjoint_y, carry_before, grad_args = pullback((adjoint, _where(took, to_carry), to_dense))
+    to_carry = _where(took, carry_before, to_carry)
     adjoint = select(took, map_leaves(jnp.add, adjoint_y, direct), adjoint)
-    return Pulled(adjoint, adjoint_k, replay.wide.added(grad, grad_args, took), rows)
+    return Pulled(adjoint, to_carry, replay.wide.added(grad, grad_args, took), rows)
 
 
 def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[Leaves, Any]:
@@ -363,14 +406,17 @@ def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[
     return adjoint, rows - taken_here.astype(rows.dtype)
 
 
-def _rows_within(replay: Replay, taken: Record, carry: tuple) -> tuple:
+def _rows_within(replay: Replay, taken: Record, dense: tuple, carry: tuple) -> tuple:
     """Add the cotangents of the states that were saved within the step."""
     times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
     t, h = taken.t, taken.h
     took = h != 0
 
-    def weights_at(theta):
-        return replay.stepping.method.weights(LANES, theta)
+    def pulled(theta, ct):
+        def state(y, dense):
+            return replay.stepping.method.interpolate(LANES, y, dense, h, theta)
+
+        return jax.vjp(state, taken.y, dense)[1](ct)
 
     def last(rows):
         """The time of the last row, and whether it lies in the step."""
@@ -378,17 +424,13 @@ def _rows_within(replay: Replay, taken: Record, carry: tuple) -> tuple:
         return computed_once((time, (rows > 0) & took & (direction * (time - t) > 0)))
 
     def one(carry):
-        direct, adjoint_ks, rows, time, here = carry
+        direct, to_dense, rows, time, here = carry
         theta = jnp.where(here, (time - t) / jnp.where(here, h, 1), 0)
         ct = cotangents_of(replay, jnp.maximum(rows - 1, 0))
         ct = computed_once(map_leaves(lambda x: jnp.where(over(here, x), x, 0), ct))
-        scaled = computed_once(map_leaves(lambda x: over(h, x) * x, ct))
-        adjoint_ks = tuple(
-            a if isinstance(w, float) else add_scaled(LANES, a, w, [1.0], [scaled])
-            for a, w in zip(adjoint_ks, weights_at(theta), strict=True)
-        )
+        direct, to_dense = jax.tree.map(jnp.add, (direct, to_dense), pulled(theta, ct))
         rows = rows - here.astype(rows.dtype)
-        return map_leaves(jnp.add, direct, ct), adjoint_ks, rows, *last(rows)
+        return direct, to_dense, rows, *last(rows)
 
     carry = (*carry, *last(carry[2]))
     return jax.lax.while_loop(lambda carry: jnp.any(carry[4]), one, carry)[:3]

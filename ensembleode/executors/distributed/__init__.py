@@ -20,27 +20,19 @@ import numpy as np
 
 from ... import sensitivity
 from ...core.executor import Executor
-from ...core.host import host_call
 from ...core.interrupts import looking_at
 from ...core.job import integers, Job, Unfinished
-from ...core.keys import as_before, raw
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...core.retcode import ReturnCode
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
+from ...ground.host import host_call
+from ...ground.keys import as_before, raw
+from ...ground.retcode import ReturnCode
 from ...tracing.program import is_tracer
 from . import local
 from .dispatch import Batch, dispatch, Results
 from .pools import ClusterError, Pool
-from .programs import (
-    ChunkProgram,
-    exported,
-    Numbers,
-    numbers_of,
-    pickled,
-    program_of,
-    Shipped,
-)
+from .programs import ChunkProgram, exported, Numbers, numbers_of, pickled, program_of, Shipped
 
 
 _STOP = jtu.GetAttrKey("stop")
@@ -66,9 +58,7 @@ class Distributed(Executor):
     local = False
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for forward-mode sensitivities.
-        """
+        """**Raises:** `ValueError` for forward-mode sensitivities."""
         if getattr(plan.method.value, "direction", None) == "forward":
             raise ValueError(
                 "EnsembleDistributed() is differentiated in reverse mode only, so not with "
@@ -236,9 +226,7 @@ class _Call:
         return [*results.each, *results.parts]
 
     def _mark(self, results: Results) -> None:
-        """
-        **Raises:** `ClusterError` for a lost gradient, which no return code could tell.
-        """
+        """**Raises:** `ClusterError` for a lost gradient, which no return code could tell."""
         rows, why = results.lost[0]
         if self.program.wanted:
             raise ClusterError(

@@ -21,7 +21,7 @@ import numpy as np
 
 from ...core.interrupts import Stop, watched
 from ...core.job import blank
-from ...core.logs import log_once, logger
+from ...ground.logs import log_once, logger
 from .pools import ClusterError, Died, Pool
 from .programs import ChunkProgram, exported, Shipped
 from .worker import Done, environment, Missing, Ref, Refused, Task

@@ -14,7 +14,7 @@ from typing import Any, TYPE_CHECKING
 
 import jax
 
-from ...core import cpu_devices
+from ...ground import cpu_devices
 from .pools import ClusterError, Connection, DaskPool, ExecutorPool, Pool
 
 

@@ -18,10 +18,10 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ...core.job import codes_and_counts, solve_lanes, with_output
-from ...core.keys import as_before, is_key, raw
 from ...core.plan import Plan, Result
 from ...core.reductions import total
 from ...engines.compiled.call import kernels_in, safety_checks
+from ...ground.keys import as_before, is_key, raw
 from ...tracing.program import is_tracer
 from .worker import Exported, Pickled
 
@@ -313,7 +313,7 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     layout = {
         name: getattr(program, name) for name in ("kind", "width", "capacity", "unit", "wanted")
     }
-    plan = {"saving": program.plan.saving, "maxiters": program.plan.maxiters}
+    plan = {name: getattr(program.plan, name) for name in ("saving", "maxiters", "inner")}
     try:
         make = functools.partial(_remade, fn, _without_numbers(args), plan, layout)
         content = cloudpickle.dumps(make)

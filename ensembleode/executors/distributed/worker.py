@@ -106,7 +106,7 @@ class Pickled(NamedTuple):
 
 def environment() -> dict[str, Any]:
     """What must be the same on all workers, for their results to be."""
-    from ...core.version import __version__
+    from ...ground.version import __version__
 
     return {
         "ensembleode": __version__,

@@ -218,7 +218,8 @@ def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
         carry, ys[i] = outs[:n_carry], outs[n_carry:]
     stacked = [_stack_rows(run, rows) for rows in zip(*ys, strict=True)]
     if not length:
-        stacked = [_empty(v.aval) for v in eqn.outvars[n_carry:]]
+        avals: list[Any] = [v.aval for v in eqn.outvars[n_carry:]]
+        stacked = [Scalars(a.shape, a.dtype, []) for a in avals]
     return [*carry, *stacked]
 
 
@@ -236,7 +237,3 @@ def _stack_rows(run: Interpreter, rows: Sequence[Value]) -> Value:
         return Scalars(shape, dtype, [e for x in scalars for e in x.entries])
     tail = tail_of(*rows)
     return run.results([jnp.stack([spread(x, tail) for x in rows])], bool(tail))[0]
-
-
-def _empty(aval: Any) -> Scalars:
-    return Scalars(aval.shape, aval.dtype, [])

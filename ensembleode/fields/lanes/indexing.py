@@ -14,17 +14,7 @@ from jax import lax
 from ..combining import SCATTERS
 from ..gather_scatter import fill_value, Windows
 from .interpreter import Interpreter, mapped, rule
-from .values import (
-    is_key,
-    pack,
-    rearranged,
-    Scalars,
-    Shape,
-    spread,
-    tail_of,
-    unpack,
-    Value,
-)
+from .values import is_key, pack, rearranged, Scalars, Shape, spread, tail_of, unpack, Value
 
 
 @rule("dynamic_slice")
@@ -34,7 +24,7 @@ def _dynamic_slice(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Val
     where = _constant_window(starts, x.shape, sizes)
     if where is not None and isinstance(x, Scalars):
         return rearranged([x], lambda xs: [xs[0][where]], [shape])
-    if _is_choice(run, x, sizes):
+    if isinstance(x, Scalars) and sizes == (1,) and len(x.entries) <= run.limits.choice:
         return [_choose(run, unpack(x), unpack(starts[0]).entries[0])]
     if any(s.batched for s in starts):
         return mapped(run, eqn, ins)
@@ -56,10 +46,6 @@ def _constant_window(starts: Sequence[Value], shape: Shape, sizes: Shape) -> tup
     firsts = [int(unpack(s).entries[0]) for s in starts]
     firsts = [max(0, min(i, n - k)) for i, n, k in zip(firsts, shape, sizes, strict=True)]
     return tuple(slice(i, i + k) for i, k in zip(firsts, sizes, strict=True))
-
-
-def _is_choice(run: Interpreter, x: Value, sizes: Shape) -> bool:
-    return isinstance(x, Scalars) and sizes == (1,) and len(x.entries) <= run.limits.choice
 
 
 def _choose(run: Interpreter, x: Scalars, index: Any) -> Scalars:

@@ -149,17 +149,10 @@ def _div(x, y):
     return x if _is(y, 1) and _kind(y) else None
 
 
-def _and(x, y):
+def _boolean(x, y, neutral):
     for a, b in ((x, y), (y, x)):
         if is_constant(a) and a.dtype == np.bool_:
-            return b if a else a
-    return None
-
-
-def _or(x, y):
-    for a, b in ((x, y), (y, x)):
-        if is_constant(a) and a.dtype == np.bool_:
-            return a if a else b
+            return b if a == neutral else a
     return None
 
 
@@ -172,10 +165,10 @@ def _select_n(which, *cases):
 _SIMPLIFY: dict[str, Callable] = {
     "add": _add,
     "add_any": _add_any,
-    "and": _and,
+    "and": functools.partial(_boolean, neutral=True),
     "div": _div,
     "mul": _mul,
-    "or": _or,
+    "or": functools.partial(_boolean, neutral=False),
     "select_n": _select_n,
     "sub": _sub,
 }

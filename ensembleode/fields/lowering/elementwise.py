@@ -47,22 +47,10 @@ def _broadcast(run: Lowering, x: Value, shape: Sequence[int]) -> Value:
     return picked(run, [x], np.broadcast_to(np.arange(x.size).reshape(x.shape), shape))
 
 
-@rule("convert_element_type")
-def _convert(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
-    del run
-    return [cast(ins[0], aval_of(eqn).dtype)]
-
-
 @rule("bitcast_convert_type")
 def _bitcast(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     aval = aval_of(eqn)
     return [mapped(run, aval, ins, lambda x: Op(eqn.primitive.name, (x,), np.dtype(aval.dtype)))]
-
-
-@rule("copy copy_p device_put optimization_barrier stop_gradient")
-def _identity(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
-    del run, eqn
-    return ins
 
 
 @rule("empty empty2")
@@ -71,7 +59,6 @@ def _empty(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
     return [run.constant(np.zeros(aval_of(eqn).shape, aval_of(eqn).dtype))]
 
 
-@rule("platform_index")
-def _platform_index(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
-    del run, ins
-    return [scalar(Const(branch_here(eqn)))]
+rule("convert_element_type")(lambda run, eqn, ins: [cast(ins[0], aval_of(eqn).dtype)])
+rule("copy copy_p device_put optimization_barrier stop_gradient")(lambda run, eqn, ins: ins)
+rule("platform_index")(lambda run, eqn, ins: [scalar(Const(branch_here(eqn)))])

@@ -8,6 +8,7 @@ Run as a program, this writes the module of coefficients anew, and says how well
 
 import pathlib
 import sys
+import textwrap
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -265,13 +266,14 @@ def _constant_lines(name: str) -> list[str]:
     return [f"{name} = _fraction(", *lines[:-1], f"{lines[-1]},", f"    {bits},", ")"]
 
 
-def _written(name: str, rows: dict[str, list]) -> str:
-    lines = [f"{name} = {{"]
-    for dtype, row in rows.items():
-        lines.append(f"    {dtype}: (")
-        lines.extend(f"        {float(c)!r}," for c in row)
-        lines.append("    ),")
-    return "\n".join([*lines, "}"])
+def _written(name: str, rows: list[list]) -> str:
+    lines = []
+    for row in rows:
+        if lines:
+            lines.append("    ;")
+        numbers = " ".join(repr(float(c)) for c in row)
+        lines += textwrap.wrap(numbers, 100, initial_indent=" " * 4, subsequent_indent=" " * 4)
+    return "\n".join([f'{name} = _coefficients("""', *lines, '""")'])
 
 
 CONSTANTS_HEAD = '''"""Numbers in more digits than any format has, as fractions of powers of two.
@@ -293,7 +295,15 @@ Each goes through its function at the Chebyshev points of its interval, computed
 `tests/engines/compiled/fits.py`, where the functions and the intervals stand.
 """
 
+import numpy as np
+
 from ..builder import F32, F64
+
+
+def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
+    """Those of doubles, and after a semicolon those of singles, where they are used."""
+    rows = zip((F64, F32), text.split(";"), strict=False)
+    return {dtype: tuple(map(float, row.split())) for dtype, row in rows}
 
 
 '''
@@ -302,12 +312,12 @@ from ..builder import F32, F64
 def main():
     parts = []
     for name, fit in FITS.items():
-        rows = {}
+        rows = []
         for dtype, interval in (("F64", fit.doubles), ("F32", fit.singles)):
             if interval is None:
                 continue
-            rows[dtype] = polynomial(fit.function, *interval)
-            print(name, dtype, round(error(fit, rows[dtype], *interval[:2]), 1), file=sys.stderr)
+            rows.append(polynomial(fit.function, *interval))
+            print(name, dtype, round(error(fit, rows[-1], *interval[:2]), 1), file=sys.stderr)
         parts.append(_written(name, rows))
     here = pathlib.Path(__file__).resolve()
     place = here.parents[3] / "ensembleode/engines/compiled/functions"

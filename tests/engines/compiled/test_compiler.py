@@ -10,10 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from ensembleode.core import files
 from ensembleode.engines.compiled import compiler, machine, object_cache, ptxas
 from ensembleode.engines.compiled.compiler import assembly, compiled, CompileError, ptx
 from ensembleode.engines.compiled.machine import gpu
+from ensembleode.ground import files
 
 from .kernels import axpy, fresh
 from .machines import LEVELS, limited, masked, TARGETS

@@ -14,12 +14,12 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core.host import host_call
 from ensembleode.engines import julia
 from ensembleode.engines.julia import environment, methods, session
 from ensembleode.engines.julia.environment import JuliaError
 from ensembleode.engines.julia.fields import translate
 from ensembleode.engines.julia.requests import Request, toml
+from ensembleode.ground.host import host_call
 from ensembleode.tracing.program import Static, trace
 
 

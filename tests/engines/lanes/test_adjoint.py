@@ -526,8 +526,11 @@ def test_forward_mode_has_the_jacobian_of_reverse_mode():
 
 @pytest.mark.parametrize("wrap", [lambda f: f, jax.jit])
 def test_the_other_mode_is_an_error_with_the_remedy(wrap):
+    continuous = functools.partial(small, sensealg=eo.GaussAdjoint())
     with pytest.raises(TypeError, match=r"sensealg=ForwardDiffSensitivity\(\) for forward mode"):
-        jax.jvp(wrap(small), (X,), (X,))
+        jax.jvp(wrap(continuous), (X,), (X,))
+    with pytest.raises(TypeError, match="for first derivatives, in reverse mode"):
+        jax.grad(lambda x: weighed(jax.grad(lambda x: weighed(wrap(continuous)(x)))(x)["p"]))(X)
     forward = functools.partial(small, sensealg=eo.ForwardDiffSensitivity())
     with pytest.raises(TypeError, match="Leave sensealg out for reverse mode"):
         jax.grad(lambda x: wrap(forward)(x).sum())(X)

@@ -56,13 +56,9 @@ def _far(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
     return gauss, ratio, k
 
 
-def _largest(x: Value) -> float:
-    """Beyond it erfc is zero."""
-    return 27.5 if format_of(x).digits > 24 else 10.5
-
-
 def _complement(b: Builder, x: Value) -> Value:
-    gauss, ratio, k = _far(b, clamp(b, x, _HALF_AT - 0.001, _largest(x)))
+    largest = 27.5 if format_of(x).digits > 24 else 10.5  # beyond it erfc is zero
+    gauss, ratio, k = _far(b, clamp(b, x, _HALF_AT - 0.001, largest))
     head, tail = product(b, gauss, ratio)
     return scale(b, head + tail, k)
 

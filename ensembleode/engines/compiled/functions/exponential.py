@@ -78,20 +78,15 @@ def limits(fmt: Format) -> tuple[float, float]:
     return -(fmt.max_exponent + fmt.digits + 2) * log2, (fmt.max_exponent + 3) * log2
 
 
-def exponential_less_one(b: Builder, rest: Value, tail: Value) -> Value:
-    """exp(rest + tail) - 1, near zero."""
-    square = rest * rest
-    series = polynomial(b, rest, EXP)
-    # (The derivative is the exponential itself.)
-    tail = b.mul_add(tail, b.mul_add(square, series, rest), tail)
-    return b.mul_add(square, series, tail) + rest
-
-
 def exponential_pair(b: Builder, x: Value, tail: Value | None = None) -> tuple[Pair, Value]:
     """exp(x + tail) as a pair near one and the exponent of the power of two that it is times."""
     k, rest, low = reduce(b, x)
-    p = exponential_less_one(b, rest, low if tail is None else low + tail)
-    return fast_two_sum(b, b.matched(rest, 1.0)[1], p), k
+    low = low if tail is None else low + tail
+    square, series = rest * rest, polynomial(b, rest, EXP)
+    # (The derivative is the exponential itself.)
+    low = b.mul_add(low, b.mul_add(square, series, rest), low)
+    less_one = b.mul_add(square, series, low) + rest
+    return fast_two_sum(b, b.matched(rest, 1.0)[1], less_one), k
 
 
 def exp(b: Builder, x: Value) -> Value:

@@ -24,8 +24,7 @@ _SLOW = "reduce_large_angle"
 
 class Reduced(NamedTuple):
     """x is `quadrant` pi / 2 and `rest`, which is between -pi / 4 and pi / 4, or about that; the
-    quadrant is an integer, of which the two lowest bits count.
-    """
+    quadrant is an integer, of which the two lowest bits count."""
 
     rest: Pair
     quadrant: Value

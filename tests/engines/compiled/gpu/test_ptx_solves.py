@@ -14,6 +14,7 @@ from ensembleode.engines.compiled import launch, machine, solves
 from ....marks import slow_unless
 from ....problems import lorenz
 from ...lanes.test_problems import ensemble as ensemble_of, PROBLEMS
+from ...methods import SOLVERS
 from .test_agreement import METHODS
 from .test_compiled import as_single
 
@@ -235,6 +236,18 @@ def test_every_method(on_ptx, method):
     ens = rising_lorenz()
     got, expected = by_ptx(lambda *a, **k: eo.solve(ens, alg, *a, trajectories=3, **options, **k))
     same(numbers(got), numbers(expected))
+
+
+@pytest.mark.parametrize("alg", SOLVERS.values(), ids=SOLVERS)
+def test_methods_of_other_kinds(on_ptx, alg):
+    ens = rising_lorenz()
+    options = {"trajectories": 2, "saveat": [0.0, 0.1, 0.2], "abstol": 1e-4, "reltol": 1e-4}
+
+    def total(p, *a, **k):
+        chosen = eo.EnsembleProblem(eo.remake(ens.prob, tspan=(0.0, 0.2), p=p), ens.prob_func)
+        return jnp.sum(eo.solve(chosen, alg, *a, **options, **k).u)
+
+    same(*by_ptx(lambda *a, **k: jax.value_and_grad(total)(ens.prob.p, *a, **k)))
 
 
 @pytest.mark.slow

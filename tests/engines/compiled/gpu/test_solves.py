@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 import ensembleode as eo
-from ensembleode.core import logs
 from ensembleode.engines.compiled import launch
+from ensembleode.ground import logs
 
 from ....marks import slow_unless
 from ....problems import lorenz, lotka_volterra

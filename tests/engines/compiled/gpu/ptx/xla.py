@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from ensembleode.core.host import host_call
+from ensembleode.ground.host import host_call
 
 from .errors import PtxError
 from .memory import Buffer, Memory

@@ -1,4 +1,4 @@
-"""Derivatives of any order by the compiled engine, with no `sensealg`."""
+"""Derivatives of any order by our own engines, with no `sensealg`."""
 
 import functools
 import re
@@ -12,11 +12,34 @@ from jax.flatten_util import ravel_pytree
 import ensembleode as eo
 from ensembleode.engines.compiled import kernel
 
-from ...marks import slow_unless
-from ...problems import lorenz, lotka_volterra
+from ..marks import slow_unless
+from ..problems import lorenz, lotka_volterra
 
 
 TIGHT = {"abstol": 1e-11, "reltol": 1e-11, "engine": "compiled"}
+
+# What always runs on lanes, too; and what is of one engine.
+ON_LANES = ("test_by_numbers_and_times",)
+OF_COMPILED = (
+    "test_every_step",
+    "test_forward_mode_by_default",
+    "test_nothing_of_the_second_order",
+)
+
+
+def pytest_generate_tests(metafunc):
+    name = metafunc.function.__name__
+    engines: list = ["compiled"]
+    if not name.startswith(OF_COMPILED):
+        engines.append(slow_unless(name.startswith(ON_LANES), "lanes"))
+    metafunc.parametrize("engine", engines, indirect=True)
+
+
+@pytest.fixture(autouse=True)
+def engine(request, monkeypatch):
+    monkeypatch.setitem(TIGHT, "engine", request.param)
+    return request.param
+
 
 WAYS = {
     "hessian": jax.hessian,
@@ -399,3 +422,82 @@ def test_f_without_a_forward_derivative():
     for derivative in (jax.jacfwd(end), jax.hessian(end)):
         with pytest.raises(TypeError, match=re.escape("write it with jax.custom_jvp")):
             derivative(u0)
+
+
+#
+# Trajectories that fail, and several devices
+#
+
+
+BAD = (np.nan, np.inf)
+HOW = {"ours": {}, "gauss": {"sensealg": eo.GaussAdjoint()}, "diffrax": {"engine": "diffrax"}}
+CAUSES = [(name, bad) for name in ("u0", "own", "shared", "t0", "t1", "times") for bad in BAD]
+
+
+def failing(x, **options):
+    """Of both own and shared numbers, times among them."""
+    options |= {"saveat": x["times"]} if "times" in x else {}
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=x["u0"][ctx.index], p=(x["own"][ctx.index], x["shared"]))
+
+    prob = eo.ODEProblem(both_kinds, x["u0"][0], (x["t0"], x["t1"]), (x["own"][0], x["shared"]))
+    ens = eo.EnsembleProblem(prob, prob_func)
+    u = eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), trajectories=N, **options).u
+    return jnp.sum(jnp.where(jnp.isnan(u), 0, u) ** 2)
+
+
+@pytest.mark.parametrize(
+    ("how", "mode"),
+    [slow_unless((how, mode) == ("ours", "times"), how, mode) for how in HOW for mode in SAVING],
+)
+def test_derivatives_of_what_failed_are_zero(how, mode, engine):
+    """Whatever they failed by, whichever did: also where none succeeded."""
+    if (how == "gauss" and engine != "lanes") or (how, mode) == ("diffrax", "steps"):
+        pytest.skip("is of the lanes engine, or takes long")
+    options = {"engine": engine} | HOW[how] | SAVING[mode]
+    x = of_ensemble() | {"t0": jnp.array(0.0), "t1": jnp.array(1.0)}
+    del x["closed_over"]
+    if mode == "times":
+        x["times"] = jnp.asarray(options.pop("saveat"))
+    v = jax.tree.map(jnp.ones_like, x)
+    gradient = jax.grad(functools.partial(failing, **options))
+
+    @jax.jit
+    def both(x):
+        if how != "ours":
+            return (gradient(x),)
+        return jax.jvp(gradient, (x,), (v,))
+
+    for name, bad in CAUSES:
+        if name not in x:
+            continue
+        spoilt = both({**x, name: jnp.full_like(x[name], bad)})
+        if name not in ("times", "t1"):
+            # (At times before those the states are there.)
+            for leaf in jax.tree.leaves(spoilt):
+                np.testing.assert_array_equal(leaf, 0.0, err_msg=f"{name} = {bad}")
+        if name in ("u0", "own"):
+            spoilt = both({**x, name: x[name].at[jnp.array([1, 3])].set(bad)})
+            for found in spoilt:
+                assert np.all(np.asarray(found[name])[[1, 3]] == 0)
+        assert all(np.all(np.isfinite(leaf)) for leaf in jax.tree.leaves(spoilt)), (name, bad)
+
+
+@pytest.mark.slow
+def test_on_several_devices(engine):
+    """What one gives, and no more than rounding apart."""
+    x = of_ensemble()
+    x = {k: jnp.concatenate([a] * 5) if a.ndim else a for k, a in x.items()}
+    several, alone = (
+        flat_loss(functools.partial(ensemble, engine=engine, ensemblealg=how), x)
+        for how in (eo.EnsembleThreads(2), eo.EnsembleSerial())
+    )
+    v = jnp.cos(jnp.arange(len(several[1]), dtype=several[1].dtype))
+    for way in (
+        lambda f: lambda at: jax.jvp(jax.grad(f), (at,), (v,))[1],
+        lambda f: jax.grad(lambda at: jax.grad(f)(at) @ v),
+        lambda f: jax.grad(lambda at: jax.jvp(f, (at,), (v,))[1]),
+    ):
+        found, expected = (jax.jit(way(loss))(start) for loss, start in (several, alone))
+        np.testing.assert_allclose(found, expected, atol=1e-11 * np.abs(expected).max())

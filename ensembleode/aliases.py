@@ -4,6 +4,8 @@ import difflib
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from .numbers import NUMBERS
+
 
 _STIFF = "eo.Kvaerno5()"
 _NOT_STIFF = "eo.Tsit5(), or eo.Vern7() and eo.Vern9() for tight tolerances"
@@ -29,25 +31,20 @@ def _by_name(names_of: dict[str, str]) -> dict[str, str]:
 # Options of SciPy, SciML, diffrax and torchdiffeq, and what to do here.
 _OPTIONS = _by_name(
     {
-        "it is called reltol": "rtol",
-        "it is called abstol": "atol",
+        **{f"it is called {x.option}": x.aliases for x in NUMBERS},
         "there are two, reltol and abstol": "tol",
         "the solver is the second argument, alg, such as eo.Tsit5(), or eo.Kvaerno5() if stiff": (
             "method solver algorithm alg_hints"
         ),
         "it is called saveat: an array of times is saved exactly as it is": "t_eval ts",
-        "it is called saveat": "save_at",
         _DENSE: "dense dense_output",
         "leave it out: without saveat the two ends are saved": "save_on",
         "pass EnsembleProblem(prob, output_func=lambda sol, ctx: (sol.u[:, idxs], False))": (
             "save_idxs"
         ),
-        "it is called dtmax": "max_step",
-        "it is called dtmin": "min_step",
         "it is called stepsize_controller": "controller",
         "it is called internalnorm, such as eo.MaxNorm()": "norm",
         _CONTROLLER: "gamma qmin qmax beta1 beta2",
-        "it is called dt": "first_step dt0 h0",
         "it is called maxiters": "max_steps max_num_steps mxstep",
         _PIECES: "events event callback callbacks tstops d_discontinuities jump_ts step_ts",
         "leave it out: Jacobians come from f by JAX": "jac jac_sparsity",
@@ -164,7 +161,7 @@ def instead_of(name: str) -> str | None:
         return "there are no symplectic methods: eo.Vern9() with tight tolerances drifts little"
     package = None
     if name[:1].isupper():  # (Other names need not import so much.)
-        from ..solvers.julia_alg import PACKAGES
+        from .solvers.julia_alg import PACKAGES
 
         package = next((p for p, names in PACKAGES.items() if name in names.split()), None)
     is_stiff = any(kind in (package or "") for kind in _STIFF_PACKAGES)
@@ -202,7 +199,7 @@ def missing_attribute(module: Any, name: str) -> AttributeError:
 
 def solver_by_name(text: str) -> str:
     """What to give for a solver where a string was given."""
-    from .. import solvers
+    from . import solvers
 
     name = text.strip().removesuffix("()")
     by_case = {x.lower(): x for x in vars(solvers) if isinstance(vars(solvers)[x], type)}

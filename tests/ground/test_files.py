@@ -7,7 +7,7 @@ import tempfile
 
 import pytest
 
-from ensembleode.core.files import check_writable, written_whole
+from ensembleode.ground.files import check_writable, written_whole
 
 
 def names(folder):

@@ -36,24 +36,41 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 from jax.interpreters import ad, batching, mlir
 
-from ...core.lane import Lane
-from ...core.recent import jit_recent
-from ...fields import parameters_of
-from ..rates import rates
-from . import solves
+from ..core.lane import Lane
+from ..core.plan import Result
+from ..fields import parameters_of
+from ..ground.recent import jit_recent
+from ..ground.retcode import ReturnCode
+from .along import (
+    at_times,
+    each_t0,
+    from_rows,
+    is_there,
+    moving_times,
+    row_rates,
+    rows_of,
+    start_rate,
+    times_rate,
+    to_rows,
+    where,
+)
 from .flow import (
     augmented,
     augmented_tangents,
     each,
     Flow,
     is_zero,
+    Known,
     own_of,
+    real_of,
     reals_of,
+    Setup,
     stacked,
+    unaugmented,
+    widened,
     with_own,
     with_reals,
 )
-from .solves import Setup
 
 
 def _half(rows: Any, i: int) -> Any:
@@ -66,61 +83,41 @@ def _half(rows: Any, i: int) -> Any:
 #
 
 
-def _is_there(flow: Flow, ok: Any, reached: Any) -> Any:
-    """Which rows were reached, of trajectories that succeeded: `[trajectory, row]`."""
-    rows = jnp.arange(_rows(flow), dtype=reached.dtype)[None]
-    if flow.setup.plan.saving.mode == "ends":
-        return ok[:, None]
-    return ok[:, None] & (rows < reached[:, None])
+def _solve(flow: Flow, lanes: Lane, known: Known) -> list:
+    return [where(is_there(flow, known), flow.setup.rows(lanes, known))]
 
 
-def _rows(flow: Flow) -> int:
-    saving = flow.setup.plan.saving
-    return 1 if saving.mode == "ends" else saving.rows
-
-
-def _where(mask: Any, x: Any) -> Any:
-    return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, jnp.zeros_like(x))
-
-
-def _solve(flow: Flow, lanes: Lane, ok: Any, reached: Any) -> list:
-    end, saved, _ = solves.solve(flow.setup, lanes, ok)
-    rows = end[:, None] if saved.u is None else saved.u
-    return [_where(_is_there(flow, ok, reached), rows)]
-
-
-def _push(flow: Flow, lanes: Lane, ok: Any, reached: Any, *v: Any) -> list:
-    (rows,) = _solve(*augmented(flow, lanes, v), ok, reached)
+def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
+    (rows,) = _solve(*augmented(flow, lanes, v), known)
     return [_half(rows, 1)]
 
 
-def _pull(flow: Flow, lanes: Lane, ok: Any, reached: Any, c: Any) -> list:
+def _pull(flow: Flow, lanes: Lane, known: Known, c: Any) -> list:
     # (Of what was not reached they may be NaN.)
-    c = _where(_is_there(flow, ok, reached), c)
-    pulled = solves.pull_back(flow.setup, lanes, ok, c, reached)
-    parameters = [
-        _where(ok, x) if own else x for x, own in zip(pulled.parameters, own_of(flow), strict=True)
-    ]
-    return [_where(ok, pulled.u0), *parameters]
+    c = where(is_there(flow, known), c)
+    u0, *parameters = flow.setup.pull_back(lanes, known, c)
+    own = own_of(flow.plan)
+    parameters = [where(known.ok, x) if o else x for x, o in zip(parameters, own, strict=True)]
+    return [where(known.ok, u0), *parameters]
 
 
-def _bend(flow: Flow, lanes: Lane, ok: Any, reached: Any, c: Any, *rest: Any) -> list:
+def _bend(flow: Flow, lanes: Lane, known: Known, c: Any, *rest: Any) -> list:
     *v, w = rest
     wide, both = augmented(flow, lanes, v)
-    u0, *parameters = _pull(wide, both, ok, reached, jnp.stack([w, c], axis=2))
-    return [u0[:, 0], *parameters[: len(flow.moved)]]
+    u0, *parameters = _pull(wide, both, known, jnp.stack([w, c], axis=2))
+    return [u0[:, 0], *unaugmented(flow, wide, parameters)]
 
 
 def _of_rows(flow: Flow) -> list:
-    plan = flow.setup.plan
-    return [jax.core.ShapedArray((flow.n, _rows(flow), *plan.state.shape), plan.state.dtype)]
+    plan = flow.plan
+    return [jax.core.ShapedArray((flow.n, rows_of(flow), *plan.state.shape), plan.state.dtype)]
 
 
 def _of_numbers(flow: Flow) -> list:
     """Cotangents: of what all share, one a group."""
-    plan = flow.setup.plan
-    avals = [parameters_of(plan.field)[i] for i in flow.real]
-    lead = [flow.n if own else flow.setup.groups for own in own_of(flow)]
+    plan = flow.plan
+    avals = [parameters_of(plan.field)[i] for i in real_of(plan)]
+    lead = [flow.n if own else flow.setup.groups for own in own_of(plan)]
     parameters = [
         jax.core.ShapedArray((k, *a.shape), a.dtype) for k, a in zip(lead, avals, strict=True)
     ]
@@ -128,8 +125,8 @@ def _of_numbers(flow: Flow) -> list:
 
 
 def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
-    """A primitive whose operands are the numbers of a `Lane`, which trajectories have derivatives,
-    how many rows of each were reached, and what is its own."""
+    """A primitive whose operands are the numbers of a `Lane`, what is `Known`, and what is its
+    own."""
     prim = jex.Primitive(f"ensembleode_{name}")
     prim.multiple_results = True
 
@@ -145,17 +142,18 @@ def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
 
 
 def _numbers(flow: Flow, operands: Sequence) -> list:
-    """The operands of a primitive, the numbers as a `Lane`."""
+    """The operands of a primitive (or their tangents): the numbers, what is known, and others."""
     n = flow.tree.num_leaves
-    return [jtu.tree_unflatten(flow.tree, operands[:n]), *operands[n:]]
+    return [*jtu.tree_unflatten(flow.tree, operands[:n]), *operands[n:]]
 
 
-def _bind(prim: Any, flow: Flow, lanes: Lane, *others: Any) -> list:
-    return prim.bind(*jtu.tree_leaves(lanes), *others, flow=flow)
+def _bind(prim: Any, flow: Flow, lanes: Lane, known: Known, *others: Any) -> list:
+    leaves, tree = jtu.tree_flatten((lanes, known))
+    return prim.bind(*leaves, *others, flow=dataclasses.replace(flow, tree=tree))
 
 
-def _solve_or_given(flow: Flow, lanes: Lane, ok: Any, reached: Any, *given: Any) -> list:
-    return list(given) or _solve(flow, lanes, ok, reached)
+def _solve_or_given(flow: Flow, lanes: Lane, known: Known, *given: Any) -> list:
+    return list(given) or _solve(flow, lanes, known)
 
 
 # (Where the rows are at hand, they are an operand, and what it gives.)
@@ -170,157 +168,66 @@ bend_p = _primitive("bend", _bend, _of_numbers)
 #
 
 
-def _moving(flow: Flow, lanes: Lane, ok: Any, dlanes: Lane) -> tuple[Flow, list] | None:
+def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
     """The tangents of x as operands, that of the first state with what it moves along the field
     when `t0` does; None where nothing moves."""
-    v0, reals = dlanes.u0, reals_of(flow, dlanes)
+    v0, reals = dlanes.u0, reals_of(flow.plan, dlanes)
     if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
     v0 = ad.instantiate_zeros(v0)
     if not is_zero(dlanes.t0):
-        v0 = v0 - _times_rate(_start_rate(flow, lanes, ok), _each_t0(flow, dlanes.t0))
-    moved = [None if is_zero(x) else own for x, own in zip(reals, own_of(flow), strict=True)]
+        v0 = v0 - times_rate(start_rate(flow, lanes, known), each_t0(flow, dlanes.t0))
+    moved = [None if is_zero(x) else own for x, own in zip(reals, own_of(flow.plan), strict=True)]
     return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not is_zero(x))]
 
 
-def _times_rate(rate: Any, dt: Any) -> Any:
-    return rate * dt.reshape(*dt.shape, *(1,) * (rate.ndim - dt.ndim))
-
-
-def _each_t0(flow: Flow, x: Any) -> Any:
-    return each(x, flow.setup.plan.batched.t0, flow.n)
-
-
-def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
-    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded, zero of others.
-
-    (Their numbers, which may be infinite or NaN, are replaced by those of one that succeeded, so
-    that products with what is shared stay finite.)
-    """
-    some = jnp.argmax(ok)
-
-    def safe(x, is_own=True):
-        if not is_own:
-            return x
-        return jnp.where(ok.reshape(-1, *(1,) * (x.ndim - 1)), x, x[some][None])
-
-    plan = flow.setup.plan
-    numbers = {
-        name: tuple(map(safe, getattr(lanes, name), getattr(plan.batched, name)))
-        for name in ("consts", "p")
-    }
-    return _where(ok, rates(plan, lanes._replace(**numbers), safe(u), safe(t)))
-
-
-def _start_rate(flow: Flow, lanes: Lane, ok: Any) -> Any:
-    """`f` at the first states."""
-    t0 = _each_t0(flow, lanes.t0)
-    return _rates(flow, lanes, ok, lanes.u0[:, None], t0[:, None])[:, 0]
-
-
-def _which_end(flow: Flow, reached: Any) -> tuple[Any, Any]:
-    """The row of a trajectory that is at `t1`, and whether there is one."""
-    saving = flow.setup.plan.saving
-    if saving.mode == "ends":
-        return jnp.zeros_like(reached), jnp.ones_like(reached, bool)
-    return jnp.clip(reached - 1, 0, saving.rows - 1), reached > int(saving.start)
-
-
-def _moving_times(flow: Flow, dlanes: Lane) -> Any:
-    """The tangent of the times that saved states are at; a Zero where it is one."""
-    return dlanes.saveat if flow.setup.plan.saving.mode == "times" else dlanes.t1
-
-
-def _row_rates(flow: Flow, lanes: Lane, ok: Any, reached: Any, rows: Any) -> Any:
-    """`f` at the saved states whose times may move: `[trajectory, time, *state]`, the times those
-    of `saveat`, or `t1` alone. Zero where there is none."""
-    plan, n = flow.setup.plan, flow.n
-    if plan.saving.mode == "times":
-        there, t = _is_there(flow, ok, reached), each(lanes.saveat, plan.batched.saveat, n)
-    else:
-        row, is_there = _which_end(flow, reached)
-        rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
-        there, t = (ok & is_there)[:, None], each(lanes.t1, plan.batched.t1, n)[:, None]
-    # Of rows that are not reached there is no state, and their times may be infinite.
-    t = jnp.where(there, t, _each_t0(flow, lanes.t0)[:, None])
-    mask = there.reshape(*there.shape, *(1,) * (rows.ndim - 2))
-    safe = jnp.where(mask, rows, lanes.u0[:, None])
-    return _where(there, _rates(flow, lanes, ok, safe, t))
-
-
-def _at_times(flow: Flow, dtimes: Any) -> Any:
-    """Tangents of times, `[trajectory, time]` as of `_row_rates`."""
-    batched, n = flow.setup.plan.batched, flow.n
-    if flow.setup.plan.saving.mode == "times":
-        return each(dtimes, batched.saveat, n)
-    return each(dtimes, batched.t1, n)[:, None]
-
-
-def _to_rows(flow: Flow, reached: Any, x: Any) -> Any:
-    """From the times of `_row_rates` to rows."""
-    if flow.setup.plan.saving.mode != "steps":
-        return x
-    row, _ = _which_end(flow, reached)
-    is_end = jnp.arange(_rows(flow), dtype=row.dtype)[None] == row[:, None]
-    return _where(is_end, jnp.broadcast_to(x, (flow.n, _rows(flow), *x.shape[2:])))
-
-
-def _from_rows(flow: Flow, reached: Any, c: Any) -> Any:
-    """The transpose."""
-    if flow.setup.plan.saving.mode != "steps":
-        return c
-    row, _ = _which_end(flow, reached)
-    return jnp.take_along_axis(c, row.reshape(-1, *(1,) * (c.ndim - 1)), 1)
-
-
-def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, ok: Any, reached: Any) -> Any:
+def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> Any:
     """The tangent of `rows`, the result of `solve`."""
-    moving, dtimes = _moving(flow, lanes, ok, dlanes), _moving_times(flow, dlanes)
+    moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     out = None
     if moving is not None:
         with_v, v = moving
-        (out,) = _bind(push_p, with_v, lanes, ok, reached, *v)
+        (out,) = _bind(push_p, with_v, lanes, known, *v)
     if dtimes is not None and not is_zero(dtimes):
-        rate = _row_rates(flow, lanes, ok, reached, rows())
-        along = _to_rows(flow, reached, _times_rate(rate, _at_times(flow, dtimes)))
+        rate = row_rates(flow, lanes, known, rows())
+        along = to_rows(flow, known, times_rate(rate, at_times(flow, dtimes)))
         out = along if out is None else out + along
     return out
 
 
 def _pull_dot(
-    flow: Flow, dlanes: Lane, dc: Any, lanes: Lane, ok: Any, reached: Any, c: Any, pulled: Callable
+    flow: Flow, dlanes: Lane, dc: Any, lanes: Lane, known: Known, c: Any, pulled: Callable
 ) -> list:
     """The tangents of `pulled()`, the results of `pull`."""
-    moving, dtimes = _moving(flow, lanes, ok, dlanes), _moving_times(flow, dlanes)
+    moving, dtimes = _moving(flow, lanes, known, dlanes), moving_times(flow, dlanes)
     more: list = []
     if dtimes is not None and not is_zero(dtimes):
         # J^T c at the saved states, and what the parameters of f there are moved by.
-        (rows,) = _bind(solve_p, flow.with_moved(groups=1), lanes, ok, reached)
+        (rows,) = _bind(solve_p, flow.with_moved(groups=1), lanes, known)
         args = _by_group(flow, lanes)
 
         def along(rows, reals):
-            return _row_rates(*_of_groups(flow, lanes, reals), ok, reached, rows)
+            return row_rates(*_of_groups(flow, lanes, reals), known, rows)
 
-        at_times = _from_rows(flow, reached, c)
-        at_times = _times_rate(at_times, _at_times(flow, dtimes))
-        to_rows, to_reals = jax.vjp(along, rows, args)[1](at_times)
-        dc = to_rows + ad.instantiate_zeros(dc)
+        by = times_rate(from_rows(flow, known, c), at_times(flow, dtimes))
+        at_rows, to_reals = jax.vjp(along, rows, args)[1](by)
+        dc = at_rows + ad.instantiate_zeros(dc)
         more.append([None, *to_reals])
     if moving is not None:
         with_v, v = moving
         with_v = with_v.with_moved(with_v.moved, groups=flow.setup.groups)
         w = ad.instantiate_zeros(dc)
-        more.append(_bind(bend_p, with_v, lanes, ok, reached, c, *v, w))
+        more.append(_bind(bend_p, with_v, lanes, known, c, *v, w))
     elif not is_zero(dc):
-        more.append(_bind(pull_p, flow.with_moved(), lanes, ok, reached, dc))
+        more.append(_bind(pull_p, flow.with_moved(), lanes, known, dc))
     if not is_zero(dlanes.t0):
         to_u0 = pulled()[0]
 
         def leaving(u0, reals):
             here, numbers = _of_groups(flow, lanes, reals)
-            return _start_rate(here, numbers._replace(u0=u0), ok)
+            return start_rate(here, numbers._replace(u0=u0), known)
 
-        by = -_times_rate(to_u0, _each_t0(flow, dlanes.t0))
+        by = -times_rate(to_u0, each_t0(flow, dlanes.t0))
         to_u0, to_reals = jax.vjp(leaving, lanes.u0, _by_group(flow, lanes))[1](by)
         more.append([to_u0, *to_reals])
     found: list = [None] * len(_of_numbers(flow))
@@ -339,29 +246,23 @@ def _by_group(flow: Flow, lanes: Lane) -> list:
     k = flow.setup.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
-        for x, own in zip(reals_of(flow, lanes), own_of(flow), strict=True)
+        for x, own in zip(reals_of(flow.plan, lanes), own_of(flow.plan), strict=True)
     ]
 
 
 def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
     """With these parameters."""
-    k, own = flow.setup.groups, own_of(flow)
+    k, own = flow.setup.groups, own_of(flow.plan)
     if k == 1:
         reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
-        return flow, with_reals(flow, lanes, reals)
+        return flow, with_reals(flow.plan, lanes, reals)
     reals = [
         x if o else jnp.repeat(x, flow.n // k, axis=0) for x, o in zip(by_group, own, strict=True)
     ]
-    plan = flow.setup.plan
-    batched = with_reals(flow, plan.batched, [True] * len(own))
-    plan = dataclasses.replace(plan, batched=batched)
-    return flow.with_moved(plan=plan), with_reals(flow, lanes, reals)
-
-
-def _parts(flow: Flow, xs: Sequence) -> tuple:
-    """The operands of a primitive, or their tangents: the numbers, and what is its own."""
-    lanes, _, _, *others = _numbers(flow, xs)
-    return lanes, others
+    plan = flow.plan
+    batched = with_reals(plan, plan.batched, [True] * len(own))
+    lanes = with_reals(plan, lanes, reals)
+    return flow.with_moved(plan=dataclasses.replace(plan, batched=batched)), lanes
 
 
 def _is_still(dlanes: Lane) -> bool:
@@ -369,26 +270,26 @@ def _is_still(dlanes: Lane) -> bool:
 
 
 def _solve_jvp(primals, tangents, *, flow):
-    lanes, ok, reached, *_ = _numbers(flow, primals)
-    dlanes, _ = _parts(flow, tangents)
+    lanes, known, *_ = _numbers(flow, primals)
+    dlanes, *_ = _numbers(flow, tangents)
     outs = solve_p.bind(*primals, flow=flow)
-    out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, ok, reached)
+    out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, known)
     return outs, [ad.Zero(_of_rows(flow)[0]) if out is None else out]
 
 
 def _push_jvp(primals, tangents, *, flow):
-    lanes, ok, reached, *v = _numbers(flow, primals)
-    dlanes, dv = _parts(flow, tangents)
+    lanes, known, *v = _numbers(flow, primals)
+    dlanes, _, *dv = _numbers(flow, tangents)
     outs = push_p.bind(*primals, flow=flow)
     if _is_still(dlanes):
         with_v, dv = _linear(flow, dv)
-        return outs, _bind(push_p, with_v, lanes, ok, reached, *dv)
+        return outs, _bind(push_p, with_v, lanes, known, *dv)
     wide, both = augmented(flow, lanes, v)
 
     def rows():
-        return _bind(solve_p, wide, both, ok, reached)[0]
+        return _bind(solve_p, wide, both, known)[0]
 
-    out = _solve_dot(wide, augmented_tangents(flow, dlanes, dv, wide), rows, both, ok, reached)
+    out = _solve_dot(wide, augmented_tangents(flow, dlanes, dv, wide), rows, both, known)
     return outs, [ad.Zero(_of_rows(flow)[0]) if out is None else _half(out, 1)]
 
 
@@ -403,33 +304,33 @@ def _linear(flow: Flow, dv: Sequence) -> tuple[Flow, list]:
 
 
 def _pull_jvp(primals, tangents, *, flow):
-    lanes, ok, reached, c = _numbers(flow, primals)
-    dlanes, (dc,) = _parts(flow, tangents)
+    lanes, known, c = _numbers(flow, primals)
+    dlanes, _, dc = _numbers(flow, tangents)
     outs = pull_p.bind(*primals, flow=flow)
-    return outs, _pull_dot(flow, dlanes, dc, lanes, ok, reached, c, lambda: outs)
+    return outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs)
 
 
 def _bend_jvp(primals, tangents, *, flow):
-    lanes, ok, reached, c, *v, w = _numbers(flow, primals)
-    dlanes, (dc, *dv, dw) = _parts(flow, tangents)
+    lanes, known, c, *v, w = _numbers(flow, primals)
+    dlanes, _, dc, *dv, dw = _numbers(flow, tangents)
     outs = bend_p.bind(*primals, flow=flow)
     if _is_still(dlanes) and is_zero(dc):
         if all(map(is_zero, dv)):
-            return outs, _bind(pull_p, flow.with_moved(), lanes, ok, reached, dw)
+            return outs, _bind(pull_p, flow.with_moved(), lanes, known, dw)
         with_v, dv = _linear(flow, dv)
         dw = ad.instantiate_zeros(dw)
-        return outs, _bind(bend_p, with_v, lanes, ok, reached, c, *dv, dw)
+        return outs, _bind(bend_p, with_v, lanes, known, c, *dv, dw)
     wide, both = augmented(flow, lanes, v)
     c2 = jnp.stack([w, c], axis=2)
     dc2 = stacked(dw, dc, axis=2)
 
     def pulled():
-        return _bind(pull_p, wide, both, ok, reached, c2)
+        return _bind(pull_p, wide, both, known, c2)
 
     moved = augmented_tangents(flow, dlanes, dv, wide)
-    u0, *parameters = _pull_dot(wide, moved, dc2, both, ok, reached, c2, pulled)
+    u0, *parameters = _pull_dot(wide, moved, dc2, both, known, c2, pulled)
     to_u0 = ad.Zero(_of_numbers(flow)[0]) if is_zero(u0) else u0[:, 0]
-    return outs, [to_u0, *parameters[: len(flow.moved)]]
+    return outs, [to_u0, *unaugmented(flow, wide, parameters)]
 
 
 #
@@ -442,7 +343,7 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     z0, *zs = cts
     k = flow.setup.groups
     moved, found = [], []
-    for z, own in zip(zs, own_of(flow), strict=True):
+    for z, own in zip(zs, own_of(flow.plan), strict=True):
         moved.append(None if is_zero(z) else own or k > 1)
         if not is_zero(z):
             found.append(z if own else z[0] if k == 1 else jnp.repeat(z, flow.n // k, axis=0))
@@ -450,25 +351,26 @@ def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
 
 
 def _to_tangents(
-    flow: Flow, prim: Any, lanes: Lane, ok: Any, reached: Any, *others: Any, like: Flow
+    flow: Flow, prim: Any, lanes: Lane, known: Known, *others: Any, like: Flow
 ) -> list:
     """Cotangents of the tangents of `like`: each trajectory's own, or their sum."""
     wanted = [bool(m) for m in like.moved]
-    flow, lanes = with_own(flow.with_moved(flow.moved, groups=1), lanes, wanted)
-    to_u0, *found = _bind(prim, flow, lanes, ok, reached, *others)
+    setup, lanes = with_own(flow.setup._replace(groups=1), lanes, wanted)
+    flow = dataclasses.replace(flow, setup=setup)
+    to_u0, *found = _bind(prim, flow, lanes, known, *others)
     out = [to_u0]
-    for x, own, m in zip(found, own_of(flow), like.moved, strict=True):
+    for x, own, m in zip(found, own_of(flow.plan), like.moved, strict=True):
         if m is not None:
             out.append(x if m else x.sum(0) if own else x[0])
     return out
 
 
 def _push_transpose(cts, *operands, flow):
-    lanes, ok, reached, *v = _numbers(flow, operands)
+    lanes, known, *v = _numbers(flow, operands)
     fixed = [None] * (len(operands) - len(v))
     if is_zero(cts[0]):
         return [*fixed, *(None for _ in v)]
-    found = _to_tangents(flow.with_moved(), pull_p, lanes, ok, reached, cts[0], like=flow)
+    found = _to_tangents(flow.with_moved(), pull_p, lanes, known, cts[0], like=flow)
     return [*fixed, *_where_undefined(v, found)]
 
 
@@ -478,16 +380,16 @@ def _where_undefined(operands: Sequence, found: Sequence) -> list:
 
 
 def _pull_transpose(cts, *operands, flow):
-    lanes, ok, reached, _ = _numbers(flow, operands)
+    lanes, known, _ = _numbers(flow, operands)
     fixed = [None] * (len(operands) - 1)
     if all(map(is_zero, cts)):
         return [*fixed, None]
     with_z, z = _as_tangents(flow, cts)
-    return [*fixed, *_bind(push_p, with_z, lanes, ok, reached, *z)]
+    return [*fixed, *_bind(push_p, with_z, lanes, known, *z)]
 
 
 def _bend_transpose(cts, *operands, flow):
-    lanes, ok, reached, c, *v, w = _numbers(flow, operands)
+    lanes, known, c, *v, w = _numbers(flow, operands)
     fixed = [None] * (len(operands) - len(v) - 1)
     if all(map(is_zero, cts)):
         return [*fixed, *(None for _ in v), None]
@@ -495,11 +397,11 @@ def _bend_transpose(cts, *operands, flow):
     to_v: list = [None] * len(v)
     if any(map(ad.is_undefined_primal, v)):
         none = jnp.zeros_like(c)
-        found = _to_tangents(with_z, bend_p, lanes, ok, reached, c, *z, none, like=flow)
+        found = _to_tangents(with_z, bend_p, lanes, known, c, *z, none, like=flow)
         to_v = _where_undefined(v, found)
     to_w = None
     if ad.is_undefined_primal(w):
-        (to_w,) = _bind(push_p, with_z, lanes, ok, reached, *z)
+        (to_w,) = _bind(push_p, with_z, lanes, known, *z)
     return [*fixed, *to_v, to_w]
 
 
@@ -528,15 +430,17 @@ def _batch(prim: Any, operands, axes, *, flow):
         x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(operands, axes, strict=True)
     ]
     batched = [a is not None for a in axes]
-    lanes, ok, reached, *others = _numbers(flow, operands)
-    lanes_b, ok_b, reached_b, *others_b = _numbers(flow, batched)
+    if not flow.setup.widens(size):
+        return _in_turn(prim, flow, operands, batched)
+    lanes, known, *others = _numbers(flow, operands)
+    lanes_b, known_b, *others_b = _numbers(flow, batched)
     # What is its own: rows (of each trajectory), and tangents.
     n_v = 0 if prim in (solve_p, pull_p) else 1 + sum(m is not None for m in flow.moved)
     start = 1 if prim is bend_p else 0
     v, v_b = (x[start : start + n_v] for x in (others, others_b))
     rows, rows_b = (x[:start] + x[start + n_v :] for x in (others, others_b))
-    setup, lanes, ok, reached, *rows = solves.widened(
-        flow.setup, size, (lanes_b, ok_b, reached_b, *rows_b), lanes, ok, reached, *rows
+    setup, lanes, known, *rows = widened(
+        flow.setup, size, (lanes_b, known_b, *rows_b), lanes, known, *rows
     )
     moved: tuple = flow.moved
     if n_v:
@@ -545,19 +449,32 @@ def _batch(prim: Any, operands, axes, *, flow):
         moved = tuple(None if m is None else next(flags) for m in flow.moved)
     if prim in (solve_p, push_p):
         setup = setup._replace(groups=1)
-    wide = Flow(setup, flow.tree, moved)
-    outs = _bind(prim, wide, lanes, ok, reached, *rows[:start], *v, *rows[start:])
+    wide = Flow(setup, moved=moved)
+    outs = _bind(prim, wide, lanes, known, *rows[:start], *v, *rows[start:])
     if prim in (solve_p, push_p):
         found = [x.reshape(size, -1, *x.shape[1:]) for x in outs]
     else:
         found = [outs[0].reshape(size, -1, *outs[0].shape[1:])]
-        for x, was, now in zip(outs[1:], own_of(flow), own_of(wide), strict=True):
+        for x, was, now in zip(outs[1:], own_of(flow.plan), own_of(wide.plan), strict=True):
             if now and not was:
                 # Shared in each, but not by all: the sum over the trajectories of each group.
                 x = x.reshape(size, flow.setup.groups, -1, *x.shape[1:]).sum(2)
             else:
                 x = x.reshape(size, -1, *x.shape[1:])
             found.append(x)
+    return found, [0] * len(found)
+
+
+def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool]) -> tuple:
+    """One after the other."""
+    mapped = [x for x, b in zip(operands, batched, strict=True) if b]
+
+    def one(mapped):
+        left = iter(mapped)
+        each = [next(left) if b else x for x, b in zip(operands, batched, strict=True)]
+        return prim.bind(*each, flow=flow)
+
+    found = jax.lax.map(one, mapped)
     return found, [0] * len(found)
 
 
@@ -573,18 +490,31 @@ for _prim, _jvp, _transpose in (
         ad.primitive_transposes[_prim] = _transpose
 
 
-def differentiable(setup: Setup, lanes: Lane, ok: Any, reached: Any, rows: Any) -> Any:
-    """`rows`, what was saved, with derivatives of any order by the numbers.
+#
+# Solves with them
+#
+
+
+def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Any:
+    """The saved states of a result, with derivatives of any order by the numbers.
 
     **Arguments:**
 
-    - `ok`: which trajectories have some: `[trajectory]`.
-    - `reached`: how many times of each were saved, or would have been with more rows.
-    - `rows`: `[trajectory, row, *state]`, the last state alone where only ends are saved.
+    - `ok`: which trajectories are wanted: `[trajectory]`.
+    - `more`: see `Known`.
     """
-    plan, n = setup.plan, setup.n
+    plan, n, u = setup.plan, setup.n, result.u
+    saving = plan.saving
+    ok = ok & (result.retcode == ReturnCode.Success.value)
+    reached = result.naccept + int(saving.start) if saving.mode == "steps" else result.length
     u0 = each(lanes.u0, plan.batched.u0, n)
     plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
     lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
-    flow = Flow(setup._replace(plan=plan), jtu.tree_structure(lanes))
-    return _bind(solve_p, flow, lanes, ok, reached, rows)[0]
+    flow = Flow(setup._replace(plan=plan))
+    rows = u[:, -1:] if saving.mode == "ends" else u
+    (rows,) = _bind(solve_p, flow, lanes, Known(ok, reached, more), rows)
+    if saving.mode == "times" or not saving.start:
+        return rows
+    # A state saved at t0 is u0, whenever that is; but where it is at a time given by saveat.
+    start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
+    return jnp.concatenate([start, rows if saving.mode == "ends" else rows[:, 1:]], axis=1)

@@ -17,8 +17,8 @@ import google_crc32c
 import numpy as np
 from zarr.storage import LocalStore, WrapperStore
 
-from .files import make_folders, sync, written_whole
-from .fingerprint import digest_of
+from ..core.fingerprint import digest_of
+from ..ground.files import make_folders, sync, written_whole
 from .stored import StoreError
 
 
@@ -75,14 +75,8 @@ class StoreFiles(WrapperStore):
         new.lacking = self.lacking
         return new
 
-    #
-    # Reading
-    #
-
     async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
-        """
-        **Raises:** `StoreError` for a chunk that isn't what was written.
-        """
+        """**Raises:** `StoreError` for a chunk that isn't what was written."""
         at = _CHUNK.fullmatch(key)
         if at is None or at[1] not in self._places:
             return await super().get(key, prototype, byte_range)
@@ -117,8 +111,7 @@ class StoreFiles(WrapperStore):
         return [sum_of(file) for file in self.layout.files(batch)]
 
     def _record(self, batch: int) -> list[int] | None:
-        """Whether workers died of it, and of each file the size and the sum; None where there is
-        no good one."""
+        """Whether workers died of it, and each file's size and sum; None where none is good."""
         if batch in self._records:
             return self._records[batch]
         try:
@@ -134,8 +127,8 @@ class StoreFiles(WrapperStore):
         return digest_of([self.layout.seed.encode(), np.array([batch, *words], "<u8")])
 
     def find_lacking(self, complete: bool) -> dict[int, str]:
-        """The batches that were written, as all are where it is `complete`, and are not there as a
-        whole: each with a file that is missing or cut short."""
+        """The batches that were written, as all are where it is `complete`, and are not whole:
+        each with a file that is missing or cut short."""
         found = {}
         for batch in self.layout.batches:
             record = self._record(batch)
@@ -154,10 +147,6 @@ class StoreFiles(WrapperStore):
             return (self.root / file).stat().st_size % 2**32
         except _NOT_THERE:
             return 0
-
-    #
-    # Writing
-    #
 
     async def set(self, key: str, value: Any) -> None:
         data = value.to_bytes()

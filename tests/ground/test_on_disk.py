@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 
-from ensembleode.core.on_disk import OnDisk
+from ensembleode.ground.on_disk import OnDisk
 
 
 SHAPES = [(7,), (5, 3), (6, 4, 3), (4, 1, 2), (3, 0, 2), ()]

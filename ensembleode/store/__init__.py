@@ -21,15 +21,15 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from .analysis.labelled import retcode_attributes
-from .core.executor import Executor
-from .core.files import Locked, locked
-from .core.fingerprint import fingerprint, NotKnown
-from .core.job import cause_of, Job, Unfinished
-from .core.logs import logger
-from .core.plan import Result
-from .core.stored import solution_in, StoreError, variables_of
-from .solution import EngineChoice, EnsembleSolution
+from ..analysis.labelled import retcode_attributes
+from ..core.executor import Executor
+from ..core.fingerprint import fingerprint, NotKnown
+from ..core.job import cause_of, Job, Unfinished
+from ..core.plan import Result
+from ..ground.files import Locked, locked
+from ..ground.logs import logger
+from ..solution import EngineChoice, EnsembleSolution
+from .stored import solution_in, StoreError, variables_of
 
 
 FORMAT = 2
@@ -175,12 +175,15 @@ class Writer:
         }
         self.batch_size = given["batch_size"]
         if kept is None:
-            self._check_folder({*dims, "time", "digest"})
+            # Never begun, or damaged: what is there may only be what such a store has.
+            self._real.mkdir(exist_ok=True)
+            for x in self._real.iterdir():
+                if x.name not in {*dims, "time", "digest", "zarr.json"} and x.suffix != ".partial":
+                    raise StoreError(f"{self.path} exists, and is no Zarr group.")
         for left in self._real.rglob("*.partial"):
             left.unlink(missing_ok=True)
-        self._files = _files(self._real, self._kept, read_only=False)
+        self._files = files = _files(self._real, self._kept, read_only=False)
         self._inode = self._real.stat().st_ino
-        files = self._files
         with self._explained("read"):
             todo = [b for b in files.layout.batches if not files.is_whole(b)]
             if kept is None and len(todo) == len(files.layout.batches) and files.has_records():
@@ -193,24 +196,13 @@ class Writer:
             self._write_group()
         self._todo = todo
 
-    def _check_folder(self, names: Set[str]) -> None:
-        """Make the folder of a store whose group isn't there, as it was never begun or is damaged.
-
-        **Raises:** `StoreError` where something else is in it.
-        """
-        self._real.mkdir(exist_ok=True)
-        for x in self._real.iterdir():
-            if x.name not in {*names, "zarr.json"} and x.suffix != ".partial":
-                raise StoreError(f"{self.path} exists, and is no Zarr group.")
-
     def _compare(self, kept: dict, given: dict) -> None:
         differ = [k for k in {**kept, **given} if kept.get(k) != given.get(k)]
         if not differ:
             return
-        plain = (int, str)
         said = [
             f"{k} ({kept.get(k)} there, {given.get(k)} here)"
-            if isinstance(given.get(k), plain) and not k.startswith("#")
+            if isinstance(given.get(k), int | str) and not k.startswith("#")
             else k.lstrip("#")
             for k in differ
         ]
@@ -326,8 +318,7 @@ class Writer:
             ) from e
 
     def _found(self) -> EnsembleSolution | None:
-        """What is in the store, all batches that are written, wherever it has been moved to in its
-        folder; None where it is gone."""
+        """What is in the store, wherever it was moved to in its folder; None where it is gone."""
         for place in (self._real, *self._real.parent.iterdir()):
             with contextlib.suppress(OSError, StoreError):  # the disk may be gone altogether
                 if place.stat().st_ino != self._inode:
@@ -345,19 +336,11 @@ def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
     """How many trajectories to solve at a time: a batch of the store, or several."""
     if not executor.reports:
         return writer.batch_size
-    ahead = min(_AHEAD, batch_size // writer.batch_size)
-    return writer.batch_size * max(1, ahead)
-
-
-#
-# What is in it
-#
+    return writer.batch_size * max(1, min(_AHEAD, batch_size // writer.batch_size))
 
 
 def _solution(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
-    """
-    **Raises:** `StoreError` where there is no store, or its metadata is damaged.
-    """
+    """**Raises:** `StoreError` where there is no store, or its metadata is damaged."""
     zarr = _zarr()
     kept = _attributes(path)
     if kept is None:
@@ -367,16 +350,12 @@ def _solution(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
         files.lacking = lacking = files.find_lacking(kept["complete"])
         if lacking:
             batch, file = next(iter(lacking.items()))
-            rows = files.layout.rows(batch)
+            rows, others = files.layout.rows(batch), len(lacking) - 1
+            more = f", and files of {others} other batches" if others else ""
             logger.warning(
-                "the store %s is damaged: %s, of the trajectories %d to %d, is missing or cut "
-                "short%s. They have the return code Default; solve with the same store computes "
-                "them again.",
-                path,
-                file,
-                rows[0],
-                rows[-1],
-                f", and files of {len(lacking) - 1} other batches" if len(lacking) > 1 else "",
+                f"the store {path} is damaged: {file}, of the trajectories {rows[0]} to "
+                f"{rows[-1]}, is missing or cut short{more}. They have the return code Default; "
+                "solve with the same store computes them again."
             )
         whole = kept["complete"] and not lacking
         return solution_in(zarr.open_group(files, mode="r"), kept, whole, elapsed)
@@ -385,7 +364,7 @@ def _solution(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
 def _files(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
     """The Zarr store there, whose chunks are those that were written."""
     zarr = _zarr()
-    from .core.store_files import Layout, StoreFiles
+    from .store_files import Layout, StoreFiles
 
     of = kept["fingerprint"]
     layout = Layout(
@@ -395,11 +374,8 @@ def _files(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
 
 
 def _attributes(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None:
-    """What the store says of itself; None where there is no store.
-
-    **Arguments:**
-
-    - `lost_is_none`: whether a file that isn't what Zarr writes counts as none.
+    """What the store says of itself; None where there is no store, or what should say it is lost
+    and `lost_is_none`.
 
     **Raises:** `StoreError` where it isn't one that this version reads.
     """
@@ -428,19 +404,8 @@ def _attributes(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None
     return kept
 
 
-# What metadata raises that isn't what was written.
-_MALFORMED = (ValueError, RuntimeError, KeyError, TypeError, AttributeError)
-
-
-#
-# The file system
-#
-
-
 def _folder(path: Any) -> Path:
-    """
-    **Raises:** `ValueError` for the address of an object store, `TypeError` for what is no path.
-    """
+    """**Raises:** `ValueError` for the address of an object store, `TypeError` for no path."""
     if not isinstance(path, str | os.PathLike):
         raise TypeError(f"store must be a path, such as 'sweep.zarr', got {path!r}.")
     if address := re.match(r"[A-Za-z][A-Za-z0-9+.-]+:/", os.fspath(path)):
@@ -454,15 +419,12 @@ def _folder(path: Any) -> Path:
 
 @contextlib.contextmanager
 def _reading(path: Any) -> Iterator[None]:
-    """Says so where the metadata of the store isn't what was written.
-
-    **Raises:** `StoreError`.
-    """
+    """**Raises:** `StoreError` where the metadata of the store isn't what was written."""
     try:
         yield
     except StoreError:
         raise
-    except _MALFORMED as e:
+    except (ValueError, RuntimeError, KeyError, TypeError, AttributeError) as e:
         raise _damaged(path, e) from e
 
 
@@ -488,10 +450,7 @@ def _json_of(file: Path) -> Any:
 
 
 def _locked(path: Path) -> Any:
-    """By the folder that it is, whatever symbolic links lead there.
-
-    **Raises:** `StoreError` where another process has it.
-    """
+    """By the folder that it is, whatever symbolic links lead there."""
     _zarr()
     real = path.resolve()
     real.parent.mkdir(parents=True, exist_ok=True)

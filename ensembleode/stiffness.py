@@ -16,14 +16,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ..executors.serial import Serial
-from ..options import holds_tolerances
-from ..solvers import ExplicitRungeKutta
-from ..solvers.tableau import Tableau
-from .every_step import bounded
-from .job import Job
-from .recent import jit_recent
-from .retcode import ReturnCode
+from .core.every_step import bounded
+from .core.job import Job
+from .executors.serial import Serial
+from .ground.recent import jit_recent
+from .ground.retcode import ReturnCode
+from .options import holds_tolerances
+from .solvers import ExplicitRungeKutta
+from .solvers.arithmetic import NUMBERS
+from .solvers.method import Equations, Method
 
 
 _TRAJECTORIES = 3  # that are looked at
@@ -33,6 +34,7 @@ _LARGEST = 64  # state whose eigenvalues are computed all
 _ITERATIONS = 40  # of the power method, for larger ones
 # Of the real stability boundary: steps that accuracy bounds stay well within.
 _AT_THE_EDGE = 0.5
+_STABILITY_STEPS = 50  # after which what grows is seen to
 
 
 def note(job: Job, alg: Any, codes: np.ndarray) -> str | None:
@@ -61,7 +63,7 @@ def _can_be_bounded_by_stability(job: Job, alg: Any) -> bool:
 
 def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
     middle = out_of_steps[np.linspace(0, len(out_of_steps) - 1, _TRAJECTORIES).astype(int)]
-    boundary = real_stability_boundary(alg.tableau)
+    boundary = real_stability_boundary(alg.method)
     ratios = [_step_times_rate(job, int(i)) / boundary for i in np.unique(middle)]
     at_the_edge = [x for x in ratios if x > _AT_THE_EDGE]
     if 2 * len(at_the_edge) <= len(ratios):
@@ -150,14 +152,17 @@ def _dominant(field, consts, p, u, t):
     return jax.vmap(one)(u, t)
 
 
-def real_stability_boundary(tableau: Tableau) -> float:
-    """The largest `x` with `|R(-x)| <= 1` all the way, `R` the stability function."""
-    s = tableau.stages
-    a = np.zeros((s, s))
-    for i, row in enumerate(tableau.a, start=1):
-        a[i, : len(row)] = row
-    for x in np.arange(0.05, 100.0, 0.05):
-        r = 1 - x * np.asarray(tableau.b) @ np.linalg.solve(np.eye(s) + x * a, np.ones(s))
-        if abs(r) > 1 + 1e-9:
-            return float(x - 0.05)
-    raise ValueError("A tableau of an explicit method has a bounded stability region.")
+def real_stability_boundary(method: Method) -> float:
+    """The largest `x` such that solutions of `y' = -x y` by steps of one don't grow, nor do those
+    for any smaller one."""
+    x = np.arange(0.05, 100.0, 0.05)
+    equations = Equations(lambda y, t: (-x * y[0],), lambda y, t, dy, dt: (-x * dy[0],))
+    y = (np.ones_like(x),)
+    with np.errstate(all="ignore"):
+        carry = method.init(NUMBERS, equations, y, 0.0)
+        for i in range(_STABILITY_STEPS):
+            y, carry, *_ = method.step(NUMBERS, equations, y, carry, float(i), 1.0)
+    grows = ~(abs(y[0]) <= 1 + 1e-7)
+    if not grows.any():
+        raise ValueError("An explicit method has a bounded stability region.")
+    return float(x[np.argmax(grows)] - 0.05)

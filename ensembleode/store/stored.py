@@ -6,11 +6,12 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..analysis.labelled import inner_dims, output_name, state_dims
+from ..core.plan import Result
+from ..dense import Kept, Slopes
+from ..ground.keys import is_key
+from ..ground.on_disk import OnDisk
+from ..ground.state_tree import is_tree
 from ..solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
-from .keys import is_key
-from .on_disk import OnDisk
-from .plan import Result
-from .state_tree import is_tree
 
 
 class StoreError(EnsembleError):
@@ -31,8 +32,9 @@ class Variable(NamedTuple):
     dtype: Any
 
 
-# Before the names of the derivatives of a state that is a pytree.
-_DU = "du."
+# Before the names of what is within the steps of a state that is a pytree.
+_INNER = "inner."
+_DU = "du."  # (in stores of earlier versions)
 
 
 def variables_of(outcome: Result, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
@@ -50,12 +52,13 @@ def variables_of(outcome: Result, kind: str, own_times: bool) -> tuple[list[Vari
             dims = inner_dims(name, ndim)
             if is_key(x):
                 raise TypeError(f"a store keeps numbers, and the output {name} is a PRNG key.")
-        elif field in ("u", "du"):
-            dims = (time, *state_dims(ndim - 1))
+        elif field in ("u", "inner"):
+            lead = (time,) if field == "u" else (time, "node")
+            dims = (*lead, *state_dims(ndim - len(lead)))
             if of_states:
                 leaf = output_name(path[1:])
-                name = leaf if field == "u" else _DU + leaf
-                dims = (time, *inner_dims(name, ndim - 1))
+                name = leaf if field == "u" else _INNER + leaf
+                dims = (*lead, *inner_dims(name, ndim - len(lead)))
         elif field == "t":
             dims = (time,)
         variables.append(Variable(name, ("trajectory", *dims), x.shape, np.dtype(x.dtype)))
@@ -117,11 +120,14 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
         return OnDisk(group[name]) if name in group else None
 
     kind = kept["kind"]
-    tree, du = kept["outputs"], None
+    tree, dense = kept["outputs"], None
     u = lazily("u") if tree is None else _put_together(tree, group)
     if kind == "trajectories":
-        saves_du = tree is not None and any(name.startswith(_DU) for name in group)
-        du = _put_together(tree, group, _DU) if saves_du else lazily("du")
+        for how, prefix in ((Kept, _INNER), (Slopes, _DU)):
+            if tree is None and prefix[:-1] in group:
+                dense = how(lazily(prefix[:-1]))
+            elif tree is not None and any(name.startswith(prefix) for name in group):
+                dense = how(_put_together(tree, group, prefix))
     t = lazily("time") if kind == "trajectories" else None
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
@@ -136,6 +142,6 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
         elapsed,
         EngineChoice(*kept["engine"]),
         kind,
-        du,
+        dense,
         tuple(kept["order"]) if kept["order"] else None,
     )

@@ -1,0 +1,354 @@
+"""The solution between saved steps: within each step a polynomial, given by its values at nodes.
+
+The nodes are those of Chebyshev and Lobatto, both ends of the step among them, where a polynomial
+of whatever degree is well conditioned (Trefethen, "Approximation Theory and Approximation
+Practice", 2013, chapters 5 and 15). What differs is where the values at the others come from.
+"""
+
+import functools
+import math
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+from jaxtyping import Array, Inexact, PyTree
+
+from .ground.recent import jit_recent
+from .ground.state_tree import StateTree
+from .solvers.arithmetic import ArrayArithmetic
+from .solvers.method import equations_of, Method
+
+
+class Step(NamedTuple):
+    """A saved step: which, from the time `t` on, of the signed size `h`, and the states at both
+    ends (pytrees to users whose state is one)."""
+
+    row: Any
+    t: Any
+    h: Any
+    start: Any
+    end: Any
+
+
+class Dense(eqx.Module):
+    """What is known of a solution within its steps."""
+
+    def within(self, step: Step) -> Any:
+        """The states at the nodes between the ends: `[node, *state]`."""
+        raise NotImplementedError
+
+    def of(self, i: Any) -> "Dense":
+        """That of one of several trajectories, or of some (an array)."""
+        return jax.tree.map(lambda x, own: x[i] if own else x, self, self.own)
+
+    def rows(self, rows: Any) -> "Dense":
+        """That of these rows."""
+        del rows
+        return self
+
+    @property
+    def own(self) -> Any:
+        """Which leaves each trajectory has to itself."""
+        return jax.tree.map(lambda _: True, self)
+
+
+class Kept(Dense):
+    """The states at the nodes were kept: `[time, node, *state]`, in the row where a step starts."""
+
+    inner: PyTree[Inexact[Array, "..."]]
+
+    def within(self, step: Step) -> Any:
+        return jax.tree.map(lambda x: x[step.row], self.inner)
+
+    def rows(self, rows: Any) -> "Kept":
+        return Kept(jax.tree.map(lambda x: x[rows], self.inner))
+
+
+class Slopes(Dense):
+    """The derivatives at the saved states were kept, `[time, *state]`: a cubic."""
+
+    du: PyTree[Inexact[Array, "..."]]
+
+    def within(self, step: Step) -> Any:
+        def one(du, start, end):
+            return _cubic(step.h, start, end, du[step.row], du[step.row + 1])
+
+        return jax.tree.map(one, self.du, step.start, step.end)
+
+    def rows(self, rows: Any) -> "Slopes":
+        return Slopes(jax.tree.map(lambda x: x[rows], self.du))
+
+
+class Known(NamedTuple):
+    """What of a solve decides how a step goes on within it, and no numbers.
+
+    - `field`: the vector field, `field(consts, u, p, t)`; `tree`: what its state is made of.
+    - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
+        polynomial is then the cubic of the states and slopes at both ends.
+    - `own`: of the constants and the parameters, which each trajectory has to itself.
+    """
+
+    field: Callable
+    method: Method | Any
+    tree: StateTree | None
+    own: tuple[tuple[bool, ...], tuple[bool, ...]]
+
+
+class Again(Dense):
+    """Nothing was kept: as a step is the same each time, it is made again where it is asked for."""
+
+    consts: tuple
+    p: tuple
+    known: Known = eqx.field(static=True)
+
+    def within(self, step: Step) -> Any:
+        tree, method = self.known.tree, self.known.method
+        start, end = (x if tree is None else tree.ravel(x) for x in (step.start, step.end))
+
+        def field(y, t):
+            return (self.known.field(self.consts, y[0], self.p, t),)
+
+        if method is None:
+            (left,), (right,) = field((start,), step.t), field((end,), step.t + step.h)
+            inner = _cubic(step.h, start, end, left, right)
+        else:
+            y, t, h = (start,), step.t, step.h
+            equations = equations_of(field)
+            carry = method.init(_XP, equations, y, t)
+            dense = method.step(_XP, equations, y, carry, t, h).dense
+            dense = method.dense(_XP, equations, y, dense, t, h)
+            at = (method.interpolate(_XP, y, dense, h, c) for c in inner_nodes(method.degree))
+            inner = jnp.stack([u for (u,) in at])
+        return inner if tree is None else tree.unravel(inner)
+
+    def of(self, i: Any) -> "Again":
+        consts, p = (
+            tuple(x[i] if own else x for x, own in zip(xs, owned, strict=True))
+            for xs, owned in zip((self.consts, self.p), self.known.own, strict=True)
+        )
+        known = self.known
+        if not np.ndim(i):
+            known = known._replace(own=jax.tree.map(lambda _: False, known.own))
+        return Again(consts, p, known)
+
+    @property
+    def own(self) -> Any:
+        return Again(*self.known.own, self.known)
+
+
+class _Arithmetic(ArrayArithmetic):
+    """A state is one component, which may be complex."""
+
+    def over(self, number: Any, component: Any) -> Any:
+        return jnp.asarray(number, component.dtype)
+
+
+_XP: Any = _Arithmetic(jnp)
+
+
+#
+# Polynomials
+#
+
+
+@functools.cache
+def inner_nodes(degree: int) -> tuple[float, ...]:
+    """Where within a step, from 0 to 1, the values of a polynomial of this degree are kept: besides
+    the ends. (One at least, so that no array is empty.)"""
+    degree = max(2, degree)
+    return tuple(math.sin(math.pi * j / (2 * degree)) ** 2 for j in range(1, degree))
+
+
+def _cubic(h: Any, left: Any, right: Any, dleft: Any, dright: Any) -> Any:
+    """At its nodes the cubic with these values and slopes at the ends (Hairer, Norsett and Wanner,
+    "Solving Ordinary Differential Equations I", II.6)."""
+    h = jnp.asarray(h, left.dtype)
+    return jnp.stack(
+        [
+            (1 + 2 * x) * (1 - x) ** 2 * left
+            + x**2 * (3 - 2 * x) * right
+            + h * (x * (1 - x) ** 2 * dleft + x**2 * (x - 1) * dright)
+            for x in inner_nodes(3)
+        ]
+    )
+
+
+def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
+    """At the share `x` of a step: by Lagrange's formula, from the nearer end, for whose value it is
+    exact."""
+    nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
+    for k, node in enumerate(nodes):
+        is_other = np.arange(len(nodes)) != k
+        scale = is_other / np.where(is_other, nodes - node, 1)
+        weights = weights * ((x - node) * scale.astype(x.dtype) + (~is_other).astype(x.dtype))
+    near = jnp.where(x < 0.5, start, end)
+    values = jnp.concatenate([start[None], inner, end[None]]) - near[None]
+    weights = weights.astype(values.dtype).reshape(-1, *(1,) * start.ndim)
+    return near + jnp.sum(weights * values, axis=0)
+
+
+#
+# At times
+#
+
+
+def states_at(
+    dense: Dense,
+    times: Any,
+    u: Any,
+    lengths: Any,
+    succeeded: Any,
+    t: Any,
+    deriv: int = 0,
+    *,
+    several: bool,
+) -> Any:
+    """The states at `t` (a number or `[n]`), or their derivatives of the order `deriv` by time; NaN
+    outside of what was reached.
+
+    **Arguments:** the saved `times [time]`, the states `u`, leaves `[time, *state]`, how many
+    times were reached, and whether that was all (otherwise it has a gradient of zero); all with an
+    axis of the trajectories first where there are `several`, and then so have the results. `t` is
+    the same for all.
+    """  # fmt: skip
+    # Apart, as the second takes long to compile, and knows nothing of how many steps there are.
+    found = _evaluated(_find, None, several, None, (times, u, lengths, succeeded), (t,))
+    return _evaluated(_at, deriv, several, dense, found)
+
+
+def states_between(dense: Dense, times: Any, u: Any, lengths: Any, points: int, **how: Any) -> Any:
+    """The states at so many evenly spaced points of each step, `[time, point, *state]`, from its
+    start on, in the row where it starts. (The rest as of `states_at`.)"""
+    return _evaluated(_along_steps, points, how["several"], dense, (times, u, lengths))
+
+
+def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Kept:
+    """The same without its program: with the states at the nodes within all steps, NaN where there
+    is no step. (The rest as of `states_at`.)"""
+    return Kept(_evaluated(_within_steps, None, several, dense, (times, u, lengths)))
+
+
+def _evaluated(
+    fn: Callable, option: Any, several: bool, dense: Any, each: tuple, shared: tuple = ()
+) -> Any:
+    """`fn(dense, *each, *shared, option)`, compiled; mapped over the trajectories where there are
+    `several`."""
+    own = None
+    if several:
+        own = () if dense is None else tuple(jtu.tree_leaves(dense.own))
+    leaves, structure = jtu.tree_flatten((dense, each, shared))
+    return _compiled(fn, option, own, structure, [jnp.asarray(x) for x in leaves])
+
+
+@functools.partial(jit_recent, static=4)
+def _compiled(fn, option, own, structure, leaves):
+    dense, each, shared = jtu.tree_unflatten(structure, leaves)
+
+    def of_one(dense, each):
+        return fn(dense, *each, *shared, option)
+
+    if own is None:
+        return of_one(dense, each)
+    flags = iter(own)
+    axes = jax.tree.map(lambda _: 0 if next(flags) else None, dense)
+    return jax.vmap(of_one, in_axes=(axes, 0))(dense, each)
+
+
+class _Found(NamedTuple):
+    """A step, and whether it has a length; a time, and whether that is within what was reached; and
+    whether the trajectory succeeded."""
+
+    step: Step
+    has_length: Any
+    t: Any
+    inside: Any
+    succeeded: Any
+
+
+def _find(
+    _: None, times: Any, u: Any, length: Any, succeeded: Any, t: Any, __: None
+) -> tuple[_Found]:
+    """The steps in which the times `t` are."""
+    reached = jnp.arange(times.shape[0], dtype=length.dtype) < length
+    sign = jnp.where(times[jnp.minimum(1, length - 1)] < times[0], -1, 1).astype(times.dtype)
+    ordered = jnp.where(reached, times * sign, jnp.inf)
+    last = ordered[jnp.maximum(length - 1, 0)]
+
+    def at(t):
+        inside = (t * sign >= ordered[0]) & (t * sign <= last) & (length > 0)
+        row = jnp.searchsorted(ordered, t * sign, side="right").astype(length.dtype) - 1
+        row = jnp.clip(row, 0, jnp.maximum(length - 2, 0))
+        return _Found(*_step(times, u, length, row), t, inside, succeeded)
+
+    return (jax.vmap(at)(t) if t.ndim else at(t),)
+
+
+def _at(dense: Dense, found: _Found, deriv: int) -> Any:
+    def of(found):
+        step, has_length, t, inside, succeeded = found
+        inner = jax.tree.map(
+            lambda x: jnp.where(succeeded, x, jax.lax.stop_gradient(x)),
+            _inner(dense, step, has_length),
+        )
+
+        def at(t):
+            x = (t - step.t) / jnp.where(has_length, step.h, 1)
+            return jax.tree.map(functools.partial(_polynomial, x), step.start, inner, step.end)
+
+        for _ in range(deriv):
+            at = _derivative(at)
+        # (Of what is not asked for, a derivative may be infinite, and its gradient NaN.)
+        states = at(jnp.where(inside, t, step.t))
+        return jax.tree.map(lambda u: jnp.where(inside, u, jnp.nan), states)
+
+    return jax.vmap(of)(found) if found.t.ndim else of(found)
+
+
+def _along_steps(dense: Dense, times: Any, u: Any, length: Any, points: int) -> Any:
+    def along(row):
+        step, has_length = _step(times, u, length, row)
+        inner = _inner(dense, step, has_length)
+
+        def at(x):
+            return jax.tree.map(functools.partial(_polynomial, x), step.start, inner, step.end)
+
+        return jax.vmap(at)(jnp.arange(points, dtype=times.dtype) / points)
+
+    return jax.vmap(along)(jnp.arange(times.shape[0], dtype=length.dtype))
+
+
+def _within_steps(dense: Dense, times: Any, u: Any, length: Any, _: None) -> Any:
+    def of(row):
+        step, _ = _step(times, u, length, row)
+        inner = dense.within(step)
+        return jax.tree.map(lambda x: jnp.where(row + 1 < length, x, jnp.nan), inner)
+
+    return jax.vmap(of)(jnp.arange(times.shape[0], dtype=length.dtype))
+
+
+def _step(times: Any, u: Any, length: Any, row: Any) -> tuple[Step, Any]:
+    """The step from a row on, and whether it has a length: of a single time, of a span of no length
+    or after what was reached it has none, and is one of nothing from a state that was reached."""
+    after = jnp.minimum(row + 1, times.shape[0] - 1)
+    has_length = (row + 1 < length) & (times[after] != times[row])
+    row = jnp.where(row < length, row, 0)
+    t = jnp.where(length > 0, times[row], 0)
+    h = jnp.where(has_length, times[after] - t, 0)
+    start = jax.tree.map(lambda u: jnp.where(length > 0, u[row], 1), u)
+    end = jax.tree.map(lambda u, start: jnp.where(has_length, u[after], start), u, start)
+    return Step(row, t, h, start, end), has_length
+
+
+def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
+    def kept(inner, start):
+        return jnp.where(has_length, inner, start)
+
+    return jax.tree.map(kept, dense.within(step), step.start)
+
+
+def _derivative(fn: Any) -> Any:
+    return lambda t: jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]

@@ -1,0 +1,123 @@
+"""What saved states move by with their times: `f` along them, which derivatives by times are of."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from ..core.lane import Lane
+from .flow import each, Flow, Known
+from .rates import rates
+
+
+def where(mask: Any, x: Any) -> Any:
+    """`x` where the mask, of its first axes, is true, and zero elsewhere."""
+    return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, jnp.zeros_like(x))
+
+
+def rows_of(flow: Flow) -> int:
+    """How many states of each trajectory are saved."""
+    saving = flow.plan.saving
+    return 1 if saving.mode == "ends" else saving.rows
+
+
+def is_there(flow: Flow, known: Known) -> Any:
+    """Which rows were reached, of trajectories that succeeded: `[trajectory, row]`."""
+    ok, reached = known.ok[:, None], known.reached
+    if flow.plan.saving.mode == "ends":
+        return ok
+    return ok & (jnp.arange(rows_of(flow), dtype=reached.dtype)[None] < reached[:, None])
+
+
+def times_rate(rate: Any, dt: Any) -> Any:
+    """The product with a tangent of time."""
+    return rate * dt.reshape(*dt.shape, *(1,) * (rate.ndim - dt.ndim))
+
+
+def each_t0(flow: Flow, x: Any) -> Any:
+    """One a trajectory, of what is as `t0` is."""
+    return each(x, flow.plan.batched.t0, flow.n)
+
+
+def _rates(flow: Flow, lanes: Lane, ok: Any, u: Any, t: Any) -> Any:
+    """`f` at states `[trajectory, time, *state]` of trajectories that succeeded, zero of others.
+
+    (Their numbers, which may be infinite or NaN, are replaced by those of one that succeeded, so
+    that products with what is shared stay finite; and where none did, it is a function of nothing.)
+    """
+    some, any_ = jnp.argmax(ok), jnp.any(ok)
+
+    def safe(x, is_own=True):
+        # (Not differentiated: a zero times what is infinite is NaN.)
+        fixed = jax.lax.stop_gradient(x)
+        if not is_own:
+            return jnp.where(any_, x, fixed)
+        return jnp.where(ok.reshape(-1, *(1,) * (x.ndim - 1)), x, fixed[some][None])
+
+    plan = flow.plan
+    numbers = {
+        name: tuple(map(safe, getattr(lanes, name), getattr(plan.batched, name)))
+        for name in ("consts", "p")
+    }
+    return where(ok, rates(plan, lanes._replace(**numbers), safe(u), safe(t)))
+
+
+def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:
+    """`f` at the first states."""
+    t0 = each_t0(flow, lanes.t0)
+    return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0[:, None])[:, 0]
+
+
+def _which_end(flow: Flow, reached: Any) -> tuple[Any, Any]:
+    """The row of a trajectory that is at `t1`, and whether there is one."""
+    saving = flow.plan.saving
+    if saving.mode == "ends":
+        return jnp.zeros_like(reached), jnp.ones_like(reached, bool)
+    return jnp.clip(reached - 1, 0, saving.rows - 1), reached > int(saving.start)
+
+
+def moving_times(flow: Flow, dlanes: Lane) -> Any:
+    """The tangent of the times that saved states are at; a Zero where it is one."""
+    return dlanes.saveat if flow.plan.saving.mode == "times" else dlanes.t1
+
+
+def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
+    """`f` at the saved states whose times may move: `[trajectory, time, *state]`, the times those
+    of `saveat`, or `t1` alone. Zero where there is none."""
+    plan, n, ok = flow.plan, flow.n, known.ok
+    if plan.saving.mode == "times":
+        there, t = is_there(flow, known), each(lanes.saveat, plan.batched.saveat, n)
+    else:
+        row, is_end = _which_end(flow, known.reached)
+        rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
+        there, t = (ok & is_end)[:, None], each(lanes.t1, plan.batched.t1, n)[:, None]
+    # Of rows that are not reached there is no state, and their times may be infinite.
+    t = jnp.where(there, t, each_t0(flow, lanes.t0)[:, None])
+    mask = there.reshape(*there.shape, *(1,) * (rows.ndim - 2))
+    safe = jnp.where(mask, rows, lanes.u0[:, None])
+    return where(there, _rates(flow, lanes, ok, safe, t))
+
+
+def at_times(flow: Flow, dtimes: Any) -> Any:
+    """Tangents of times, `[trajectory, time]` as of `row_rates`."""
+    batched, n = flow.plan.batched, flow.n
+    if flow.plan.saving.mode == "times":
+        return each(dtimes, batched.saveat, n)
+    return each(dtimes, batched.t1, n)[:, None]
+
+
+def to_rows(flow: Flow, known: Known, x: Any) -> Any:
+    """From the times of `row_rates` to rows."""
+    if flow.plan.saving.mode != "steps":
+        return x
+    row, _ = _which_end(flow, known.reached)
+    is_end = jnp.arange(rows_of(flow), dtype=row.dtype)[None] == row[:, None]
+    return where(is_end, jnp.broadcast_to(x, (flow.n, rows_of(flow), *x.shape[2:])))
+
+
+def from_rows(flow: Flow, known: Known, c: Any) -> Any:
+    """The transpose."""
+    if flow.plan.saving.mode != "steps":
+        return c
+    row, _ = _which_end(flow, known.reached)
+    return jnp.take_along_axis(c, row.reshape(-1, *(1,) * (c.ndim - 1)), 1)

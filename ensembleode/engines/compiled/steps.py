@@ -1,0 +1,351 @@
+"""A method's step pulled back: traced by JAX, and written backwards through a builder.
+
+The state is one component to the trace, an array, so that it is of one size whatever that of the
+state; what the method asks of the equations is a call that stays a call. Backwards, each equation
+adds to the cotangents of its operands what JAX says, and each call what the transposed field says,
+which computes from the state and the time alone. Values are written where they are first wanted.
+
+Of the numbers of a step (times, sizes, weights) there are no cotangents: they are constants.
+"""
+
+from __future__ import annotations
+
+import copy
+import functools
+import operator
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+import numpy as np
+
+from ...fields.equations import called, used
+from ...solvers.arithmetic import ArrayArithmetic
+from ...solvers.method import Equations, Method
+from .builder import Builder, Value
+from .operations import operation
+
+
+# How many components the state has to the trace: as good as any other number above one.
+_SIZE = 2
+_XP = ArrayArithmetic(jnp)
+
+
+def _call(name: str) -> Any:
+    prim = jex.Primitive(f"equations_{name}")
+    prim.def_abstract_eval(lambda y, *_: y)
+    return prim
+
+
+_F, _JVP = _call("f"), _call("jvp")
+
+
+def _f(y: tuple, t: Any) -> tuple:
+    return (_F.bind(*y, jnp.asarray(t, y[0].dtype)),)
+
+
+def _jvp(y: tuple, t: Any, dy: tuple, dt: Any) -> tuple:
+    dtype = y[0].dtype
+    return (_JVP.bind(*y, jnp.asarray(t, dtype), *dy, jnp.asarray(dt, dtype)),)
+
+
+_EQUATIONS = Equations(_f, _jvp)
+
+
+class Trace(NamedTuple):
+    """A part of a method as equations; `inputs` and `outputs`: trees of variables."""
+
+    eqns: list
+    inputs: Any
+    outputs: Any
+
+    def before(self, wanted: Any) -> list:
+        """The equations that some of the outputs depend on."""
+        needed, found = set(variables_of(wanted)), []
+        for eqn in reversed(self.eqns):
+            if needed.intersection(eqn.outvars):
+                found.append(eqn)
+                needed.update(variables_of(eqn.invars))
+        return found[::-1]
+
+
+def variables_of(tree: Any) -> list:
+    """Those among the operands or results of equations."""
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, jex.Literal))
+    return [x for x in leaves if not isinstance(x, jex.Literal)]
+
+
+def _traced(fn: Callable, *inputs: Any) -> Trace:
+    closed, outputs = jax.make_jaxpr(fn, return_shape=True)(*inputs)
+    jaxpr = closed.jaxpr
+    assert not closed.consts, closed.consts
+    tree = jax.tree.structure(inputs)
+    return Trace(
+        used(jaxpr)[0],
+        tree.unflatten(jaxpr.invars),
+        jax.tree.unflatten(jax.tree.structure(outputs), jaxpr.outvars),
+    )
+
+
+def _structs(dtype: np.dtype) -> tuple:
+    """Of a state and of a number."""
+    return (jax.ShapeDtypeStruct((_SIZE,), dtype),), jax.ShapeDtypeStruct((), dtype)
+
+
+@functools.lru_cache(maxsize=256)
+def step_of(method: Method, dtype: np.dtype, *, is_dense: bool) -> Trace:
+    """`(y, carry, t, h)` to the state at the end, what is carried on, and, if wanted, what states
+    within the step are interpolated from. What a method makes of the state again isn't carried."""
+    y, number = _structs(dtype)
+
+    def fn(y, carry, t, h):
+        given = carry if method.remembers else method.init(_XP, _EQUATIONS, y, t)
+        attempt = method.step(_XP, _EQUATIONS, y, given, t, h)
+        dense = method.dense(_XP, _EQUATIONS, y, attempt.dense, t, h) if is_dense else ()
+        return attempt.y2, attempt.carry if method.remembers else (), dense
+
+    carry = jax.eval_shape(lambda y, t: method.init(_XP, _EQUATIONS, y, t), y, number)
+    return _traced(fn, y, carry if method.remembers else (), number, number)
+
+
+@functools.lru_cache(maxsize=256)
+def start_of(method: Method, dtype: np.dtype) -> Trace:
+    """`(y, t)` to what the first step is carried."""
+    return _traced(lambda y, t: method.init(_XP, _EQUATIONS, y, t), *_structs(dtype))
+
+
+@functools.lru_cache(maxsize=256)
+def within_of(method: Method, dtype: np.dtype) -> Trace:
+    """`(y, dense, h, theta)` to the state within a step."""
+    y, number = _structs(dtype)
+
+    def dense(y, t, h):
+        attempt = method.step(_XP, _EQUATIONS, y, method.init(_XP, _EQUATIONS, y, t), t, h)
+        return method.dense(_XP, _EQUATIONS, y, attempt.dense, t, h)
+
+    given = jax.eval_shape(dense, y, number, number)
+    interpolate = functools.partial(method.interpolate, _XP)
+    return _traced(interpolate, y, given, number, number)
+
+
+class Calls(NamedTuple):
+    """The equations of some trajectories, and their transposes, as functions of values; of the
+    lanes that count.
+
+    - `forwards`: the vector field, and its derivative along a tangent.
+    - `f(y, t, cotangent)`, `jvp(y, t, dy, dt, cotangent)`: the cotangents of states, and then those
+        of the parameters.
+    """
+
+    forwards: Equations
+    f: Callable
+    jvp: Callable
+
+
+# Lists of values: one a component, or one for all.
+_Components = Sequence[Value]
+
+
+class Pulled:
+    """Cotangents on their way back through a `Trace`.
+
+    **Arguments:** `inputs`: a list of values for each leaf of the trace's inputs, or a function
+    that gives it.
+    """
+
+    def __init__(self, b: Builder, trace: Trace, size: int, inputs: Sequence[Any]):
+        self.b, self.size, self.trace = b, size, trace
+        variables = variables_of(trace.inputs)
+        self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
+        self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
+        self.cotangents: dict[Any, _Components] = {}
+        self.gradient: Any = None
+        # What has cotangents: states.
+        self._active = {v for v in variables if v.aval.shape}
+        for eqn in trace.eqns:
+            if _is_call(eqn) or self._active.intersection(variables_of(eqn.invars)):
+                self._active.update(v for v in eqn.outvars if v.aval.shape)
+
+    def value(self, atom: Any, calls: Calls) -> _Components:
+        if isinstance(atom, jex.Literal):
+            return _literal(self.b, atom)
+        if atom not in self.values:
+            eqn = self._made_by[atom]
+            args = [self.value(x, calls) for x in eqn.invars]
+            if _is_call(eqn):
+                args = [self._whole(x, v) for x, v in zip(args, eqn.invars, strict=True)]
+                fn = calls.forwards.f if eqn.primitive is _F else calls.forwards.jvp
+                outs = [list(fn(*args))]
+            else:
+                outs = _written(self.b, eqn, args)
+            self.values.update(zip(eqn.outvars, outs, strict=True))
+        elif callable(self.values[atom]):
+            return self.values[atom]()
+        return self.values[atom]
+
+    def operands_of_calls(self, eqns: Sequence[Any]) -> list:
+        """All that is wanted of what these equations compute, if what they are multiplied by is
+        known."""
+        return [x for eqn in eqns if _is_call(eqn) for x in eqn.invars]
+
+    def apart(self) -> Pulled:
+        """The same with no cotangents yet, and with values that aren't there outside of a block."""
+        other = copy.copy(self)
+        other.values, other.cotangents, other.gradient = dict(self.values), {}, None
+        return other
+
+    def _whole(self, x: _Components, atom: Any) -> Any:
+        """As many as there are components, or the number that it is."""
+        if not atom.aval.shape:
+            return x[0]
+        return tuple(x[i % len(x)] for i in range(self.size))
+
+    def is_active(self, atom: Any) -> bool:
+        return not isinstance(atom, jex.Literal) and atom in self._active
+
+    def found(self, variable: Any) -> tuple:
+        """Its cotangent."""
+        zero = [self.b.constant(0, variable.aval.dtype)]
+        return self._whole(self.cotangents.get(variable, zero), variable)
+
+    def add(self, variable: Any, more: _Components) -> None:
+        """To its cotangent."""
+        found = self.cotangents.get(variable)
+        if found is not None:
+            more = _zipped(lambda a, b: b + a, found, more)
+        self.cotangents[variable] = more
+
+    def back(self, eqns: Sequence[Any], calls: Calls) -> None:
+        """Through these equations, the last first."""
+        for eqn in reversed(eqns):
+            cts = [self.cotangents.pop(v, None) for v in eqn.outvars]
+            if all(c is None for c in cts):
+                continue
+            if _is_call(eqn):
+                self._through_call(eqn, cts[0], calls)
+                continue
+            rule = _TRANSPOSED.get(eqn.primitive.name, _by_jax)
+            values = [functools.partial(self.value, x, calls) for x in eqn.invars]
+            active = list(map(self.is_active, eqn.invars))
+            for x, more in zip(eqn.invars, rule(self.b, eqn, active, values, cts), strict=True):
+                if more is not None:
+                    self.add(x, more)
+
+    def _through_call(self, eqn: Any, ct: Any, calls: Calls) -> None:
+        args = [self._whole(self.value(x, calls), x) for x in eqn.invars]
+        fn = calls.f if eqn.primitive is _F else calls.jvp
+        found = list(fn(*args, self._whole(ct, eqn.outvars[0])))
+        for x in eqn.invars:
+            if x.aval.shape:
+                if self.is_active(x):
+                    self.add(x, found[: self.size])
+                found = found[self.size :]
+        if self.gradient is not None:
+            found = [b + a for a, b in zip(self.gradient, found, strict=True)]
+        self.gradient = found
+
+
+def _literal(b: Builder, x: Any) -> _Components:
+    return [b.constant(x.val, x.aval.dtype)]
+
+
+def _is_call(eqn: Any) -> bool:
+    return eqn.primitive is _F or eqn.primitive is _JVP
+
+
+def _zipped(op: Callable, *xs: _Components) -> _Components:
+    """Component by component."""
+    n = max(map(len, xs))
+    return [op(*(x[i % len(x)] for x in xs)) for i in range(n)]
+
+
+#
+# Equations forwards
+#
+
+
+_THE_SAME = ("broadcast_in_dim", "copy", "reshape", "squeeze", "stop_gradient")
+
+
+def _written(b: Builder, eqn: Any, args: Sequence[_Components]) -> list[_Components]:
+    name, inner = eqn.primitive.name, called(eqn)
+    if name in _THE_SAME:
+        return [args[0]]
+    if inner is not None:
+        return _evaluated(b, getattr(inner, "jaxpr", inner), args)
+    name, dtype = "add" if name == "add_any" else name, eqn.outvars[0].aval.dtype
+    return [_zipped(lambda *xs: operation(b, name, list(xs), dtype, eqn.params.get("y")), *args)]
+
+
+def _evaluated(b: Builder, jaxpr: jex.Jaxpr, args: Sequence[_Components]) -> list[_Components]:
+    values: dict = dict(zip(jaxpr.invars, args, strict=True))
+
+    def value(x: Any) -> _Components:
+        return _literal(b, x) if isinstance(x, jex.Literal) else values[x]
+
+    for eqn in used(jaxpr)[0]:
+        outs = _written(b, eqn, list(map(value, eqn.invars)))
+        values.update(zip(eqn.outvars, outs, strict=True))
+    return list(map(value, jaxpr.outvars))
+
+
+#
+# And backwards: `rule(b, eqn, active, values, cotangents)`, those of the active operands
+#
+
+
+def _linear(*signs: int) -> Callable:
+    def rule(b, eqn, active, values, cts):
+        del b, eqn, values
+        minus = [-x for x in cts[0]] if -1 in signs else []
+        return [
+            (cts[0] if sign > 0 else minus) if is_active else None
+            for sign, is_active in zip(signs, active, strict=True)
+        ]
+
+    return rule
+
+
+def _product(b, eqn, active, values, cts):
+    del b, eqn
+    others = values[::-1]
+    return [
+        _zipped(operator.mul, other(), cts[0]) if is_active else None
+        for other, is_active in zip(others, active, strict=True)
+    ]
+
+
+def _by_jax(b, eqn, active, values, cts):
+    """By the rules of JAX, for this equation alone."""
+    args = [x() for x in values]
+    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
+    outs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.outvars]
+    cts = [
+        [b.constant(0, v.aval.dtype)] if c is None else c
+        for c, v in zip(cts, eqn.outvars, strict=True)
+    ]
+
+    def pulled(xs, cs):
+        def of(*chosen):
+            every, left = list(xs), iter(chosen)
+            every = [next(left) if a else x for a, x in zip(active, every, strict=True)]
+            out = eqn.primitive.bind(*every, **eqn.params)
+            return out if eqn.primitive.multiple_results else [out]
+
+        return jax.vjp(of, *(x for a, x in zip(active, xs, strict=True) if a))[1](list(cs))
+
+    jaxpr = jax.make_jaxpr(pulled)(structs, outs).jaxpr
+    found = iter(_evaluated(b, jaxpr, [*args, *cts]))
+    return [next(found) if a else None for a in active]
+
+
+_TRANSPOSED: dict[str, Callable] = {
+    "add": _linear(1, 1),
+    "add_any": _linear(1, 1),
+    "mul": _product,
+    "neg": _linear(-1),
+    "sub": _linear(1, -1),
+    **dict.fromkeys(_THE_SAME[:-1], _linear(1)),
+}

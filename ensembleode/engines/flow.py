@@ -1,0 +1,281 @@
+"""A solution as a function of its numbers, and that with tangents: what the primitives of
+`derivatives.py` are of, whichever engine computes it."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax.interpreters import ad
+
+from ..core.lane import Lane
+from ..core.plan import Plan
+from ..fields import parameters_of
+from ..tracing.program import equations, Program, trace
+
+
+class Known(NamedTuple):
+    """What the solve has found out, the trajectories first.
+
+    - `ok`: which succeeded; `reached`: how many times of each were saved, or would have been with
+        more rows.
+    - `more`: what else an engine wants to know; its own.
+    """
+
+    ok: Any
+    reached: Any
+    more: Any = None
+
+
+class Setup(Protocol):
+    """What an engine offers: the solve of `n` trajectories as a function of their numbers, in which
+    each has its own first state, and what pulls back through it. A static record, whose `plan` is
+    replaced by that of the field with tangents: of its state the step-size control looks at as many
+    components as there were at first.
+
+    - `groups`: how many groups of as many, each of which has its own sum of the gradients by shared
+        parameters.
+    """
+
+    @property
+    def plan(self) -> Plan: ...
+
+    @property
+    def n(self) -> int: ...
+
+    @property
+    def groups(self) -> int: ...
+
+    def _replace(self, **fields: Any) -> Any: ...
+
+    def widens(self, size: int) -> bool:
+        """Whether `size` times as many are better solved at once, than so many times these."""
+        ...
+
+    def rows(self, lanes: Lane, known: Known) -> Any:
+        """What is saved of those that succeeded, the last state alone where only ends are:
+        `[trajectory, row, *state]`. Of others it is any."""
+        ...
+
+    def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
+        """From the cotangents of the rows those of the first states, and of the real parameters,
+        one a trajectory, or one a group where all share them. Of trajectories that failed they are
+        any."""
+        ...
+
+
+@dataclasses.dataclass(frozen=True, repr=False)
+class Flow:
+    """What a primitive is of, but for the numbers.
+
+    - `setup`: the solve, a `Setup`.
+    - `moved`: of each real parameter, whether there is a tangent (None: there is not), and whether
+        each trajectory has its own. (The first state has one always.)
+    - `tree`: the structure of its numbers, a `Lane`, and of what is `Known`.
+    """
+
+    setup: Any
+    moved: tuple[bool | None, ...] = ()
+    tree: Any = None
+
+    @property
+    def n(self) -> int:
+        return self.setup.n
+
+    @property
+    def plan(self) -> Plan:
+        return self.setup.plan
+
+    def with_moved(self, moved: Sequence[bool | None] = (), **setup: Any) -> "Flow":
+        return Flow(self.setup._replace(**setup), tuple(moved))
+
+    def __repr__(self) -> str:
+        return f"Flow({self.setup.plan.field}, n={self.n})"
+
+
+#
+# Parameters
+#
+
+
+def each(x: Any, is_own: bool, n: int) -> Any:
+    """One a trajectory, also of what they share."""
+    x = jnp.asarray(x)
+    return x if is_own else jnp.broadcast_to(x, (n, *x.shape))
+
+
+def real_of(plan: Plan) -> list[int]:
+    """Which of the constants and parameters of the field are real numbers."""
+    avals = parameters_of(plan.field)
+    return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
+
+
+def reals_of(plan: Plan, lanes: Lane) -> list:
+    """The real parameters of these numbers (or flags, or tangents)."""
+    every = (*lanes.consts, *lanes.p)
+    return [every[i] for i in real_of(plan)]
+
+
+def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
+    """With these in their place."""
+    every = [*lanes.consts, *lanes.p]
+    for i, x in zip(real_of(plan), reals, strict=True):
+        every[i] = x
+    n = len(lanes.consts)
+    return lanes._replace(consts=tuple(every[:n]), p=tuple(every[n:]))
+
+
+def own_of(plan: Plan) -> list[bool]:
+    """Which of the real parameters each trajectory has its own of."""
+    return list(map(bool, reals_of(plan, plan.batched)))
+
+
+def with_own(setup: Any, lanes: Lane, own: Sequence[bool]) -> tuple[Any, Lane]:
+    """With these parameters as each trajectory's own, too."""
+    plan, n, was = setup.plan, setup.n, own_of(setup.plan)
+    wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
+    if wanted == was:
+        return setup, lanes
+    reals = [
+        jnp.broadcast_to(x, (n, *x.shape)) if now and not before else x
+        for x, now, before in zip(reals_of(plan, lanes), wanted, was, strict=True)
+    ]
+    lanes = with_reals(plan, lanes, reals)
+    plan = dataclasses.replace(plan, batched=with_reals(plan, plan.batched, wanted))
+    return setup._replace(plan=plan), lanes
+
+
+#
+# The field with tangents
+#
+
+
+@functools.lru_cache(maxsize=256)
+def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
+    """The field of a state and its tangent, `[2, *state]`, with the tangents of these parameters
+    after the parameters (and all of them in `p`), and its constants."""
+    avals = parameters_of(field)
+    n = len(field.jaxpr.constvars)
+
+    def both(u, p, t):
+        numbers, tangents = p
+
+        def at(state, *chosen):
+            every = list(numbers)
+            for i, x in zip(moved, chosen, strict=True):
+                every[i] = x
+            return field(every[:n], state, tuple(every[n:]), t)
+
+        chosen = [numbers[i] for i in moved]
+        return jnp.stack(jax.jvp(at, (u[0], *chosen), (u[1], *tangents)))
+
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    (out,) = field.out_avals
+    state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
+    t: Any = field.jaxpr.invars[-1].aval
+    p = (tuple(structs), tuple(structs[i] for i in moved))
+    try:
+        program, consts = trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
+    except TypeError as e:
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
+            raise
+        raise TypeError(_NO_TANGENT) from e
+    if _is_reverse_only(program.jaxpr):
+        raise TypeError(_NO_TANGENT)
+    return program, consts
+
+
+_NO_TANGENT = (
+    "this solve is differentiated in forward mode or twice (jvp, jacfwd, hessian), but f calls a "
+    "jax.custom_vjp function, which has no forward derivative: write it with jax.custom_jvp, which "
+    "has both."
+)
+
+
+def _is_reverse_only(jaxpr: Any) -> bool:
+    """Whether it has what JAX leaves in the place of a tangent that there is none of."""
+    return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
+
+
+def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
+    """JF and its numbers, those of F and their tangents."""
+    v0, *tangents = v
+    plan = flow.plan
+    flags = zip(real_of(plan), flow.moved, strict=True)
+    which = tuple(i for i, m in flags if m is not None)
+    own = (*plan.batched.consts, *plan.batched.p, *(m for m in flow.moved if m is not None))
+    program, consts = _field_with_tangents(plan.field, which)
+    wide = dataclasses.replace(
+        plan,
+        field=program,
+        state=jax.ShapeDtypeStruct((2, *plan.state.shape), plan.state.dtype),
+        batched=plan.batched._replace(p=own, consts=(False,) * len(consts)),
+    )
+    lanes = lanes._replace(
+        u0=jnp.stack([lanes.u0, v0], axis=1),
+        p=(*lanes.consts, *lanes.p, *tangents),
+        consts=tuple(consts),
+    )
+    return Flow(flow.setup._replace(plan=wide)), lanes
+
+
+def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:
+    """The tangents of the numbers of JF."""
+    dv0, *tangents = dv
+    consts = parameters_of(wide.plan.field)[: len(wide.plan.batched.consts)]
+    return dlanes._replace(
+        u0=stacked(dlanes.u0, dv0, axis=1),
+        p=(*dlanes.consts, *dlanes.p, *tangents),
+        # (Constants of a derivative rule.)
+        consts=tuple(ad.Zero(a.to_tangent_aval()) for a in consts),
+    )
+
+
+def unaugmented(flow: Flow, wide: Flow, parameters: Sequence) -> list:
+    """Of the real parameters of JF those of F."""
+    # (First come the constants of a derivative rule.)
+    consts = len(wide.plan.batched.consts)
+    start = sum(i < consts for i in real_of(wide.plan))
+    return list(parameters[start : start + len(flow.moved)])
+
+
+def stacked(a: Any, b: Any, axis: int) -> Any:
+    """Of tangents."""
+    if is_zero(a) and is_zero(b):
+        shape = (*a.aval.shape[:axis], 2, *a.aval.shape[axis:])
+        return ad.Zero(jax.core.ShapedArray(shape, a.aval.dtype))
+    return jnp.stack([ad.instantiate_zeros(a), ad.instantiate_zeros(b)], axis=axis)
+
+
+def is_zero(x: Any) -> bool:
+    return type(x) is ad.Zero
+
+
+#
+# More trajectories
+#
+
+
+def widened(setup: Any, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
+    """For an axis of this size, which comes first in what is `batched`: as many more trajectories.
+
+    What all share, but not over that axis, becomes each trajectory's own.
+    """
+    n, own = setup.n, setup.plan.batched
+    lanes_batched, *more_batched = batched
+
+    def fold(x, is_batched, is_own=True):
+        if not is_own:
+            return jnp.repeat(x, n, axis=0) if is_batched else x
+        x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+        return x.reshape(size * n, *x.shape[2:])
+
+    now_own = jax.tree.map(lambda a, b: bool(a or b), own, lanes_batched)
+    plan = dataclasses.replace(setup.plan, batched=now_own)
+    wide = setup._replace(plan=plan, n=size * n, groups=size * setup.groups)
+    lanes = jax.tree.map(fold, lanes, lanes_batched, own)
+    folded = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
+    return (wide, lanes, *folded)

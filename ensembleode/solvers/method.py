@@ -1,0 +1,128 @@
+"""What a time loop asks of a method: a step is one program.
+
+It is written over the operations of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]:
+an engine runs it on JAX arrays, or writes it as generated code, and differentiates it.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple, Protocol
+
+import jax
+import numpy as np
+
+from .arithmetic import Arithmetic, Components, NUMBERS
+
+
+@dataclasses.dataclass(frozen=True)
+class Equations:
+    """What a method may ask of the problem.
+
+    - `f(y, t)`: the vector field, Components like `y`.
+    - `jvp(y, t, dy, dt)`: its derivative there along `(dy, dt)`.
+    """
+
+    f: Callable
+    jvp: Callable
+
+
+def equations_of(field: Callable) -> Equations:
+    """Those of a field that JAX can differentiate."""
+    return Equations(field, lambda y, t, dy, dt: jax.jvp(field, (y, t), (dy, dt))[1])
+
+
+class Attempt(NamedTuple):
+    """A step that was tried.
+
+    - `y2`: the state at its end.
+    - `carry`: what the next step wants of this one, if it is accepted.
+    - `error`: the estimates of its error, each component by component: the largest counts. None of
+        a method without.
+    - `dense`: what states within the step are interpolated from, a tuple.
+    - `failed`: where the method itself gave up; None where it can't.
+    """
+
+    y2: Components
+    carry: Any
+    error: tuple[Components, ...]
+    dense: tuple
+    failed: Any = None
+
+
+class Method(Protocol):
+    """A method for ordinary differential equations, of states that are tuples of components.
+
+    What it carries from step to step is a tree of states, and of numbers a trajectory (to
+    derivatives these are constants, as steps are), of the dtype of the state. It is a value:
+    hashable, and equal to another that does the same.
+
+    - `order`: of convergence; `embedded_order`: of the solution that the estimate compares with;
+        None without an estimate.
+    - `stages`: evaluations of the field in a step, for estimates of memory; `degree`: of the
+        polynomial that its dense output is within a step.
+    - `remembers`: whether a carry holds more than `init` makes of the state and time alone.
+    """
+
+    @property
+    def order(self) -> int: ...
+
+    @property
+    def embedded_order(self) -> int | None: ...
+
+    @property
+    def stages(self) -> int: ...
+
+    @property
+    def degree(self) -> int: ...
+
+    @property
+    def remembers(self) -> bool: ...
+
+    def evaluations(self, ntried: Any) -> Any:
+        """How many evaluations of the field so many steps take, accepted or not."""
+        ...
+
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> Any:
+        """What the first step of a trajectory is carried, which begins in `y` at `t`."""
+        ...
+
+    def step(
+        self, xp: Arithmetic, equations: Equations, y: Components, carry: Any, t: Any, h: Any
+    ) -> Attempt:
+        """A step from the state `y` at `t`, of the signed size `h`."""
+        ...
+
+    def dense(
+        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+    ) -> tuple:
+        """What `interpolate` wants of that step: `dense` of its `Attempt`, followed by what takes
+        more evaluations."""
+        ...
+
+    def interpolate(
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+    ) -> Components:
+        """The state at `t + theta h`."""
+        ...
+
+
+def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
+    """`f`, which is evaluated only once at this very place, however many ask for it."""
+    found: list = []
+
+    def at(y2: Components, t2: Any) -> Components:
+        if y2 is not y or t2 is not t:
+            return f(y2, t2)
+        if not found:
+            found.append(f(y, t))
+        return found[0]
+
+    return at
+
+
+def carry_like(method: Method, size: int, dtype: Any) -> Any:
+    """A carry of a state of so many components, of zeros."""
+    zero = np.zeros((), dtype)[()]
+    equations = Equations(lambda y, t: y, lambda y, t, dy, dt: y)
+    made = method.init(NUMBERS, equations, (zero,) * size, zero)
+    return jax.tree.map(lambda x: zero, made)

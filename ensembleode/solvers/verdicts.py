@@ -1,0 +1,153 @@
+"""What becomes of a trajectory after a step that it has tried: whether the step is accepted, how
+long the next one is, whether there is none, and which return code that makes. For every time loop
+of ours, over the operations of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
+
+The return code is a variable of the trajectory, set where it is decided. As long as it is `GOING`
+the trajectory goes on. Where no next step is left that time resolves, though none was infinite or
+NaN, it is `PROBING` for one more turn, of `PROBE` times the step: does so short a step move the
+state? Then the solution diverges; if not, the tolerances can't be met.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ..ground.retcode import ReturnCode
+from .arithmetic import Arithmetic, Components
+from .controllers import AbstractController
+from .step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
+from .time import StepBounds, underflows
+
+
+SUCCESS, MAX_ITERS = np.int32(ReturnCode.Success), np.int32(ReturnCode.MaxIters)
+TOO_SMALL, UNSTABLE = np.int32(ReturnCode.DtLessThanMin), np.int32(ReturnCode.Unstable)
+STOPPED = np.int32(ReturnCode.Default)
+# Of those whose code isn't decided.
+GOING, PROBING = np.int32(-1), np.int32(-2)
+# A step that is as long as the one before it, which was cut to a fifth.
+PROBE = 5
+
+
+class Verdict(NamedTuple):
+    """On a step.
+
+    - `accepted`: whether the trajectory goes on from the end of the step.
+    - `failed`: whether the step was infinite or NaN; of a fixed step, though time resolved it.
+    - `lost`: whether there is no next step.
+    - `next_h`: the size of the next step, positive; zero of a fixed one that time can't resolve.
+    - `memory`: what the controller remembers; None with a fixed step.
+    """
+
+    accepted: Any
+    failed: Any
+    lost: Any
+    next_h: Any
+    memory: Any = None
+
+
+class Times(NamedTuple):
+    """Those of a step: its start `t` and its end `t2`; `stop`, the end of the stretch of time that
+    it is in, which no step goes beyond; and the `span` of the whole solve, `t1 - t0`."""
+
+    t: Any
+    t2: Any
+    stop: Any
+    span: Any
+
+
+def judge(
+    xp: Arithmetic,
+    controller: AbstractController,
+    bounds: StepBounds,
+    times: Times,
+    size: Any,
+    squared: Any,
+    memory: tuple,
+    going: Any,
+    is_first: Any,
+) -> Verdict:
+    """The verdict on an adaptive step.
+
+    **Arguments:**
+
+    - `size`: how long the step was to be, positive; no more than what is left of the stretch.
+    - `squared`: the square of the norm of its scaled error.
+    - `memory`: what the controller remembers of the steps before.
+    - `going`: whether the trajectory goes on; a step of one that doesn't is not accepted.
+    - `is_first`: whether no step had been accepted before.
+    """
+    squared = xp.once(squared)
+    accepted = controller.accepts(xp, squared, memory) & going
+    next_h, memory = controller.next_step(xp, size, squared, memory, accepted, is_first)
+    next_h, memory = xp.once(next_h), tuple(map(xp.once, memory))
+    at = xp.where(accepted, times.t2, times.t)
+    lost = underflows(xp, bounds, next_h, at, times.stop, times.span, accepted)
+    failed = going & ~(squared < math.inf)
+    return Verdict(accepted, failed, lost, bounds.bounded(xp, next_h), memory)
+
+
+def counted(
+    xp: Arithmetic, verdict: Verdict, failures: Any, size: Any, span: Any
+) -> tuple[Verdict, Any]:
+    """The verdict with what comes of failures in a row: after too many the trajectory is lost. And
+    how many they are now.
+
+    **Arguments:** `size`, `span`: see `count_failures`.
+    """
+    failures = count_failures(xp, failures, verdict.failed, size, span)
+    return verdict._replace(lost=verdict.lost | (failures >= MOST_FAILURES)), failures
+
+
+def judge_fixed(xp: Arithmetic, sound: Any, unresolved: Any, going: Any, h: Any) -> Verdict:
+    """The verdict on a step of a fixed size.
+
+    **Arguments:** `sound`: whether the state at its end is finite, and the method did not fail;
+    `unresolved`: whether time could not resolve the step; `h`: how long it was to be.
+    """
+    accepted = sound & going
+    lost = going & ~accepted
+    return Verdict(accepted, lost & ~unresolved, lost, xp.where(unresolved, 0.0, h))
+
+
+#
+# Return codes
+#
+
+
+def first_code(xp: Arithmetic, wanted: Any, finite: Any, usable: Any, is_empty: Any) -> Any:
+    """The code before the first step.
+
+    **Arguments:** `wanted`: whether the trajectory is to be solved; `finite`: whether its state is;
+    `usable`: whether the size of its first step is, too; `is_empty`: whether it ends where it
+    begins.
+    """
+    code = xp.where(finite & is_empty, SUCCESS, xp.where(usable, GOING, UNSTABLE))
+    return xp.where(wanted, code, STOPPED)
+
+
+def code_at_end(xp: Arithmetic, verdict: Verdict, arrived: Any, bounds: StepBounds | None) -> Any:
+    """The code of a trajectory whose last step this was.
+
+    **Arguments:** `arrived`: whether it is at the end of the solve; `bounds`: of adaptive steps.
+    """
+    lost = xp.where(verdict.failed, UNSTABLE, TOO_SMALL if bounds is None else PROBING)
+    if bounds is not None and bounds.dtmin is not None:
+        lost = xp.where(verdict.next_h <= bounds.dtmin, TOO_SMALL, lost)
+    return xp.where(arrived, SUCCESS, xp.where(verdict.lost, lost, MAX_ITERS))
+
+
+def code_of_end(xp: Arithmetic, code: Any, finite: Any) -> Any:
+    """The code where the last state is `finite`, or not: a step of a small error may overflow."""
+    return xp.where(xp.equal(code, SUCCESS) & ~finite, UNSTABLE, code)
+
+
+def code_of_probe(xp: Arithmetic, tol: Tolerances, y: Components, y2: Components) -> Any:
+    """The code after the turn of a trajectory that is `PROBING`, from `y` to `y2`."""
+    abstol = tol.abstol if isinstance(tol.abstol, tuple) else (tol.abstol,) * len(y)
+    moved = tuple(
+        xp.cast(is_moved(xp.over(tol, a), a, b), a.dtype)
+        for tol, a, b in zip(abstol, y, y2, strict=True)
+    )
+    calm = xp.equal(xp.total(moved), 0)
+    return xp.where(calm, TOO_SMALL, UNSTABLE)
