@@ -220,17 +220,17 @@ def test_states_of_all_kinds():
     np.testing.assert_allclose(sol(0.5)["x"], np.cos(0.5), rtol=1e-7)
 
 
-def test_in_output_functions():
+@pytest.mark.parametrize("how", [{}, slow_unless(False, {"alg": eo.Dopri8(), "engine": "diffrax"})])
+def test_in_output_functions(how):
     """Also where steps are kept."""
-    for more in ({}, {"alg": eo.Dopri8(), "engine": "diffrax"}):
-        ens = eo.EnsembleProblem(
-            decay(), scaled, lambda sol, ctx: ((sol(0.3), sol(0.3, deriv=1)), False)
-        )
-        options = {"trajectories": 2, "save_everystep": True, "abstol": 1e-8, "reltol": 1e-8}
-        sim = eo.solve(ens, **more, **options)
-        exact = np.exp(-0.3) * np.array([[1.0, 2.0], [2.0, 4.0]])
-        np.testing.assert_allclose(sim.u[0], exact, rtol=1e-6)
-        np.testing.assert_allclose(sim.u[1], -exact, rtol=1e-4)
+    ens = eo.EnsembleProblem(
+        decay(), scaled, lambda sol, ctx: ((sol(0.3), sol(0.3, deriv=1)), False)
+    )
+    options = {"trajectories": 2, "save_everystep": True, "abstol": 1e-8, "reltol": 1e-8}
+    sim = eo.solve(ens, **how, **options)
+    exact = np.exp(-0.3) * np.array([[1.0, 2.0], [2.0, 4.0]])
+    np.testing.assert_allclose(sim.u[0], exact, rtol=1e-6)
+    np.testing.assert_allclose(sim.u[1], -exact, rtol=1e-4)
 
 
 def test_with_functions_that_draw_numbers():
