@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
-from jaxtyping import Array, Inexact, PyTree
+from jaxtyping import PyTree
 
 from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
@@ -59,7 +59,7 @@ class Dense(eqx.Module):
 class Kept(Dense):
     """The states at the nodes were kept: `[time, node, *state]`, in the row where a step starts."""
 
-    inner: PyTree[Inexact[Array, "..."]]
+    inner: PyTree
 
     def within(self, step: Step) -> Any:
         return jax.tree.map(lambda x: x[step.row], self.inner)
@@ -71,7 +71,7 @@ class Kept(Dense):
 class Slopes(Dense):
     """The derivatives at the saved states were kept, `[time, *state]`: a cubic."""
 
-    du: PyTree[Inexact[Array, "..."]]
+    du: PyTree
 
     def within(self, step: Step) -> Any:
         def one(du, start, end):

@@ -88,7 +88,9 @@ class Engine(abc.ABC):
         """How the solution goes on within a saved step: as the step that this method makes, or by
         the states at so many nodes within it, which are then in `Result.inner`; None: as the cubic
         of the states and slopes at both ends."""
-        return getattr(method.value, "method", None)
+        ours = getattr(method.value, "method", None)
+        # (What remembers earlier steps makes no step again from the state alone.)
+        return None if ours is None or ours.remembers else ours
 
     def factorises(self, plan: Plan) -> bool:
         """Whether the steps factorise matrices."""

@@ -4,7 +4,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.core
@@ -30,6 +30,7 @@ class Known(NamedTuple):
     more: Any = None
 
 
+@runtime_checkable
 class Setup(Protocol):
     """What an engine offers: the solve of `n` trajectories as a function of their numbers, in which
     each has its own first state, and what pulls back through it. A static record, whose `plan` is

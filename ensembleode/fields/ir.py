@@ -87,7 +87,7 @@ class Buffer:
     the result.
     """
 
-    group: Literal["u", "own", "shared", "forward", "work", "table", "out"]
+    group: Literal["u", "tangent", "own", "shared", "forward", "work", "table", "out"]
     dtype: np.dtype
     start: int
     size: int

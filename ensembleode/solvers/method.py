@@ -6,7 +6,7 @@ an engine runs it on JAX arrays, or writes it as generated code, and differentia
 
 import dataclasses
 from collections.abc import Callable
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import numpy as np
@@ -49,6 +49,7 @@ class Attempt(NamedTuple):
     failed: Any = None
 
 
+@runtime_checkable
 class Method(Protocol):
     """A method for ordinary differential equations, of states that are tuples of components.
 

@@ -26,6 +26,7 @@ class AdamsBashforth:
     order = 2
     embedded_order = 2
     stages = 1
+    degree = 3
     remembers = True
 
     def evaluations(self, ntried):
@@ -64,6 +65,7 @@ class Taylor2:
     order = 2
     embedded_order = 1
     stages = 2
+    degree = 2
     remembers = False
 
     def evaluations(self, ntried):
@@ -96,6 +98,7 @@ class RationalEuler:
     order = 1
     embedded_order = None
     stages = 1
+    degree = 1
     remembers = False
 
     def evaluations(self, ntried):

@@ -140,3 +140,11 @@ def test_continuous_adjoints(alg, sensealg):
     how = {"saveat": [0.31, END], "abstol": 1e-6, "reltol": 1e-6}
     got = jax.grad(loss(alg, "lanes", {**how, "sensealg": sensealg}))(X)
     np.testing.assert_allclose(got, jax.grad(loss(alg, "lanes", how))(X), rtol=1e-2)
+
+
+@by_solver
+def test_between_steps(alg):
+    """As `saveat` has it, also where a step can't be made again from the state alone."""
+    ts = np.linspace(0.0, END, 23)
+    found = solved(alg, "compiled", save_everystep=True)(ts)
+    np.testing.assert_allclose(found, solved(alg, "compiled", saveat=ts).u, rtol=0, atol=1e-13)
