@@ -82,9 +82,9 @@ class Index:
 class Buffer:
     """`size` elements of a group of numbers, from `start`.
 
-    The groups: `u` the state, `own` and `shared` the parameters of one trajectory and of all,
-    `forward` the forward solution (in an adjoint), `work` scratch memory, `table` constants, `out`
-    the result.
+    The groups: `u` the state and `tangent` one of it, `own` and `shared` the parameters of one
+    trajectory and of all, `forward` the forward solution (in an adjoint), `work` scratch memory,
+    `table` constants, `out` the result.
     """
 
     group: Literal["u", "tangent", "own", "shared", "forward", "work", "table", "out"]
