@@ -5,6 +5,7 @@ of whatever degree is well conditioned (Trefethen, "Approximation Theory and App
 Practice", 2013, chapters 5 and 15). What differs is where the values at the others come from.
 """
 
+import abc
 import functools
 import math
 from collections.abc import Callable
@@ -37,9 +38,9 @@ class Step(NamedTuple):
 class Dense(eqx.Module):
     """What is known of a solution within its steps."""
 
+    @abc.abstractmethod
     def within(self, step: Step) -> Any:
         """The states at the nodes between the ends: `[node, *state]`."""
-        raise NotImplementedError
 
     def of(self, i: Any) -> "Dense":
         """That of one of several trajectories, or of some (an array)."""
@@ -47,8 +48,7 @@ class Dense(eqx.Module):
 
     def rows(self, rows: Any) -> "Dense":
         """That of these rows."""
-        del rows
-        return self
+        return jax.tree.map(lambda x: x[rows], self)
 
     @property
     def own(self) -> Any:
@@ -64,9 +64,6 @@ class Kept(Dense):
     def within(self, step: Step) -> Any:
         return jax.tree.map(lambda x: x[step.row], self.inner)
 
-    def rows(self, rows: Any) -> "Kept":
-        return Kept(jax.tree.map(lambda x: x[rows], self.inner))
-
 
 class Slopes(Dense):
     """The derivatives at the saved states were kept, `[time, *state]`: a cubic."""
@@ -78,9 +75,6 @@ class Slopes(Dense):
             return _cubic(step.h, start, end, du[step.row], du[step.row + 1])
 
         return jax.tree.map(one, self.du, step.start, step.end)
-
-    def rows(self, rows: Any) -> "Slopes":
-        return Slopes(jax.tree.map(lambda x: x[rows], self.du))
 
 
 class Known(NamedTuple):
@@ -124,6 +118,10 @@ class Again(Dense):
             at = (method.interpolate(_XP, y, dense, h, c) for c in inner_nodes(method.degree))
             inner = jnp.stack([u for (u,) in at])
         return inner if tree is None else tree.unravel(inner)
+
+    def rows(self, rows: Any) -> "Again":
+        del rows
+        return self
 
     def of(self, i: Any) -> "Again":
         consts, p = (

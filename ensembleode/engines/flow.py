@@ -116,17 +116,16 @@ def real_of(plan: Plan) -> list[int]:
 
 def reals_of(plan: Plan, lanes: Lane) -> list:
     """The real parameters of these numbers (or flags, or tangents)."""
-    every = (*lanes.consts, *lanes.p)
+    every = lanes.parameters
     return [every[i] for i in real_of(plan)]
 
 
 def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
     """With these in their place."""
-    every = [*lanes.consts, *lanes.p]
+    every = list(lanes.parameters)
     for i, x in zip(real_of(plan), reals, strict=True):
         every[i] = x
-    n = len(lanes.consts)
-    return lanes._replace(consts=tuple(every[:n]), p=tuple(every[n:]))
+    return lanes.with_parameters(every)
 
 
 def own_of(plan: Plan) -> list[bool]:
@@ -207,7 +206,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
     plan = flow.plan
     flags = zip(real_of(plan), flow.moved, strict=True)
     which = tuple(i for i, m in flags if m is not None)
-    own = (*plan.batched.consts, *plan.batched.p, *(m for m in flow.moved if m is not None))
+    own = (*plan.batched.parameters, *(m for m in flow.moved if m is not None))
     program, consts = _field_with_tangents(plan.field, which)
     wide = dataclasses.replace(
         plan,
@@ -217,7 +216,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
     )
     lanes = lanes._replace(
         u0=jnp.stack([lanes.u0, v0], axis=1),
-        p=(*lanes.consts, *lanes.p, *tangents),
+        p=(*lanes.parameters, *tangents),
         consts=tuple(consts),
     )
     return Flow(flow.setup._replace(plan=wide)), lanes
@@ -229,7 +228,7 @@ def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> La
     consts = parameters_of(wide.plan.field)[: len(wide.plan.batched.consts)]
     return dlanes._replace(
         u0=stacked(dlanes.u0, dv0, axis=1),
-        p=(*dlanes.consts, *dlanes.p, *tangents),
+        p=(*dlanes.parameters, *tangents),
         # (Constants of a derivative rule.)
         consts=tuple(ad.Zero(a.to_tangent_aval()) for a in consts),
     )

@@ -58,14 +58,9 @@ class AdamsBashforth:
         return combined(xp, moved, (theta * rest * rest * h, k), (-theta * theta * rest * h, k2))
 
 
-@dataclasses.dataclass(frozen=True)
-class Taylor2:
-    """The Taylor polynomial of second order, with the derivative of `f` along the solution."""
+class OneStep:
+    """Carries nothing."""
 
-    order = 2
-    embedded_order = 1
-    stages = 2
-    degree = 2
     remembers = False
 
     def evaluations(self, ntried):
@@ -73,6 +68,19 @@ class Taylor2:
 
     def init(self, xp, equations, y, t):
         return ()
+
+    def dense(self, xp, equations, y, dense, t, h):
+        return dense
+
+
+@dataclasses.dataclass(frozen=True)
+class Taylor2(OneStep):
+    """The Taylor polynomial of second order, with the derivative of `f` along the solution."""
+
+    order = 2
+    embedded_order = 1
+    stages = 2
+    degree = 2
 
     def step(self, xp, equations, y, carry, t, h):
         k = equations.f(y, t)
@@ -82,9 +90,6 @@ class Taylor2:
         error = tuple(xp.over(half, x) * x for x in dk)
         return Attempt(y2, (), (error,), (k, dk))
 
-    def dense(self, xp, equations, y, dense, t, h):
-        return dense
-
     def interpolate(self, xp, y, dense, h, theta):
         k, dk = dense
         part = theta * h
@@ -92,20 +97,13 @@ class Taylor2:
 
 
 @dataclasses.dataclass(frozen=True)
-class RationalEuler:
+class RationalEuler(OneStep):
     """Euler's method for the inverse of each component, which is not linear in the slopes."""
 
     order = 1
     embedded_order = None
     stages = 1
     degree = 1
-    remembers = False
-
-    def evaluations(self, ntried):
-        return ntried
-
-    def init(self, xp, equations, y, t):
-        return ()
 
     def step(self, xp, equations, y, carry, t, h):
         k = equations.f(y, t)
@@ -114,9 +112,6 @@ class RationalEuler:
         )
         y2 = tuple(a * a / b for a, b in zip(y, below, strict=True))
         return Attempt(y2, (), (), (y2,))
-
-    def dense(self, xp, equations, y, dense, t, h):
-        return dense
 
     def interpolate(self, xp, y, dense, h, theta):
         return combined(xp, y, (theta, dense[0]), (-theta, y))

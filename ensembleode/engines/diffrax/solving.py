@@ -286,7 +286,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
     method: _Method = plan.method.value
     field = _Field(plan.field, len(lane.consts))
     # BacksolveAdjoint can't take empty containers.
-    args = (*lane.consts, *lane.p) or None
+    args = lane.parameters or None
     terms = diffrax.ODETerm(field)
     if method.imex:
         terms = diffrax.MultiTerm(diffrax.ODETerm(_zero), terms)
