@@ -539,12 +539,15 @@ class Loop:
             self._anchor.set_where(mask, t)
             self._tried_before.set_where(mask, self.ntried.get())
 
+    def stops(self, held: Held) -> list[Value]:
+        """The known times, in no order."""
+        (stops,) = [x for x in self.problem.layout.numbers if x.name == "tstops"]
+        return [held.number("tstops", i) for i in range(stops.size)]
+
     def _next_stop(self, t: Value) -> Value:
         """The first of the known times after this one, or `t1`."""
         direction, found = self.direction, self.t1
-        (stops,) = [x for x in self.problem.layout.numbers if x.name == "tstops"]
-        for i in range(stops.size):
-            stop = self.held.number("tstops", i)
+        for stop in self.stops(self.held):
             between = (direction * (stop - t) > 0.0) & (direction * (found - stop) > 0.0)
             found = self.b.where(between, stop, found)
         return found

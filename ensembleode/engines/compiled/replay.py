@@ -10,6 +10,7 @@ sizes are constants: the discrete adjoint.
 import dataclasses
 import functools
 import itertools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -259,6 +260,12 @@ class Replay:
         self.sums = sums
         n_each = pullback.n_own + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
+        # Where a lane may begin anew on the way, what is carried was made of the state there: that
+        # and its time, where the step after this one began.
+        self.begins_anew = bool(self.carry) and loop.has_stops
+        if self.begins_anew:
+            self.y2 = [b.variable(dtype, 0) for _ in range(self.problem.size)]
+            self.t2 = b.variable(dtype, 0)
         self.gradient = [*self.each, *(sums or [])]
         # How many of the saved rows are left.
         self.rows = b.variable(I64, 0)
@@ -270,6 +277,8 @@ class Replay:
         self.held.take(index, mask)
         for x in (*self.each, *itertools.chain(*self.carry)):
             x.set_where(mask, 0)
+        if self.begins_anew:
+            self.t2.set_where(mask, np.nan)
         if p.saving.mode == "ends":
             for c, x in enumerate(self.adjoint):
                 place = self.order.place(index, c, p.size)
@@ -297,7 +306,7 @@ class Replay:
             b.while_(lambda: b.any(left()), one)
         wanted = self.loop.queue.wanted.gather(index, mask, False)
         if self.carry:
-            self._first(index, wanted)
+            self._start(self.held.u0(index, wanted), self.held.number("t0"), wanted)
         for c, x in enumerate(self.adjoint):
             place = self.order.place(index, c, p.size)
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))
@@ -357,6 +366,10 @@ class Replay:
         if p.saving.mode == "steps":
             self.rows.set_where(took, self.rows.get() - 1)
             self._add_row(took & (self.rows.get() < self.loop.rows))
+        if self.begins_anew:
+            self._anew(took)
+            for variable, x in zip((*self.y2, self.t2), (*y, t), strict=True):
+                variable.set_where(took, x)
         (to_y2,), to_carry, _ = self.trace.outputs
         given = [y, *self._carried(carry), [t], [h]]
         pulled = Pulled(b, self.trace, p.size, given)
@@ -393,17 +406,30 @@ class Replay:
         for variable, x in zip(self.gradient, pulled.gradient or (), strict=False):
             variable.set_where(mask, variable.get() + x)
 
-    def _first(self, index: Value, mask: Value) -> None:
-        """Through what the first step was carried."""
+    def _start(self, y: list, t: Value, mask: Value) -> None:
+        """Through what a step is carried that begins in `y` at `t` with nothing before it."""
         b, p = self.b, self.problem
         trace = start_of(p.method, p.dtype)
-        y, t = self.held.u0(index, mask), self.held.number("t0")
         pulled = Pulled(b, trace, p.size, [y, [t]])
         self._add_carry(pulled, trace.outputs)
         pulled.add(trace.inputs[0][0], [x.get() for x in self.adjoint])
         pulled.back(trace.eqns, self.pullback.calls(self.held, mask))
         self._set(pulled, trace.inputs[0], [self.adjoint], mask)
         self._add_gradient(pulled, mask)
+
+    def _anew(self, took: Value) -> None:
+        """Through the beginning at a known time at the end of this step, in the lanes that took it
+        and go on from there."""
+        b, t2 = self.b, self.t2.get()
+        at_stop = [t2.eq(stop) for stop in self.loop.stops(self.held)]
+        here = took & functools.reduce(operator.or_, at_stop)
+
+        def begin() -> None:
+            self._start([x.get() for x in self.y2], t2, here)
+            for x in itertools.chain(*self.carry):
+                x.set_where(here, 0)
+
+        b.if_(b.any(here), begin, likely=False)
 
     def _dense(self, took, y, t, h, pulled: Pulled, eqns: list, calls: Calls) -> None:
         """Through what was saved within the step, and the equations that matter for that only."""
