@@ -29,7 +29,7 @@ _OF_SOLVE = (
     "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "
     "on_interrupt store"
 )
-_PARTS = ("f", "u0", "tspan", "p")
+_PARTS = ("f", "u0", "tspan", "p", "integrand")
 DEFAULTS = {x.option: x.default for x in NUMBERS if x.option not in ("", *_PARTS)} | STATIC_OPTIONS
 
 

@@ -34,6 +34,12 @@ class ODEProblem(eqx.Module):
     - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time; where both are the
         same, the solution is `u0`.
     - `p`: the parameters, any pytree.
+    - `integrand`: `integrand(u, p, t)`, written as `f` is, returns what is to be integrated along
+        the solution: an array, or any pytree of arrays, in the dtype of `u`. Solutions have its
+        integral from `t0` on at every saved time, `sol.integral` and `sim.integral`: an area under
+        a curve, a log-determinant, a cost. It is computed with the steps of the solution and
+        changes none of them: tolerances are of `u` alone. (For tolerances of its own it is a
+        component of `u`.)
     - `options`: solver options kept with the problem, as in SciML: any option of
         [`solve`][ensembleode.solve] that describes one trajectory (`saveat=`, `abstol=`, ...).
         Options given to `solve` itself win.
@@ -46,6 +52,7 @@ class ODEProblem(eqx.Module):
     u0: PyTree[Inexact[Array, "..."]]
     tspan: tuple[Any, Any]
     p: PyTree
+    integrand: Callable | None
     options: dict[str, Any]
     _order: tuple[str, ...] | None = eqx.field(static=True)
 
@@ -56,11 +63,14 @@ class ODEProblem(eqx.Module):
         tspan: tuple[Any, Any],
         p: PyTree = None,
         *,
+        integrand: Callable | None = None,
         _order: tuple[str, ...] | None = None,
         **options: Any,
     ):
         if not callable(f):
             raise TypeError(f"f must be a function f(u, p, t) -> du, got {f!r}.")
+        if not (integrand is None or callable(integrand)):
+            raise TypeError(f"integrand must be a function (u, p, t) or None, got {integrand!r}.")
         check_option_names(options)
         self.f = f
         self.u0 = as_state(u0)
@@ -68,6 +78,7 @@ class ODEProblem(eqx.Module):
         self._order = written_order(u0, _order)
         self.tspan = _as_tspan(tspan)
         self.p = p
+        self.integrand = integrand
         self.options = options
 
 
@@ -77,8 +88,8 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
     **Arguments:**
 
     - `prob`: an [`ODEProblem`][ensembleode.ODEProblem].
-    - `changes`: any of `f`, `u0`, `tspan`, `p`, and solver options (`saveat`, `abstol`,
-        `reltol`, `dt`, ...), which are merged over those the problem already has.
+    - `changes`: any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options (`saveat`,
+        `abstol`, `reltol`, `dt`, ...), which are merged over those the problem already has.
 
     **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown;
     otherwise as `ODEProblem`.
@@ -94,7 +105,8 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
             f"remake takes an ODEProblem, got {type(prob).__name__}. To change an ensemble, "
             "build a new EnsembleProblem."
         )
-    fields = {"f": prob.f, "u0": prob.u0, "tspan": prob.tspan, "p": prob.p}
+    names = ("f", "u0", "tspan", "p", "integrand")
+    fields = {name: getattr(prob, name) for name in names}
     options = {k: v for k, v in changes.items() if k not in fields}
     check_option_names(options)
     fields |= {k: v for k, v in changes.items() if k in fields}

@@ -80,6 +80,8 @@ class ODESolution(_Solution):
     - `t`: the times, `[time]`.
     - `retcode`: its [`ReturnCode`][ensembleode.ReturnCode].
     - `stats`: its [`Stats`][ensembleode.Stats].
+    - `integral`: the integral of the problem's `integrand` from the start to each time, its
+        structure with leaves `[time, ...]`; None where there is none.
     - `length`: how many of the times were reached; states after that are NaN. Solutions taken
         out of an ensemble outside of `jit` are cut to it where times differ by trajectory.
     - `engine`: which engine ran, and why.
@@ -95,6 +97,7 @@ class ODESolution(_Solution):
     _dense: Dense | None = None
     engine: EngineChoice | None = eqx.field(static=True, default=None)
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
+    integral: PyTree = None
 
     def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -183,6 +186,9 @@ class EnsembleSolution(_Solution):
         with the trajectory axis first; or what `reduction` made.
     - `t`: the times: `[time]` where all trajectories share them, else `[trajectory, time]`; None
         with an `output_func` or a `reduction`.
+    - `integral`: the integral of the problem's `integrand` from the start to each time, its
+        structure with leaves `[trajectory, time, ...]`; None where there is none, and with an
+        `output_func` (which has that of its `sol`) or a `reduction`.
     - `retcode`: `[trajectory]`, [`ReturnCode`][ensembleode.ReturnCode]s as integers.
     - `lengths`: `[trajectory]`, how many times each reached. What was not reached is NaN.
     - `stats`: [`Stats`][ensembleode.Stats] over the trajectories.
@@ -214,6 +220,7 @@ class EnsembleSolution(_Solution):
     kind: Literal["trajectories", "outputs", "reduced"] = eqx.field(static=True)
     _dense: Dense | None = None
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
+    integral: PyTree = None
 
     @property
     def successful(self) -> Any:
@@ -258,17 +265,19 @@ class EnsembleSolution(_Solution):
             return jax.tree.map(lambda x: x[i], self.u)
         own_times = np.ndim(self.t) == 2
         t = self.t[i] if own_times else self.t
-        u, length = jax.tree.map(lambda x: x[i], self.u), self.lengths[i]
+        u, integral = jax.tree.map(lambda x: x[i], (self.u, self.integral))
+        length = self.lengths[i]
         dense = None if self._dense is None else self._dense.of(i)
         retcode = self.retcode[i]
         if not is_tracer(length):
             retcode = ReturnCode(int(retcode))
             if own_times:
                 reached = slice(0, max(1, int(length)))
-                u, t = jax.tree.map(lambda x: x[reached], (u, t))
+                u, t, integral = jax.tree.map(lambda x: x[reached], (u, t, integral))
                 dense = None if dense is None else dense.rows(reached)
         stats = jax.tree.map(lambda x: x[i], self.stats)
-        return ODESolution(u, t, retcode, stats, length, dense, self.engine, self._order)
+        about = (dense, self.engine, self._order, integral)
+        return ODESolution(u, t, retcode, stats, length, *about)
 
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))

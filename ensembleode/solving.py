@@ -38,7 +38,7 @@ from .core.job import (
     Unfinished,
     with_output,
 )
-from .core.plan import Plan, Result, shared_times
+from .core.plan import Plan, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.reruns import Batches
@@ -281,11 +281,13 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     if job.traced:
         return solution_of(outcome, job.plan, _numbers(job), run.choice), None
     outcome = jax.block_until_ready(outcome)
-    u, t, inner, *counts = outcome
-    length, retcode, *stats = jax.tree.map(int, counts)
+    codes = ("length", "retcode", "naccept", "nreject", "nf")
+    known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
+    known["retcode"] = ReturnCode(known["retcode"])
     if job.plan.own_times:
-        u, t, inner = jax.tree.map(lambda x: x[: max(1, length)], (u, t, inner))
-    outcome = Result(u, t, inner, length, ReturnCode(retcode), *stats)
+        rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral")}
+        known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
+    outcome = outcome._replace(**known)
     return solution_of(outcome, job.plan, _numbers(job), run.choice), None
 
 
@@ -394,8 +396,7 @@ def job_for(
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
     check_direction(every, n or 1)
-    described = (every.options, every.field, every.batched)
-    module, choice = engines.choose(engine, alg, *described, ensemblealg)
+    module, choice = engines.choose(engine, alg, every, ensemblealg)
     if module.numbers_apart:
         every = every.with_numbers_apart()
     has_dt = every.batched.dt is not None
@@ -410,6 +411,7 @@ def job_for(
         batched=every.batched,
         tree=every.tree,
         beside=every.beside,
+        extension=every.extension,
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
@@ -477,6 +479,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     elif ens.output_func is not None:
         kind = "outputs"
     u, t, inner, dense = result.u, outcome.t, outcome.inner, None
+    integral = outcome.integral if kind == "trajectories" else None
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
@@ -485,15 +488,17 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = max(1, int(lengths.max()))
-            u, t, inner = jax.tree.map(lambda x: x[:, :most], (u, t, inner))
+            rows = (u, t, inner, integral)
+            u, t, inner, integral = jax.tree.map(lambda x: x[:, :most], rows)
         if kind != "reduced":
-            u, t, inner = as_jax_arrays((u, t, inner))
+            u, t, inner, integral = as_jax_arrays((u, t, inner, integral))
     about = (result.converged, elapsed, run.choice, kind)
     if kind == "trajectories":
         batched = job.plan.batched
         own = jax.tree.map(bool, (batched.consts, batched.p))
         dense = dense_of(outcome._replace(inner=inner), job.plan, _numbers(job, run.n), own)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, dense, job.plan.order)
+    about = (*about, dense, job.plan.order, integral)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about)
 
 
 def _numbers(job: Job, n: int | None = None) -> Any:

@@ -107,12 +107,18 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     if plan.output is not None:
         u, rerun = plan.output(output_consts, result, numbers, index, repeat, key)
         return result._replace(u=u, t=None, inner=None, rerun=rerun)
-    given = result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner))
+    given = _as_given(plan, result)
     if plan.inner and result.inner is None:
         dense: Any = dense_of(given, plan, numbers)
         of_one = (dense, result.t, given.u, result.length)
         given = given._replace(inner=kept(*of_one, several=False).inner)
     return given._replace(t=result.t if plan.own_times else None)
+
+
+def _as_given(plan: Plan, result: Result) -> Result:
+    """With states in the structure that the user gave them, and the integrals apart."""
+    u, inner = plan.as_given(result.u), plan.as_given(result.inner)
+    return result._replace(u=u, inner=inner, integral=plan.integral_of(result.u))
 
 
 def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
@@ -135,7 +141,7 @@ def dense_of(result: Result, plan: Plan, numbers: Any, own: Any = None) -> Dense
     consts, p = jax.tree.map(
         lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
     )
-    return Again(consts, p, Known(plan.field, method, plan.tree, own))
+    return Again(consts, p, Known(plan.users_field, method, plan.tree, own))
 
 
 def codes_and_counts(result: Result) -> Result:
@@ -174,7 +180,7 @@ def with_output(job: Job) -> Job:
     result = Result(u, t, inner, count, array((), np.int8), count, count, nf)
 
     def output(result, numbers, index, repeat, key):
-        result = result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner))
+        result = _as_given(plan, result)
         got = output_func(solution_of(result, plan, numbers), EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
@@ -234,7 +240,8 @@ def solution_of(
     every step is saved."""
     u, t, length, stats = result.u, result.t, result.length, Stats(*result.counts)
     dense = dense_of(result, plan, numbers)
-    return ODESolution(u, t, result.retcode, stats, length, dense, engine, plan.order)
+    about = (dense, engine, plan.order, result.integral)
+    return ODESolution(u, t, result.retcode, stats, length, *about)
 
 
 def compiler_options(platform: str) -> dict[str, Any]:

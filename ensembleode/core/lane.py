@@ -9,6 +9,7 @@ from ..ground.state_tree import StateTree
 from ..numbers import NUMBERS, of_kind
 from ..tracing.program import Program
 from ..tracing.written_numbers import with_numbers_apart
+from .extended_state import Extension
 
 
 _CONSTANTS = of_kind("constants")
@@ -46,6 +47,7 @@ class Trajectories:
     - `field`: the vector field, a program `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
     - `saving`: what each trajectory saves.
+    - `extension`: what the state has behind the user's components; None where there is nothing.
     - `tree`: what the state is made of where it is a pytree; None where it is an array.
     - `options`: the resolved solver options; those that every trajectory shares.
     - `batched`: a Lane of booleans, true where a leaf varies with the trajectory.
@@ -71,6 +73,7 @@ class Trajectories:
     repeatable: bool
     made: Any = None
     beside: tuple[tuple[str, Program], ...] = ()
+    extension: Extension | None = None
 
     def __post_init__(self):
         self.made = self.made or self.lanes

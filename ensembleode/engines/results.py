@@ -49,11 +49,13 @@ def result_of(
     end: Any,
     saved: Saved,
     counts: Counts,
+    controlled: int,
 ) -> Result:
     """The result, NaN where nothing was reached. Trajectories whose saved states overflow, or which
     miss a time, have not succeeded.
 
-    **Arguments:** `end`: the last state, `[lane, *state]`.
+    **Arguments:** `end`: the last state, `[lane, *state]`; `controlled`: how many of its components
+    say whether it is finite (the first ones).
     """
     saving, codes = plan.saving, counts.codes
     success = codes == ReturnCode.Success.value
@@ -71,7 +73,8 @@ def result_of(
             reached = reached & ~astray
             missed = jnp.any(asked & ~reached, axis=1) & success
             codes = jnp.where(missed, jnp.asarray(ReturnCode.Failure.value, codes.dtype), codes)
-    finite = jnp.all(jnp.isfinite(u), axis=tuple(range(2, u.ndim)))
+    first = u.reshape(*u.shape[:2], -1)[..., :controlled]
+    finite = jnp.all(jnp.isfinite(first), axis=2)
     overflow = jnp.any(reached & ~finite, axis=1)
     codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)
     reached = reached & finite

@@ -120,6 +120,11 @@ class Compiled(Engine):
             return f"f has effects ({', '.join(sorted(map(str, field.jaxpr.effects)))})."
         return _read(field).refusal
 
+    def extended_refusal(self, options: dict) -> str | None:
+        """None: it can."""
+        del options
+        return None
+
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why another engine is faster with this field, or alone has its derivative; else None."""
         if (size := math.prod(state.shape)) > _MOST_COMPONENTS:
