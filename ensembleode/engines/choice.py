@@ -38,6 +38,8 @@ def choose(
             reason = "it solves trajectories one by one, not as the columns of a matrix."
         if reason is None and every.extension is not None:
             reason = candidate.extended_refusal(options)
+        if reason is None and every.events is not None:
+            reason = candidate.events_refusal(every.events)
         return reason
 
     if engine != "auto":
@@ -52,7 +54,8 @@ def choose(
     for candidate in ENGINES:
         reason = unfit(candidate)
         reason = reason or candidate.field_refusal(field, state, batched)
-        reason = reason or candidate.slower(field, state, batched)
+        if every.events is None:
+            reason = reason or candidate.slower(field, state, batched)
         if reason is None:
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return chosen(candidate, why)
