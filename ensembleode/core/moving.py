@@ -23,18 +23,20 @@ import jax.numpy as jnp
 
 
 class Moved(NamedTuple):
-    """What a jump makes of a state, all with derivatives, and as many numbers as the state.
+    """What a jump makes of a state, with derivatives.
 
     - `on`: the state that the next step begins with, at the fixed time; after a jump that ends the
         solve, `after`.
     - `before`, `after`: the states at the time of the jump.
     - `time`: that time.
+    - `ends`: whether the jump ends the solve.
     """
 
     on: Any
     before: Any
     after: Any
     time: Any
+    ends: Any
 
 
 def along(field: Callable, u: Any, t: Any, delta: Any, order: int) -> Any:
@@ -100,9 +102,9 @@ def jumped(
     - `order`: up to which derivatives are right.
     """
     if delta is None:
-        after, _ = affect(u, t)
-        return Moved(after, u, after, t)
+        after, ends = affect(u, t)
+        return Moved(after, u, after, t, ends)
     before, time = along(field, u, t, delta, order), t + delta
     after, ends = affect(before, time)
     on = along(field_after or field, after, time, -delta, order)
-    return Moved(jnp.where(ends, after, on), before, after, time)
+    return Moved(jnp.where(ends, after, on), before, after, time, ends)

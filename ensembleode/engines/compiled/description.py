@@ -61,9 +61,11 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers say what a step was: the state, what was carried (where that is not
-        made of the state again), the time and the size."""
+        made of the state again), the time and the size, and with callbacks its end and what acted
+        there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
-        return self.size + len(carried) + 2
+        ends = 0 if self.events is None else 1 + self.events.marks
+        return self.size + len(carried) + ends + 2
 
     @property
     def is_uniform(self) -> bool:
