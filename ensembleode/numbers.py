@@ -83,6 +83,7 @@ NUMBERS = [
     Row("dtmin", "dtmin", "bound", None, _check_bound, "min_step", digest="dtmin and dtmax"),
     Row("dtmax", "dtmax", "bound", None, _check_bound, "max_step", digest="dtmin and dtmax"),
     Row("stop", "", "flag"),
+    Row("callback_consts", "callback", "constants", digest="what callbacks close over"),
 ]
 
 

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...core.events import Events
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
 from ...solvers.method import carry_like, Method
@@ -25,6 +26,7 @@ class Description:
     - `saving`: what is saved (however many rows).
     - `layout`: what the numbers of a trajectory are.
     - `own_times`: whether each trajectory has its own times to save.
+    - `events`: the callbacks, whose programs have no constants; None without.
     - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
     - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
         that come first.
@@ -41,6 +43,7 @@ class Description:
     width: int
     has_fma: bool = True
     on_gpu: bool = False
+    events: Events | None = None
 
     @property
     def size(self) -> int:
@@ -58,16 +61,18 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers say what a step was: the state, what was carried (where that is not
-        made of the state again), the time and the size."""
+        made of the state again), the time and the size, and with callbacks its end and what acted
+        there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
-        return self.size + len(carried) + 2
+        ends = 0 if self.events is None else 1 + self.events.marks
+        return self.size + len(carried) + ends + 2
 
     @property
     def is_uniform(self) -> bool:
         """Whether all trajectories take the same steps, of a fixed size."""
         named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
         own = self.has("tstops") or any(x.is_own for x in named)
-        return self.controller is None and not own
+        return self.controller is None and not own and self.events is None
 
     @property
     def adaptive(self) -> bool:

@@ -10,6 +10,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ...core import moving_jumps
+from ...core.events import Part
+from ...core.moving_jumps import Moving
 from ...fields import Inputs, parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
 from ...fields.walking import length
@@ -17,6 +20,7 @@ from ...solvers.method import Equations
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
 from .description import Description
+from .events_back import Jumps
 from .field import evaluate, evaluate_apart, lowered
 from .loop import Loop
 from .numbers import Held, Order
@@ -74,6 +78,24 @@ def _equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equatio
     return of
 
 
+def _callbacks_in(b: Builder, d: Description) -> Callable[..., tuple] | None:
+    """The functions of callbacks, as a `Loop` has them."""
+    if d.events is None:
+        return None
+    names = {part: f"callback{i}" for i, part in enumerate(d.events.parts)}
+
+    @functools.cache
+    def translated(part: Part) -> Function:
+        inputs = _with(d.layout.inputs, *part.extras)
+        return _translated(part.program.jaxpr, inputs, "a condition or an affect of a callback")
+
+    def of(part: Part, held: Held, y: tuple, t: Value, mask: Value, extras: dict) -> tuple:
+        numbers = _Numbers(held, u=y, **extras)
+        return _evaluated(b, translated(part), numbers, t, mask, names[part])
+
+    return of
+
+
 def _with(inputs: Inputs, *groups: str) -> Inputs:
     """With more numbers at the end of `p`, each a group of its own."""
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
@@ -107,21 +129,28 @@ N, ROWS, MAXITERS = range(3)
 
 
 # Operands of `pull_back` only, its results, and its memory.
-_COTANGENTS = ("rows", "reached")
 _GRADIENTS = ("u0", "own", "shared")
 _MEMORY = ("turns", "events", "kept")
+
+
+def _cotangents(d: Description) -> list[str]:
+    return ["rows", "reached", *(["happened"] if d.events is not None else [])]
 
 
 def _inputs(d: Description) -> list[str]:
     """The operands that both kernels have."""
     numbers = [f"number{i}" for i in range(len(d.layout.numbers))]
     stop = [] if d.on_gpu else ["stop"]
-    return ["sizes", "wanted", *stop, *numbers, *(["times"] if d.saving.mode == "times" else [])]
+    times = ["times"] if d.saving.mode == "times" else []
+    room = ["room"] if d.events is not None else []
+    return ["sizes", "wanted", *stop, *numbers, *times, *room]
 
 
 def _outputs(d: Description) -> list[str]:
     """The results of `solve`."""
-    return ["out_u", *(["out_t"] if d.saving.mode == "steps" else []), "out_counts"]
+    times = ["out_t"] if d.saving.mode == "steps" else []
+    marks = ["out_marks"] if d.events is not None else []
+    return ["out_u", *times, *marks, "out_counts"]
 
 
 def pointers(d: Description, name: str) -> tuple[int, int]:
@@ -129,7 +158,7 @@ def pointers(d: Description, name: str) -> tuple[int, int]:
     inputs = len(_inputs(d))
     if name == "solve":
         return inputs, len(_outputs(d))
-    return inputs + len(_COTANGENTS), len(_GRADIENTS) + len(_MEMORY)
+    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_MEMORY)
 
 
 def _share(d: Description) -> tuple[str, ...]:
@@ -154,6 +183,10 @@ class Frame:
             self.stop = Buffer(b, flag.name, np.dtype(np.int8))
         self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
         self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
+        # For how many events of a trajectory there is room.
+        self.room = None
+        if d.events is not None:
+            self.room = b.cast(Buffer(b, "%room", I32).load(0), I64)
         self.others = {name: Buffer(b, f"%{name}", dtype) for name, dtype in more}
         self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
         self.maxiters = self.sizes.load(MAXITERS)
@@ -191,7 +224,8 @@ def solving(d: Description) -> str:
     """
     module = _module(d)
     names = _outputs(d)
-    more = [(name, I32 if name == "out_counts" else d.dtype) for name in names]
+    whole = "out_counts", "out_marks"
+    more = [(name, I32 if name in whole else d.dtype) for name in names]
     parameters = Frame.parameters(d, names)
     with module.function("solve", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
@@ -201,9 +235,12 @@ def solving(d: Description) -> str:
             end, stride = frame.share[1], b.constant(1, I64)
         queue = Queue(first, stride, end, frame.wanted)
         others = frame.others
-        outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"], frame.n)
+        results = others["out_u"], others.get("out_t"), others["out_counts"], frame.n
+        outputs = Outputs(*results, frame.room, others.get("out_marks"))
         given = frame.times, outputs, frame.rows, frame.maxiters
-        Loop(b, d, _equations_in(b, d), held, queue, *given, stop=frame.stop).run()
+        evaluate = _callbacks_in(b, d)
+        equations = _equations_in(b, d)
+        Loop(b, d, equations, held, queue, *given, stop=frame.stop, evaluate=evaluate).run()
         b.return_()
     return module.text
 
@@ -240,14 +277,15 @@ LENGTHS = range(5, 8)
 def pulling_back(d: Description) -> tuple[str, int]:
     """The kernel `pull_back`, and the bytes of a checkpoint.
 
-    Its operands: those of `solving`, then the cotangents of what is saved and how many times were
-    reached; its results: the gradients (see `adjoint.Cotangents`), and memory for a record: turns,
-    events, checkpoints.
+    Its operands: those of `solving`, then the cotangents of what is saved, how many times were
+    reached, and with callbacks how many events happened; its results: the gradients (see
+    `replay.Cotangents`), and memory for a record: turns, events, checkpoints.
     """
     module = _module(d)
     real, bytes_ = d.dtype, np.dtype(np.int8)
-    names = (*_COTANGENTS, *_GRADIENTS, *_MEMORY)
-    dtypes = (real, I32, real, real, real, real, I32, bytes_)
+    given = _cotangents(d)
+    names = (*given, *_GRADIENTS, *_MEMORY)
+    dtypes = (real, *(I32 for _ in given[1:]), real, real, real, real, I32, bytes_)
     more = list(zip(names, dtypes, strict=True))
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
     parameters = Frame.parameters(d, names)
@@ -260,10 +298,13 @@ def pulling_back(d: Description) -> tuple[str, int]:
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
             given = frame.times, None, frame.rows, frame.maxiters
-            return Loop(b, d, equations, held.another(), queue, *given, on_begin=on_begin)
+            told = {"on_begin": on_begin, "evaluate": _callbacks_in(b, d)}
+            return Loop(b, d, equations, held.another(), queue, *given, **told)
 
-        pullback = Pullback(_calls_in(b, d, equations), n_own, n_shared)
-        cotangents = Cotangents(*(others[x] for x in (*_COTANGENTS, *_GRADIENTS)))
+        pullback = Pullback(_calls_in(b, d, equations), n_own, n_shared, _jumps_in(b, d))
+        of_rows, reached, *happened = (others[x] for x in given)
+        gradients = [others[x] for x in _GRADIENTS]
+        cotangents = Cotangents(of_rows, reached, *gradients, *happened, room=frame.room)
         work = _work(b, d, frame)
         kept_size = 0
 
@@ -365,3 +406,27 @@ def _calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held
         return Calls(equations(held, mask), f, jvp)
 
     return of
+
+
+def _jumps_in(b: Builder, d: Description) -> Jumps | None:
+    """The callbacks, as `replay.Pullback` has them."""
+    evaluate = _callbacks_in(b, d)
+    if evaluate is None:
+        return None
+    own, shared = with_gradients(d)
+    names: dict[Moving, str] = {}
+
+    @functools.cache
+    def translated(moving: Moving) -> Function:
+        jaxpr = moving_jumps.transposed(moving, d.field, (*own, *shared))
+        inputs = _with(d.layout.inputs, *moving.extras, "forward")
+        return _translated(jaxpr, inputs, "the derivative of a condition or an affect")
+
+    def pull(
+        moving: Moving, held: Held, y: tuple, t: Value, mask: Value, extras: dict, cotangents: list
+    ) -> tuple:
+        name = names.setdefault(moving, f"transposed_jump{len(names)}")
+        numbers = _Numbers(held, u=cotangents, forward=y, **extras)
+        return _evaluated(b, translated(moving), numbers, t, mask, name)
+
+    return Jumps(evaluate, pull)

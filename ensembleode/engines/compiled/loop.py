@@ -23,6 +23,7 @@ from ...solvers.time import adaptive_step, fixed_step, StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .description import Description
+from .events import Happening
 from .functions import FUNCTIONS
 from .numbers import Held
 from .queue import Pool, Queue
@@ -45,6 +46,7 @@ class Loop:
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
     - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
+    - `evaluate`: where there are callbacks, their functions: see `events.Happening`.
     """
 
     def __init__(
@@ -61,6 +63,7 @@ class Loop:
         *,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
+        evaluate: Callable[..., tuple] | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.maxiters = maxiters
@@ -84,8 +87,10 @@ class Loop:
         # With known times to stop at on the way.
         self.has_stops = problem.has("tstops")
         if self.has_stops:
-            self._tstop, self._anchor = b.variable(dtype, 0), b.variable(dtype, 0)
-            self._tried_before = b.variable(I32, 0)
+            self._tstop = b.variable(dtype, 0)
+        self.has_anchor = self.has_stops or (problem.events is not None and not problem.adaptive)
+        if self.has_anchor:
+            self._anchor, self._tried_before = b.variable(dtype, 0), b.variable(I32, 0)
         self.naccept = b.variable(I32, 0)
         self.ntried = b.variable(I32, 0, of_lanes=not is_uniform)
         remembered = problem.controller.initial_memory() if problem.controller else ()
@@ -98,6 +103,10 @@ class Loop:
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         self.saved = SavedRows(b, problem, held, times, outputs, rows)
         self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
+        self.happening = None
+        if problem.events is not None:
+            assert evaluate is not None
+            self.happening = Happening(self, problem.events, evaluate)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -184,7 +193,11 @@ class Loop:
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
         if self.has_stops:
-            several += [self._tstop, self._anchor, self._tried_before]
+            several += [self._tstop]
+        if self.has_anchor:
+            several += [self._anchor, self._tried_before]
+        if self.happening is not None:
+            several += self.happening.variables()
         several += [self.alive, *self.pool.variables(), self.must_refill, self.goes_on]
         return [x for x in several if x is not None]
 
@@ -217,9 +230,14 @@ class Loop:
     def anchor(self) -> tuple[Value, Value | int]:
         """Where that stretch begins, and how many steps had been tried until then: from there fixed
         steps are laid out."""
-        if self.has_stops:
+        if self.has_anchor:
             return self._anchor.get(), self._tried_before.get()
         return self.t0, 0
+
+    def set_anchor(self, mask: Value) -> None:
+        """Lay fixed steps out from where the lanes of the mask are."""
+        self._anchor.set_where(mask, self.t.get())
+        self._tried_before.set_where(mask, self.ntried.get())
 
     def state(self) -> tuple[Value, ...]:
         return tuple(x.get() for x in self.y)
@@ -319,6 +337,8 @@ class Loop:
         if self._on_begin is not None:
             self._on_begin(index, fresh)
         self.saved.start(fresh, t0, self.state())
+        if self.happening is not None:
+            self.happening.begin(fresh)
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Begin a stretch of time where the lanes of the mask are, with what the method carries
@@ -331,15 +351,18 @@ class Loop:
         self._set(self.h, mask, h)
         if self.has_stops:
             self._tstop.set_where(mask, self._next_stop(t))
-            self._anchor.set_where(mask, t)
-            self._tried_before.set_where(mask, self.ntried.get())
+        if self.has_anchor:
+            self.set_anchor(mask)
+
+    def stops(self, held: Held) -> list[Value]:
+        """The known times, in no order."""
+        (stops,) = [x for x in self.problem.layout.numbers if x.name == "tstops"]
+        return [held.number("tstops", i) for i in range(stops.size)]
 
     def _next_stop(self, t: Value) -> Value:
         """The first of the known times after this one, or `t1`."""
         direction, found = self.direction, self.t1
-        (stops,) = [x for x in self.problem.layout.numbers if x.name == "tstops"]
-        for i in range(stops.size):
-            stop = self.held.number("tstops", i)
+        for stop in self.stops(self.held):
             between = (direction * (stop - t) > 0.0) & (direction * (found - stop) > 0.0)
             found = self.b.where(between, stop, found)
         return found
@@ -358,7 +381,11 @@ class Loop:
     def turn(self) -> tuple[Step, Verdict]:
         """Try a step in every lane."""
         step, verdict, size = self.control(*self.attempt())
+        if self.happening is not None:
+            step, verdict = self.happening.locate(step, verdict)
         self.commit(step, verdict, size)
+        if self.happening is not None:
+            self.happening.act(step)
         return step, verdict
 
     def attempt(self) -> tuple[Step, Value]:
@@ -515,10 +542,16 @@ class Loop:
         index, n = self.held.index.get(), self.outputs.n
         if p.saving.mode == "ends":
             for c, x in enumerate(self.state()):
-                self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)
+                size = p.size if self.outputs.room is None else self.saved.rows * p.size
+                place = self.order.place(index, c, size)
+                self.outputs.u.scatter(place, ended, x)
         counts = [self.code.get(), naccept, ntried]
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))
+        if self.happening is not None:
+            # (In the place after that of the rows, though there are none.)
+            place = index + n * 4
+            self.outputs.counts.scatter(place, ended, self.happening.count.get())
         for i, x in enumerate(counts):
             self.outputs.counts.scatter(index + n * i, ended, x)
         self._free(ended)

@@ -10,9 +10,10 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ...core.events import EVENT_ROWS
 from ...core.interrupts import NEVER
 from ...core.lane import Lane
-from ...core.plan import Plan
+from ...core.plan import Happened, Plan
 from ...fields import parameters_of
 from ...tracing.program import Program
 from ..flow import Known, widened
@@ -56,11 +57,10 @@ class Setup(NamedTuple):
         return True
 
     def rows(self, lanes: Lane, known: Known) -> Any:
-        end, saved, _ = solve(self, lanes, known.ok)
-        return end[:, None] if saved.u is None else saved.u
+        return solve(self, lanes, known.ok).rows
 
     def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
-        return pull_back(self, lanes, known.ok, cotangent, known.reached)
+        return pull_back(self, lanes, known, cotangent)
 
     def description(self, lanes: Lane, *, backwards: bool = False) -> Description:
         plan, solver = self.plan, self.plan.method.value
@@ -79,6 +79,7 @@ class Setup(NamedTuple):
             1 if self.on_gpu else self._width(-(-self.n // self.threads), backwards=backwards),
             self.on_gpu or here.has_fma,
             self.on_gpu,
+            plan.events,
         )
 
     @property
@@ -119,8 +120,25 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: 
 #
 
 
-def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
-    """Solve: the last states where nothing else is saved, what is saved, and the counts.
+class Found(NamedTuple):
+    """What the kernel has written, the trajectories first.
+
+    - `rows [trajectory, row, *state]`: what is saved, the last state alone where only ends are; and
+        then those of events (see `saved_rows.Outputs`).
+    - `t [trajectory, row]`: where every step is saved, their times; `length`: how many rows.
+    - `marks [trajectory, number]`, `count`: of events, where there are callbacks.
+    """
+
+    rows: Any
+    t: Any
+    length: Any
+    counts: Counts
+    marks: Any
+    count: Any
+
+
+def solve(setup: Setup, lanes: Lane, mask: Any) -> Found:
+    """Solve.
 
     **Arguments:**
 
@@ -139,24 +157,64 @@ def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
     return run(lanes, mask)
 
 
-def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
+def _solve(setup: Setup, lanes: Lane, mask: Any) -> Found:
     plan, n = setup.plan, setup.n
     d = setup.description(lanes)
-    saving = plan.saving
-    rows = 1 if saving.mode == "ends" else saving.rows
-    outputs = [_array(d, n, rows * d.size)]
+    saving, events, room = plan.saving, plan.events, plan.max_events
+    rows = _saved_rows(plan)
+    outputs = [_array(d, n, (rows + room * EVENT_ROWS) * d.size)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, rows))
-    outputs.append(jax.ShapeDtypeStruct((4, n), jnp.int32))
+    if events is not None:
+        marks = max(1, room * (1 + events.longest))
+        outputs.append(_array(d, n, marks, np.dtype(np.int32)))
+    outputs.append(jax.ShapeDtypeStruct((4 if events is None else 5, n), jnp.int32))
     operands = _operands(d, setup, lanes, mask, rows)
     threads = n if d.on_gpu else setup.threads
     *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
-    u, *t = [_trajectories_first(d, x) for x in found]
-    u = u.reshape(n, rows, *plan.state.shape)
+    u, *more = [_trajectories_first(d, x) for x in found]
+    u = u.reshape(n, rows + room * EVENT_ROWS, *plan.state.shape)
     codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
-    if saving.mode == "ends":
-        return u[:, 0], Saved(None, None, None), codes
-    return None, Saved(u, t[0] if t else None, counts[3]), codes
+    marks = None if events is None else more.pop()
+    length = None if saving.mode == "ends" else counts[3]
+    return Found(
+        u, more[0] if more else None, length, codes, marks, None if events is None else counts[4]
+    )
+
+
+def _saved_rows(plan: Plan) -> int:
+    return 1 if plan.saving.mode == "ends" else plan.saving.rows
+
+
+def parted(plan: Plan, found: Found) -> tuple[Any, Saved, Counts, Happened | None]:
+    """The last states where nothing else is saved, what is saved, the counts, and the events where
+    there are callbacks whose events are kept."""
+    rows = _saved_rows(plan)
+    u, happened = found.rows[:, :rows], None
+    if plan.events is not None:
+        happened = _happened(plan, found.rows[:, rows:], found.marks, found.count)
+    if plan.saving.mode == "ends":
+        return u[:, 0], Saved(None, None, None), found.counts, happened
+    return None, Saved(u, found.t, found.length), found.counts, happened
+
+
+def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened | None:
+    """The events, of their rows `[trajectory, 3 event, *state]`."""
+    assert plan.events is not None
+    n, room = rows.shape[0], plan.max_events
+    if not room:
+        return None
+    rows = rows.reshape(n, room, EVENT_ROWS, *plan.state.shape)
+    marks = marks.reshape(n, room, -1)
+    there = jnp.arange(room, dtype=count.dtype)[None] < count[:, None]
+
+    def known(x: Any, other: Any) -> Any:
+        mask = there.reshape(*there.shape, *(1,) * (x.ndim - 2))
+        return jnp.where(mask, x, jnp.asarray(other, x.dtype))
+
+    before, after, t = (known(rows[:, :, i], jnp.nan) for i in range(EVENT_ROWS))
+    t = t.reshape(n, room, -1)[..., 0]
+    return Happened(t, known(marks[..., 0], -1), known(marks[..., 1:], 0), before, after, count)
 
 
 def _run(
@@ -169,9 +227,9 @@ def _run(
     return call(text, name, operands, outputs, Share(n, threads, d.width))
 
 
-def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
-    """So many numbers of each trajectory."""
-    return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), d.dtype)
+def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """So many numbers of each trajectory, by default of the dtype of the state."""
+    return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), dtype or d.dtype)
 
 
 def _trajectories_first(d: Description, x: Any) -> Any:
@@ -188,6 +246,8 @@ def _operands(
     if d.saving.mode == "times":
         times = jnp.asarray(lanes.saveat, d.dtype)
         operands.append(trajectories_last(times) if d.on_gpu and d.own_times else times)
+    if d.events is not None:
+        operands.append(np.array([setup.plan.max_events], np.int32))
     return operands
 
 
@@ -196,14 +256,11 @@ def _operands(
 #
 
 
-def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> list:
-    """Pull back through the trajectories of the mask: see `flow.Setup`.
+def pull_back(setup: Setup, lanes: Lane, known: Known, cotangent: Any) -> list:
+    """Pull back through the trajectories that are `ok`: see `flow.Setup`.
 
-    **Arguments:**
-
-    - `cotangent`: that of the last states, `[trajectory, *state]`, or of the saved ones,
-        `[trajectory, row, *state]`.
-    - `reached`: how many times of each were saved, or would have been with more rows.
+    **Arguments:** `cotangent`: that of the rows (of the last states, or of the saved ones, and of
+    events), `[trajectory, row, *state]`.
     """
     plan, n, groups = setup.plan, setup.n, setup.groups
     d = setup.description(lanes, backwards=True)
@@ -214,8 +271,12 @@ def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     threads, sizes, memory = record(d, setup, checkpoint, shared)
     rows = cotangent.reshape(n, -1, d.size)
-    operands = _operands(d, setup, lanes, mask, rows.shape[1], *sizes)
-    operands += [trajectories_last(rows) if d.on_gpu else rows, reached.astype(jnp.int32)]
+    operands = _operands(d, setup, lanes, known.ok, _saved_rows(plan), *sizes)
+    operands += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
+    if d.events is not None:
+        happened = known.happened
+        none = jnp.zeros(n, jnp.int32)
+        operands.append(none if happened is None else happened.astype(jnp.int32))
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
     results = _run(d, text, "pull_back", threads, n, operands, [*outputs, *memory])

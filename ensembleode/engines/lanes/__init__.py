@@ -69,6 +69,12 @@ class Lanes(Engine):
         """Why this engine can't run this field, on such a state; None when it can."""
         return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
 
+    def extended_refusal(self, options: dict) -> str | None:
+        """Why it can't with these options; None when it can."""
+        if isinstance(options["sensealg"], sensitivity.BacksolveAdjoint):
+            return "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint()."
+        return None
+
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `explicit.method`."""
         return method(alg, options, has_dt=has_dt)

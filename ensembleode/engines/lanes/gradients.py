@@ -51,7 +51,7 @@ def solve_trajectories(
     """
     mask = jnp.ones(n, bool) if mask is None else mask
     solver = plan.method.value
-    setup = Trajectories(plan, math.prod(plan.state.shape), n, alone=alone)
+    setup = Trajectories(plan, plan.controlled, n, alone=alone)
     if solver.direction == "forward":
         result = sensitivity.forward_only(_solved(setup, lanes, mask))
         return with_times(plan, lanes, result)
@@ -61,7 +61,7 @@ def solve_trajectories(
     keeps = plan.saving.mode == "steps" or solver.adjoint == "BacksolveAdjoint"
     saved = (result.u, result.t, result.length) if keeps else None
     found = Found(result.naccept + result.nreject, saved)
-    result = result._replace(u=differentiable(setup, lanes, mask, result, found))
+    result = differentiable(setup, lanes, mask, result, found)
     return with_times(plan, lanes, result)
 
 

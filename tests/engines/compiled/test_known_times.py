@@ -1,5 +1,5 @@
 """Known times that are stepped onto on the way, with a new beginning at each: as solves from one to
-the next, to the last bit. (Nobody can ask for them yet.)"""
+the next, to the last bit, and with derivatives. (Nobody can ask for them yet.)"""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,6 +14,7 @@ from ensembleode.engines.compiled import solves
 from ensembleode.engines.compiled.numbers import Number
 
 from ...marks import slow_unless
+from ..methods import Lags
 
 
 N, SIZE = 11, 4
@@ -109,3 +110,41 @@ def test_the_first_step_is_chosen_anew():
     has_stop = (STOPS == 0.25).any(axis=1)
     assert (gained[has_stop] > 0.3).all()
     assert (gained[~has_stop] == 0).all()
+
+
+def smooth(u, p, t):
+    return p[1] * jnp.stack([u[1], -p[0] * jnp.sin(u[0]) * (1 + 0.3 * t)])
+
+
+@pytest.mark.parametrize(
+    ("alg", "saving"),
+    [
+        pytest.param(Lags(), {"saveat": jnp.linspace(0.1, 1.0, 7)}, id="lagging, times"),
+        pytest.param(Lags(), {}, id="lagging, ends", marks=pytest.mark.slow),
+        pytest.param(eo.Tsit5(), {}, id="Tsit5", marks=pytest.mark.slow),
+    ],
+)
+def test_gradients_are_those_of_differences(alg, saving):
+    """Also of what a method carries, which is made anew of the state at each of the times; and in
+    forward mode, which solves with it."""
+    weights = jnp.cos(jnp.arange(N * max(1, len(saving.get("saveat", ()))) * 2.0))
+
+    def loss(x):
+        prob = eo.ODEProblem(smooth, x[:2], (0.0, 1.0), x[2:])
+
+        def prob_func(prob, ctx):
+            return eo.remake(prob, u0=prob.u0 * (1 + 0.1 * ctx.index))
+
+        options = {**FIXED, **saving, "trajectories": N, "engine": "compiled"}
+        u = eo.solve(eo.EnsembleProblem(prob, prob_func), alg, **options).u
+        u = u if saving else u[:, -1]
+        return jnp.sum(weights * u.reshape(-1) ** 2)
+
+    x, step = jnp.array([1.0, 0.5, 2.0, 1.0]), 1e-5
+    with stopping(1.0):
+        found = jax.jit(jax.grad(loss))(x)
+        _, pushed = jax.jit(lambda x: jax.jvp(loss, (x,), (x,)))(x)
+        value = jax.jit(loss)
+        expected = [(value(x + d) - value(x - d)) / (2 * step) for d in step * np.eye(len(x))]
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-7)
+    np.testing.assert_allclose(pushed, found @ x, rtol=1e-11)
