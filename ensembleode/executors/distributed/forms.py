@@ -336,9 +336,7 @@ class Transposed(_Derived):
             fn, at = self.of.moved(every, mask, shared)
         else:
             # (It is linear in them: anywhere.)
-            (_, every_structs), (_, shared_structs) = _apart(
-                self.of, self.of.every, self.of.shared
-            )
+            (_, every_structs), (_, shared_structs) = _apart(self.of, self.of.every, self.of.shared)
             at = (
                 [jnp.zeros((len(mask), *s.shape), s.dtype) for s in every_structs],
                 [jnp.zeros(s.shape, s.dtype) for s in shared_structs],
