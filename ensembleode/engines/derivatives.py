@@ -135,6 +135,7 @@ def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
     def run(*operands, flow):
         return fn(flow, *_numbers(flow, operands))
 
+    prim.opened = run  # (see `compiled.call.kernels_in`)
     eagerly = jit_recent(lambda flow, *operands: run(*operands, flow=flow))
     prim.def_impl(jax.disable_jit(False)(lambda *operands, flow: eagerly(flow, *operands)))
     prim.def_abstract_eval(lambda *_, flow: results(flow))

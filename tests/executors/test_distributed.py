@@ -473,12 +473,83 @@ def test_an_asynchronous_client():
         asyncio.run(main(client.scheduler.address))
 
 
-def test_forward_mode_is_refused():
-    options = {"trajectories": 10, "sensealg": eo.ForwardDiffSensitivity()}
-    with pytest.raises(ValueError, match="differentiated in reverse mode only"):
-        eo.solve(sweep(10), eo.Tsit5(), TWO, **options)
-    with pytest.raises(TypeError, match="forward mode"):
-        jax.jacfwd(lambda r: eo.solve(sweep(10, rate=r), None, TWO, trajectories=10).u)(1.0)
+NESTED = {
+    "forward over reverse": lambda f, x, v: jax.jvp(jax.grad(f), (x,), (v,))[1],
+    "reverse over reverse": lambda f, x, v: jax.grad(lambda x: jax.grad(f)(x) @ v)(x),
+    "reverse over forward": lambda f, x, v: jax.grad(lambda x: jax.jvp(f, (x,), (v,))[1])(x),
+    "forward twice": lambda f, x, v: jax.jacfwd(lambda x: jax.jvp(f, (x,), (v,))[1])(x),
+    "hessian": lambda f, x, v: jax.hessian(f)(x) @ v,
+    "jacrev of jacrev": lambda f, x, v: jax.jacrev(jax.jacrev(f))(x) @ v,
+    "third": lambda f, x, v: jax.grad(lambda x: jax.jvp(jax.grad(f), (x,), (v,))[1] @ v)(x),
+}
+
+
+def squares(x, alg, **options):
+    """By the first state, a shared rate, numbers of each trajectory and the end of time."""
+    options = {"abstol": 1e-9, "reltol": 1e-9} | options
+    prob = eo.ODEProblem(lambda u, p, t: -p[0] * u**2 + p[1], x[:2], (0.0, x[2]), (x[3], x[4]))
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=(x[3], x[4:][ctx.index]))
+
+    ens = eo.EnsembleProblem(prob, prob_func, *options.pop("reduced", ()))
+    u = eo.solve(ens, eo.Tsit5(), alg, trajectories=3, **options).u
+    return u if u.ndim == 0 else jnp.sum(u**2 * jnp.cos(jnp.arange(u.size)).reshape(u.shape))
+
+
+def last(sol, ctx):
+    return jnp.sum(sol.u[-1] ** 2), False
+
+
+@pytest.mark.parametrize(
+    ("way", "options"),
+    [
+        slow_unless((way, name) == ("forward over reverse", "ends"), way, options)
+        for way in NESTED
+        for name, options in {
+            "ends": {},
+            "times": {"saveat": np.array([0.2, 0.5])},
+            "lanes": {"engine": "lanes"},
+            "sum": {"reduced": (last, eo.sum_reduction)},
+        }.items()
+    ],
+)
+def test_derivatives_of_any_order(way, options):
+    """Those of serial, whichever way they are nested."""
+    x = jnp.array([0.5, 0.8, 1.1, 0.7, 0.2, 0.3, 0.4])
+    v = jnp.cos(jnp.arange(7.0))
+    with ThreadPoolExecutor(1) as executor:
+        serial, workers = (
+            jax.jit(functools.partial(NESTED[way], functools.partial(squares, alg=alg, **options)))
+            for alg in (eo.EnsembleSerial(), eo.EnsembleDistributed(executor))
+        )
+        np.testing.assert_allclose(workers(x, v), serial(x, v), rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.slow
+def test_second_derivatives_on_split_threads():
+    """As the sum over many chunks, on processes."""
+    first, second = (
+        jax.jit(lambda r, alg=alg: jax.jvp(jax.grad(lambda r: total(r, alg).u), (r,), (1.0,))[1])
+        for alg in (eo.EnsembleSerial(), eo.EnsembleSplitThreads(2, 2))
+    )
+    np.testing.assert_allclose(second(1.0), first(1.0), rtol=1e-8)
+
+
+def test_forward_mode_alone():
+    """With the `sensealg` for that; and of one that is of reverse mode only, it says so."""
+
+    def end(rate, **options):
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(1), (0.0, 1.0), rate)
+        return eo.solve(eo.EnsembleProblem(prob), eo.Tsit5(), alg, trajectories=2, **options).u
+
+    with ThreadPoolExecutor(1) as executor:
+        alg = eo.EnsembleDistributed(executor)
+        forwards = functools.partial(end, sensealg=eo.ForwardDiffSensitivity())
+        found = jax.jacfwd(forwards)(1.0)
+        np.testing.assert_allclose(found[:, -1], -np.exp(-1.0), rtol=1e-3)
+        with pytest.raises(TypeError, match=r"GaussAdjoint\(\) is for reverse mode only"):
+            jax.jacfwd(functools.partial(end, sensealg=eo.GaussAdjoint()))(1.0)
 
 
 ONE_CORE = """

@@ -216,9 +216,19 @@ def _host() -> Machine | None:
 
 
 def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
-    """The kernels that a program calls at any depth, each once."""
-    calls = (eqn for eqn in equations(jaxpr) if eqn.primitive is _call_p)
-    return tuple(dict.fromkeys(eqn.params["kernel"] for eqn in calls))
+    """The kernels that a program calls at any depth, each once.
+
+    What a primitive computes that is only traced where it is lowered is traced here, if the
+    primitive says what that is (its `opened`).
+    """
+    found: list[Kernel] = []
+    for eqn in equations(jaxpr):
+        if eqn.primitive is _call_p:
+            found.append(eqn.params["kernel"])
+        elif hasattr(eqn.primitive, "opened"):
+            opened = functools.partial(eqn.primitive.opened, **eqn.params)
+            found += kernels_in(jax.make_jaxpr(opened)(*(v.aval for v in eqn.invars)).jaxpr)
+    return tuple(dict.fromkeys(found))
 
 
 def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:

@@ -26,6 +26,9 @@ from .replay import Wide
 # Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
 _CHUNK = 2**14
 _WIDEST, _NARROWEST = 128, 8
+# Bytes of a vector over the lanes up to which XLA's CPU runtime runs the operations of a loop one
+# after the other; those on larger ones it hands to threads, which takes longer than they do.
+_IN_TURN = 512
 
 
 def width_of(state: Any, n: int) -> int:
@@ -60,6 +63,14 @@ class Setup(NamedTuple):
     field: LaneField
     width: int
     controlled: int
+
+    def for_n(self, n: int) -> "Setup":
+        """As wide as is best for `n` trajectories; at most half as wide where components are
+        vectors of their own, whose bits don't depend on it."""
+        width = max(self.width, width_of(self.plan.state, n))
+        if self.field.scalarised and jax.default_backend() == "cpu":
+            width = min(width, _IN_TURN // self.field.dtype.itemsize)
+        return self._replace(width=width)
 
     @property
     def stepping(self) -> Stepping:

@@ -86,9 +86,7 @@ class Trajectories(NamedTuple):
         """How they are laid out."""
         alone = self.alone and self.n == 1
         setup = setup_of(self.plan, lanes, self.controlled, alone=alone)
-        if alone:
-            return setup
-        return setup._replace(width=max(setup.width, width_of(self.plan.state, self.n)))
+        return setup if alone else setup.for_n(self.n)
 
     def rows(self, lanes: Lane, known: Known) -> Any:
         u = _solved(self, lanes, known.ok).u

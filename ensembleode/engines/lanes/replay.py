@@ -364,7 +364,9 @@ def _replay_all(
     def one(carry):
         i, pulled = carry
         i = i - 1
-        return i, through(replay, _read(record, i), pulled)
+        taken = _read(record, i)
+        some = jnp.any(taken.h != 0)
+        return i, jax.lax.cond(some, lambda: through(replay, taken, pulled), lambda: pulled)
 
     return jax.lax.while_loop(lambda carry: carry[0] > 0, one, (length, pulled))[1]
 
