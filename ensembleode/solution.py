@@ -364,6 +364,8 @@ class EnsembleSolution(_Solution):
             a state that is a pytree a variable for each leaf, by its name. Where
             trajectories have their own times, over `trajectory` and `step`, and `time` is a
             coordinate over these.
+        - `integral` likewise, of a problem with an `integrand`; of one that returns a pytree a
+            variable for each leaf, `integral.name`.
         - `retcode` (integers; their meaning is in its attributes), `length`, `naccept`, `nreject`
             and `nf` over `trajectory`.
         - Of an `output_func`: a variable for each leaf of its outputs, in place of `u`.

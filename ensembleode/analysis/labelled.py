@@ -106,24 +106,26 @@ def _xarray(number: Any) -> Any:
 
 
 def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
-    """The variable `u`, or one for each leaf of a state that is a pytree; and coordinates."""
-    u = sol.u
+    """The variable `u`, or one for each leaf of a state that is a pytree, and those of integrals;
+    and coordinates."""
+    u, integrals = sol.u, _integrals(sol.integral, outer)
     if not is_tree(u):
         dims, state = _state(np.shape(u)[len(outer) :], names)
-        return {"u": ((*outer, *dims), np.asarray(u))}, state
+        return {"u": ((*outer, *dims), np.asarray(u))} | integrals, state
     if names is not None:
         raise ValueError("names are for the components of a vector; the leaves of this state have.")
     variables = {}
     for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
-    taken = {"trajectory", "time", "step", "length", "retcode", *_COUNTS} & set(variables)
+    own = {"trajectory", "time", "step", "length", "retcode", *_COUNTS, *integrals}
+    taken = own & set(variables)
     if taken:
         raise ValueError(
             f"the state has a leaf {min(taken)!r}, which is a name of the dataset's own: make the "
             "dataset of sim.u yourself."
         )
-    return variables, {}
+    return variables | integrals, {}
 
 
 def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
@@ -157,6 +159,22 @@ def inner_dims(name: str, ndim: int) -> tuple[str, ...]:
 def output_name(path: tuple) -> str:
     """What a leaf of the outputs of an `output_func` is called."""
     return jtu.keystr(path, simple=True, separator=".") or "out"
+
+
+def integral_name(path: tuple) -> str:
+    """What a leaf of the integrals is called."""
+    leaf = jtu.keystr(path, simple=True, separator=".")
+    return f"integral.{leaf}" if leaf else "integral"
+
+
+def _integrals(integral: Any, outer: tuple) -> dict:
+    """The integrals of an integrand, a variable for each leaf."""
+    variables = {}
+    for path, leaf in jtu.tree_leaves_with_path(integral):
+        name = integral_name(path)
+        dims = (*outer, *inner_dims(name, np.ndim(leaf) - len(outer)))
+        variables[name] = (dims, np.asarray(leaf))
+    return variables
 
 
 def retcode_attributes() -> dict:

@@ -205,8 +205,8 @@ def trace_program(
     else:
         u = jax.ShapeDtypeStruct((tree.size,), tree.dtype)
     t = jax.ShapeDtypeStruct((), dtype)
-    if is_field and not is_known(fn):
-        check_signature(fn)
+    if not is_known(fn):
+        check_signature(fn, name)
     try:
         program, consts = trace(of_arrays, u, p, t, rules=True)
     except Exception as e:
