@@ -157,7 +157,7 @@ def test_the_constants_of_ordinarydiffeq_are_the_default(engine):
 @pytest.mark.parametrize(
     "how",
     [
-        slow_unless(x in ("PI42", "own norm"), x)
+        slow_unless(x == "own norm", x)
         for x in (*CONTROLLERS, "own", "own norm", "max norm", "dtmax")
     ],
 )
@@ -283,6 +283,7 @@ def test_bounds_may_differ_by_trajectory():
         eo.solve(ens, eo.Tsit5(), eo.EnsembleColumns(), trajectories=3)
 
 
+@pytest.mark.slow
 def test_columns_share_their_steps():
     options = {"dtmax": 0.1, "internalnorm": eo.MaxNorm(), "stepsize_controller": eo.IController()}
     sim = eo.solve(shifted(), eo.Tsit5(), eo.EnsembleColumns(), trajectories=3, **options)
