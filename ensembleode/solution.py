@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
+from .ground.aside import Aside
 from .ground.retcode import count_codes, has_failed, ReturnCode as ReturnCode
 from .ground.state_tree import flattened, leaf_names
 from .tracing.program import is_tracer
@@ -69,7 +70,40 @@ class _Solution(eqx.Module):
                 several = isinstance(self, EnsembleSolution)
                 lengths = self.lengths if several else self.length
                 state["_dense"] = kept(self._dense, self.t, self.u, lengths, several=several)
+            given = self._given.content
+            state["_given"] = Aside(given and given.portable())
             return state
+
+    @property
+    def u0(self) -> Any:
+        """The start, in the structure of the state; of an ensemble those of all trajectories,
+        `[trajectory, ...]`.
+
+        **Raises:** as `p`.
+        """
+        return self._known().u0
+
+    @property
+    def p(self) -> Any:
+        """The parameters, in the structure of the problem's `p`; of an ensemble those of all
+        trajectories, numbers as `[trajectory, ...]`. They are made again when they are asked for;
+        what all trajectories share is there once, as a broadcast view.
+
+        **Raises:** `ValueError` for a solution that has none with it: one that JAX has taken apart
+        (returned from `jit`, or mapped over), one within `output_func`, and of an ensemble whose
+        `output_func` may ask for reruns.
+        """
+        return self._known().p
+
+    def _known(self) -> Any:
+        given = vars(self)["_given"].content
+        if given is None:
+            raise ValueError(
+                "this solution has no u0 and p with it: solutions lose them on their way out of "
+                "jit, through vmap and tree_map, and have none in output_func, after reruns and in "
+                "answers of a service. Use what prob_func makes them of."
+            )
+        return given
 
 
 class ODESolution(_Solution):
@@ -98,6 +132,7 @@ class ODESolution(_Solution):
     engine: EngineChoice | None = eqx.field(static=True, default=None)
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
+    _given: Aside = Aside()
 
     def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -221,6 +256,7 @@ class EnsembleSolution(_Solution):
     _dense: Dense | None = None
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
+    _given: Aside = Aside()
 
     @property
     def successful(self) -> Any:
@@ -276,7 +312,8 @@ class EnsembleSolution(_Solution):
                 u, t, integral = jax.tree.map(lambda x: x[reached], (u, t, integral))
                 dense = None if dense is None else dense.rows(reached)
         stats = jax.tree.map(lambda x: x[i], self.stats)
-        about = (dense, self.engine, self._order, integral)
+        given = Aside(self._given.content and self._given.content.of(i))
+        about = (dense, self.engine, self._order, integral, given)
         return ODESolution(u, t, retcode, stats, length, *about)
 
     def __iter__(self) -> Iterator:
@@ -369,6 +406,9 @@ class EnsembleSolution(_Solution):
         - `retcode` (integers; their meaning is in its attributes), `length`, `naccept`, `nreject`
             and `nf` over `trajectory`.
         - Of an `output_func`: a variable for each leaf of its outputs, in place of `u`.
+        - The starts and parameters that trajectories have of their own, as coordinates: `u0` and
+            `p`, or one for each leaf, `u0.name`, `p.name` (but where a variable has that name). So
+            an outcome is drawn against a parameter: `ds["u"].isel(time=-1).plot.scatter(x="p")`.
 
         **Arguments:** `names`: those of the components of a vector state, by default `u0`, `u1`,
         ...

@@ -10,6 +10,7 @@ from ..numbers import NUMBERS, of_kind
 from ..tracing.program import Program
 from ..tracing.written_numbers import with_numbers_apart
 from .extended_state import Extension
+from .given import Given
 
 
 _CONSTANTS = of_kind("constants")
@@ -58,6 +59,7 @@ class Trajectories:
     - `shared`: a Lane with those leaves that are shared and known, the rest None.
     - `traced`: whether anything here is a tracer of an outer transformation.
     - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
+    - `given`: the starts and parameters as the user gave them, whatever becomes of the numbers.
     - `made`: `lanes` as they were made, before the times of each were laid out.
     """
 
@@ -74,6 +76,7 @@ class Trajectories:
     made: Any = None
     beside: tuple[tuple[str, Program], ...] = ()
     extension: Extension | None = None
+    given: Given | None = None
 
     def __post_init__(self):
         self.made = self.made or self.lanes
