@@ -12,6 +12,7 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 
 from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
+from .ground.aside import Aside
 from .ground.retcode import (
     count_codes,
     has_failed,
@@ -103,7 +104,40 @@ class _Solution(eqx.Module):
                 several = isinstance(self, EnsembleSolution)
                 lengths = self.lengths if several else self.length
                 state["_dense"] = kept(self._dense, self.t, self.u, lengths, several=several)
+            given = self._given.content
+            state["_given"] = Aside(given and given.portable())
             return state
+
+    @property
+    def u0(self) -> Any:
+        """The start, in the structure of the state; of an ensemble those of all trajectories,
+        `[trajectory, ...]`.
+
+        **Raises:** as `p`.
+        """
+        return self._known().u0
+
+    @property
+    def p(self) -> Any:
+        """The parameters, in the structure of the problem's `p`; of an ensemble those of all
+        trajectories, numbers as `[trajectory, ...]`. They are made again when they are asked for;
+        what all trajectories share is there once, as a broadcast view.
+
+        **Raises:** `ValueError` for a solution that has none with it: one that JAX has taken apart
+        (returned from `jit`, or mapped over), one within `output_func`, and of an ensemble whose
+        `output_func` may ask for reruns.
+        """
+        return self._known().p
+
+    def _known(self) -> Any:
+        given = vars(self)["_given"].content
+        if given is None:
+            raise ValueError(
+                "this solution has no u0 and p with it: solutions lose them on their way out of "
+                "jit, through vmap and tree_map, and have none in output_func, after reruns and in "
+                "answers of a service. Use what prob_func makes them of."
+            )
+        return given
 
 
 class ODESolution(_Solution):
@@ -135,6 +169,7 @@ class ODESolution(_Solution):
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
     events: Events | None = None
+    _given: Aside = Aside()
 
     def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -261,6 +296,7 @@ class EnsembleSolution(_Solution):
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
     events: Events | None = None
+    _given: Aside = Aside()
 
     @property
     def successful(self) -> Any:
@@ -319,7 +355,8 @@ class EnsembleSolution(_Solution):
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
             events = events.first(int(events.count), several=False)
-        about = (dense, self.engine, self._order, integral, events)
+        given = Aside(self._given.content and self._given.content.of(i))
+        about = (dense, self.engine, self._order, integral, events, given)
         return ODESolution(u, t, retcode, stats, length, *about)
 
     def __iter__(self) -> Iterator:
@@ -407,9 +444,14 @@ class EnsembleSolution(_Solution):
             a state that is a pytree a variable for each leaf, by its name. Where
             trajectories have their own times, over `trajectory` and `step`, and `time` is a
             coordinate over these.
+        - `integral` likewise, of a problem with an `integrand`; of one that returns a pytree a
+            variable for each leaf, `integral.name`.
         - `retcode` (integers; their meaning is in its attributes), `length`, `naccept`, `nreject`
             and `nf` over `trajectory`.
         - Of an `output_func`: a variable for each leaf of its outputs, in place of `u`.
+        - The starts and parameters that trajectories have of their own, as coordinates: `u0` and
+            `p`, or one for each leaf, `u0.name`, `p.name` (but where a variable has that name). So
+            an outcome is drawn against a parameter: `ds["u"].isel(time=-1).plot.scatter(x="p")`.
 
         **Arguments:** `names`: those of the components of a vector state, by default `u0`, `u1`,
         ...

@@ -49,6 +49,7 @@ from .engines.checks import check_bounds, say_if_too_tight
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
+from .ground.aside import Aside
 from .ground.logs import log_once
 from .ground.placement import as_jax_arrays
 from .ground.retcode import count_codes, has_failed, ReturnCode
@@ -294,8 +295,9 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
         raise e.cause from None
     if outcome.t is None:
         outcome = outcome._replace(t=_shared_times(job))
+    given = job.trajectories.given and job.trajectories.given.of(0)
     if job.traced:
-        return solution_of(outcome, job.plan, _numbers(job), run.choice), None
+        return solution_of(outcome, job.plan, _numbers(job), run.choice, given), None
     outcome = jax.block_until_ready(outcome)
     codes = ("length", "retcode", "naccept", "nreject", "nf")
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
@@ -304,7 +306,7 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
         rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral")}
         known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
     outcome = outcome._replace(**known)
-    sol = solution_of(outcome, job.plan, _numbers(job), run.choice)
+    sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
     if sol.events is not None:
         count = int(sol.events.count)
         events = dataclasses.replace(sol.events.first(count, several=False), count=count)
@@ -527,7 +529,9 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
         events = as_jax_arrays(events.first(most, several=True))
-    about = (*about, dense, job.plan.order, integral, events)
+    # (Which reruns there were nobody has counted.)
+    given = Aside(None if may_rerun(job.plan) else job.trajectories.given)
+    about = (*about, dense, job.plan.order, integral, events, given)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about)
 
 

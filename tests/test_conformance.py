@@ -54,6 +54,10 @@ REFUSED = {
         "spacing over tspan of each": "tspan",
     }.items()
 }
+REFUSED |= {
+    (name, "integrand"): (ValueError, "let f return what integrand does")
+    for name in ("columns", *ON_JULIA)
+}
 # One failing column fails the whole solve, which shares its steps.
 SHARED_STEPS = {"columns", "julia columns"}
 
@@ -81,6 +85,7 @@ OF_EXECUTORS = {
     "test_closure_of_each",
     "test_every_step",
     "test_gradient",
+    "test_integrand",
     "test_output_func",
     "test_parameters_of_each_and_shared",
     "test_retcodes",
@@ -163,6 +168,20 @@ def test_closed_form(alg, mode):
     assert (np.asarray(sim.lengths) == 5).all()
     assert (np.asarray(sim.stats.naccept) > 0).all()
     assert len(sim) == 5
+
+
+def test_integrand(name, alg, mode):
+    ens = eo.EnsembleProblem(decay(integrand=lambda u, p, t: {"area": u, "t": t}), scaled)
+    if error := refused(name, "integrand"):
+        with error:
+            run(mode, ens, alg, 3)
+        return
+    sim = run(mode, ens, alg, 3, saveat=0.5, **TIGHT)
+    without = run(mode, ensemble(), alg, 3, saveat=0.5, **TIGHT)
+    np.testing.assert_array_equal(sim.u, without.u)
+    np.testing.assert_array_equal(sim.stats.naccept, without.stats.naccept)
+    np.testing.assert_allclose(sim.integral["area"], exact(3, [0.0]) - sim.u, **CLOSE)
+    np.testing.assert_allclose(sim.integral["t"], [[0, 1 / 8, 1 / 2]] * 3, **CLOSE)
 
 
 def test_ends_are_saved_by_default(alg, mode):

@@ -1,12 +1,14 @@
 """Solutions with named dimensions: xarray datasets, and pandas frames made from them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any, TYPE_CHECKING
 
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ground.aside import Aside
+from ..ground.keys import is_key
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, flattened, is_tree, leaf_names
 from ..tracing.program import is_tracer
@@ -29,13 +31,14 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
     if sim.kind == "outputs":
         # An output may have the name of a count.
         variables = _counts(sim, ("trajectory",)) | _outputs(sim.u)
-        return xarray.Dataset(variables, trajectory, attrs)
+        return xarray.Dataset(variables, _given(sim, variables) | trajectory, attrs)
     t = np.asarray(sim.t)
     time = (("trajectory", "step") if t.ndim == 2 else ("time",), t)
     variables, state = _states(sim, ("trajectory", time[0][-1]), names)
     variables |= {"length": ("trajectory", np.asarray(sim.lengths))}
     variables |= _counts(sim, ("trajectory",))
-    return xarray.Dataset(variables, trajectory | {"time": time} | state, attrs)
+    own = trajectory | {"time": time} | state
+    return xarray.Dataset(variables, _given(sim, variables | own) | own, attrs)
 
 
 def solution_dataset(sol: "ODESolution", names: Sequence[str] | None) -> Any:
@@ -71,7 +74,7 @@ def frame(sol: Any, names: Sequence[str] | None) -> Any:
     time, a column a component."""
     lead = 1 + np.ndim(sol.retcode)
     names = names or component_names(sol.u, lead, sol._order)
-    flat = dataclasses.replace(sol, u=flattened(sol.u, lead, sol._order))
+    flat = dataclasses.replace(sol, u=flattened(sol.u, lead, sol._order), _given=Aside())
     dataset = (ensemble_dataset if lead == 2 else solution_dataset)(flat, names)
     u = dataset["u"]
     columns = (u.to_dataset("state") if "state" in u.dims else u.to_dataset()).to_dataframe()
@@ -106,24 +109,26 @@ def _xarray(number: Any) -> Any:
 
 
 def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
-    """The variable `u`, or one for each leaf of a state that is a pytree; and coordinates."""
-    u = sol.u
+    """The variable `u`, or one for each leaf of a state that is a pytree, and those of integrals;
+    and coordinates."""
+    u, integrals = sol.u, _integrals(sol.integral, outer)
     if not is_tree(u):
         dims, state = _state(np.shape(u)[len(outer) :], names)
-        return {"u": ((*outer, *dims), np.asarray(u))}, state
+        return {"u": ((*outer, *dims), np.asarray(u))} | integrals, state
     if names is not None:
         raise ValueError("names are for the components of a vector; the leaves of this state have.")
     variables = {}
     for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
-    taken = {"trajectory", "time", "step", "length", "retcode", *_COUNTS} & set(variables)
+    own = {"trajectory", "time", "step", "length", "retcode", *_COUNTS, *integrals}
+    taken = own & set(variables)
     if taken:
         raise ValueError(
             f"the state has a leaf {min(taken)!r}, which is a name of the dataset's own: make the "
             "dataset of sim.u yourself."
         )
-    return variables, {}
+    return variables | integrals, {}
 
 
 def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
@@ -157,6 +162,36 @@ def inner_dims(name: str, ndim: int) -> tuple[str, ...]:
 def output_name(path: tuple) -> str:
     """What a leaf of the outputs of an `output_func` is called."""
     return jtu.keystr(path, simple=True, separator=".") or "out"
+
+
+def _given(sim: Any, taken: Collection[str]) -> dict:
+    """The starts and parameters that trajectories have of their own, as coordinates; none of a name
+    that is `taken`."""
+    given = sim._given.content
+    found = {}
+    for path, x in jtu.tree_leaves_with_path({} if given is None else given.varying()):
+        name = jtu.keystr(path, simple=True, separator=".")
+        if name in taken or is_key(x):
+            continue
+        dims = ("state",) if name == "u0" and np.ndim(x) == 2 else inner_dims(name, np.ndim(x) - 1)
+        found[name] = (("trajectory", *dims), np.asarray(x))
+    return found
+
+
+def integral_name(path: tuple) -> str:
+    """What a leaf of the integrals is called."""
+    leaf = jtu.keystr(path, simple=True, separator=".")
+    return f"integral.{leaf}" if leaf else "integral"
+
+
+def _integrals(integral: Any, outer: tuple) -> dict:
+    """The integrals of an integrand, a variable for each leaf."""
+    variables = {}
+    for path, leaf in jtu.tree_leaves_with_path(integral):
+        name = integral_name(path)
+        dims = (*outer, *inner_dims(name, np.ndim(leaf) - len(outer)))
+        variables[name] = (dims, np.asarray(leaf))
+    return variables
 
 
 def retcode_attributes() -> dict:

@@ -87,8 +87,9 @@ class Extension:
         vector (by default zeros, as at the start), and of the numbers that are held."""
         first, end, _ = self._ends
         if integrals is None:
-            integrals = np.zeros(end - first, self.user.dtype)
-        return self._joined([user, integrals, *held])
+            integrals = jnp.zeros(end - first, self.user.dtype)
+        parts = [x for x in (user, integrals, *held) if np.size(x)]
+        return jnp.concatenate([jnp.reshape(x, -1).astype(self.user.dtype) for x in parts])
 
     def integrals(self, u: Any) -> Any:
         """The integrals of a vector `[component]` as a vector."""
@@ -100,11 +101,8 @@ class Extension:
         components nobody asks.)"""
         if np.ndim(value) == 0:
             return value
-        return self._joined([value, np.ones(self.size - self.controlled, value.dtype)])
-
-    def _joined(self, parts: Sequence) -> Any:
-        flat = [jnp.reshape(x, -1).astype(self.user.dtype) for x in parts]
-        return jnp.concatenate(flat)
+        more = np.ones(self.size - self.controlled)
+        return jnp.concatenate([jnp.reshape(value, -1), more.astype(value.dtype)])
 
 
 #
@@ -125,7 +123,8 @@ def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
             "returned nothing. (Is a `return` missing?)"
         )
     for x in integrand.out_avals:
-        if jnp.result_type(x, state.dtype) != state.dtype:
+        is_number = x.weak_type and not jnp.issubdtype(x.dtype, jnp.complexfloating)
+        if x.dtype != state.dtype and not is_number:
             raise TypeError(
                 f"integrand must return the dtype of the state u, {state.dtype}; it returned "
                 f"{x.dtype}. Cast what it returns, .astype('{state.dtype}'), or give u0 that dtype."

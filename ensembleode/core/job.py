@@ -12,12 +12,14 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..dense import Again, Dense, Kept, kept, Known
+from ..ground.aside import Aside
 from ..ground.placement import copied_to_jax
 from ..options import time_dtype_of
 from ..problem import EnsembleContext
 from ..solution import EngineChoice, Events, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
+from .given import Given
 from .lane import Lane, Trajectories
 from .plan import Happened, Plan, Result
 
@@ -246,13 +248,20 @@ def may_rerun(plan: Plan) -> bool:
 
 
 def solution_of(
-    result: Result, plan: Plan, numbers: Any, engine: EngineChoice | None = None
+    result: Result,
+    plan: Plan,
+    numbers: Any,
+    engine: EngineChoice | None = None,
+    given: Given | None = None,
 ) -> ODESolution:
-    """The solution of a finished result; `numbers`: the constants and parameters of `f`, where
-    every step is saved."""
+    """The solution of a finished result.
+
+    **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved;
+    `given`: the start and the parameters, where they are known.
+    """
     u, t, length, stats = result.u, result.t, result.length, Stats(*result.counts)
     dense = dense_of(result, plan, numbers)
-    about = (dense, engine, plan.order, result.integral, events_of(result, plan))
+    about = (dense, engine, plan.order, result.integral, events_of(result, plan), Aside(given))
     return ODESolution(u, t, result.retcode, stats, length, *about)
 
 

@@ -15,6 +15,7 @@ from ..tracing.program import Program
 from ..tracing.written_numbers import with_numbers_apart
 from .events import Events, of_extended, over, Part
 from .extended_state import Extension, held_like, with_held
+from .given import Given
 
 
 _CONSTANTS = of_kind("constants")
@@ -65,6 +66,7 @@ class Trajectories:
     - `shared`: a Lane with those leaves that are shared and known, the rest None.
     - `traced`: whether anything here is a tracer of an outer transformation.
     - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
+    - `given`: the starts and parameters as the user gave them, whatever becomes of the numbers.
     - `made`: `lanes` as they were made, before the times of each were laid out.
     """
 
@@ -82,6 +84,7 @@ class Trajectories:
     beside: tuple[tuple[str, Program], ...] = ()
     extension: Extension | None = None
     events: Events | None = None
+    given: Given | None = None
 
     def __post_init__(self):
         self.made = self.made or self.lanes

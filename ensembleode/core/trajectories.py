@@ -20,6 +20,7 @@ from ..ground.logs import log_once
 from ..ground.recent import jit_recent
 from ..problem import EnsembleContext, EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
+from ..tracing.purity import owned
 from .called_prob_func import called
 from .lane import Trajectories
 from .saving import grid, Saving, Spacing
@@ -92,6 +93,8 @@ _CALLED_AS_IMPURE = (
 def _traced(maker: Maker, key: Any, n: int) -> Trajectories:
     """Trace `maker` over the index."""
     program, consts, leaves, structure = trace_checked(maker, key)
+    # (The solution makes u0 and p of them again, whatever has been written into arrays by then.)
+    consts = list(map(owned, consts))
     varies = tuple(program.depends_on([True] * 3))
     is_output = list(map(is_tracer, leaves))
     values = [None if out else as_input(x) for out, x in zip(is_output, leaves, strict=True)]

@@ -17,6 +17,7 @@ from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .events import Events, Tracing
 from .extended_state import Extension, integrals_of, with_integrand
+from .given import Given
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
 
@@ -47,6 +48,8 @@ class Maker:
         self.programs: dict[str, Program] = {}
         self.extension: Extension | None = None
         self.events: Events | None = None
+        # What p is made of: the structure of its numbers, and the rest.
+        self.parameters: tuple[Any, Any] = (None, None)
         # Whether whole numbers in p are known to f, which decides by them.
         self.fixes_whole = False
 
@@ -75,7 +78,9 @@ class Maker:
         options = resolve(*given)
         u0: Any = prob.u0 if tree is None else tree.ravel(prob.u0)
         dtype = time_dtype_of(u0)
-        p = tuple(x for x in jtu.tree_leaves(prob.p) if self._is_number(x))
+        numeric, others = eqx.partition(prob.p, self._is_number)
+        p = tuple(jtu.tree_leaves(numeric))
+        self.parameters = jtu.tree_structure(numeric), others
         types = tuple((np.shape(x), getattr(x, "dtype", type(x))) for x in p)
         self._keep("tree", tree, "the structure or the shapes of u0", index)
         self._keep("u0", (u0.shape, u0.dtype), "the shape or dtype of u0", index)
@@ -150,7 +155,10 @@ class Maker:
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
-        return Trajectories(field=field, **kept, **fields)
+        numbers, others = self.parameters
+        of_state = kept["tree"], kept["extension"]
+        given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, self.n or 1)
+        return Trajectories(field=field, given=given, **kept, **fields)
 
     def again(self) -> "Maker":
         """One that is to make the same, to find whether it does."""
@@ -227,8 +235,8 @@ def trace_program(
     else:
         u = jax.ShapeDtypeStruct((tree.size,), tree.dtype)
     t = jax.ShapeDtypeStruct((), dtype)
-    if is_field and not is_known(fn):
-        check_signature(fn)
+    if not is_known(fn):
+        check_signature(fn, name)
     try:
         program, consts = trace(of_arrays, u, p, t, rules=True)
     except Exception as e:

@@ -254,6 +254,11 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
     check_option_names(options)
     options = merge({k: v for k, v in kept.items() if not k.startswith("save")}, options)
     options |= {"maxiters": most, "engine": engine}
+    if prob.integrand is not None:
+        raise TypeError(
+            "prob has an integrand, and a service answers with states: let f return what integrand "
+            "does as further components of the state."
+        )
     prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)
     refuse_tree(prob.u0, "a service")
     u0 = np.asarray(prob.u0)

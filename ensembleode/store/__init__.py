@@ -29,7 +29,7 @@ from ..core.plan import Result
 from ..ground.files import Locked, locked
 from ..ground.logs import logger
 from ..solution import EngineChoice, EnsembleSolution
-from .stored import solution_in, StoreError, variables_of
+from .stored import integral_described, solution_in, StoreError, variables_of
 
 
 FORMAT = 2
@@ -92,6 +92,7 @@ class Writer:
         self._real = self.path.resolve()  # (a link may be to a folder that is not there yet)
         self.kind = "trajectories" if job.plan.output is None else "outputs"
         self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times)
+        self._integral = integral_described(outcome.integral)
         try:
             of_job = fingerprint(job, store_key)
         except NotKnown as e:
@@ -168,6 +169,7 @@ class Writer:
             "fingerprint": given,
             "kind": self.kind,
             "outputs": tree,
+            "integral": self._integral,
             "order": self.job.plan.order,
             "engine": list(choice),
             "dims": list(dims.items()),

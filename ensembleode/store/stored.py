@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import inner_dims, output_name, state_dims
+from ..analysis.labelled import inner_dims, integral_name, output_name, state_dims
 from ..core.plan import Result
 from ..dense import Kept, Slopes
 from ..ground.keys import is_key
@@ -59,6 +59,9 @@ def variables_of(outcome: Result, kind: str, own_times: bool) -> tuple[list[Vari
                 leaf = output_name(path[1:])
                 name = leaf if field == "u" else _INNER + leaf
                 dims = (*lead, *inner_dims(name, ndim - len(lead)))
+        elif field == "integral":
+            name = integral_name(path[1:])
+            dims = (time, *inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)
         variables.append(Variable(name, ("trajectory", *dims), x.shape, np.dtype(x.dtype)))
@@ -70,6 +73,14 @@ def variables_of(outcome: Result, kind: str, own_times: bool) -> tuple[list[Vari
             f"its own; give the outputs of output_func other names than {names}."
         )
     return variables, tree
+
+
+def integral_described(integral: Any) -> Any:
+    """How integrals are put together from their variables, in JSON; None where there are none.
+
+    **Raises:** `TypeError` for what a store can't keep.
+    """
+    return _described(integral, "integral")
 
 
 def _described(out: Any, name: str) -> Any:
@@ -144,4 +155,5 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
         kind,
         dense,
         tuple(kept["order"]) if kept["order"] else None,
+        _put_together(kept.get("integral"), group),
     )

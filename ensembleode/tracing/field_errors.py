@@ -11,7 +11,6 @@ import numpy as np
 from .program import NOT_TRACEABLE
 
 
-_RIGHT = "f must take the state, the parameters and the time, in this order: f(u, p, t) -> du"
 _TIME = ("t", "time")
 _IN_PLACE = (
     "f must return du, and can't write it into an array, as it is traced: return jnp.array([...]) "
@@ -23,11 +22,13 @@ class NeedsNumber(TypeError):
     """`f` decides by an integer or a boolean of `p`, which is traced."""
 
 
-def check_signature(f: Callable) -> None:
+def check_signature(f: Callable, name: str = "f") -> None:
     """
     **Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
     are named as SciPy's and diffrax's are.
     """
+    call = "f(u, p, t) -> du" if name == "f" else f"{name}(u, p, t)"
+    right = f"{name} must take the state, the parameters and the time, in this order: {call}"
     try:
         signature = inspect.signature(f)
     except (ValueError, TypeError):  # builtins without a signature
@@ -44,19 +45,19 @@ def check_signature(f: Callable) -> None:
             hint = "in place, as f(du, u, p, t) in Julia, does not work: return du."
         elif len(names) == 2 and (time_first or names[1].lower() in _TIME):
             state = names[1 if time_first else 0]
-            hint = f"write f({state}, p, t), with p unused where there are no parameters."
+            hint = f"write {name}({state}, p, t), with p unused where there are no parameters."
         else:
             hint = "give it all three, used or not."
-        raise TypeError(f"{_RIGHT}. But {takes}: {hint}") from None
+        raise TypeError(f"{right}. But {takes}: {hint}") from None
     if len(names) < 3 or names[2].lower() in _TIME:
         return
     if time_first:
-        how, right = "first, as in solve_ivp and diffrax", (names[1], names[2], names[0])
+        how, order = "first, as in solve_ivp and diffrax", (names[1], names[2], names[0])
     elif names[1].lower() in _TIME:
-        how, right = "second, as in odeint", (names[0], names[2], names[1])
+        how, order = "second, as in odeint", (names[0], names[2], names[1])
     else:
         return
-    raise TypeError(f"{_RIGHT}. But {takes}, with the time {how}: write f({', '.join(right)}).")
+    raise TypeError(f"{right}. But {takes}, with the time {how}: write {name}({', '.join(order)}).")
 
 
 def explain(error: Exception, p: Any, leaf_paths: list) -> Exception:

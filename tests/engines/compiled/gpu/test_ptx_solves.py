@@ -98,6 +98,26 @@ def test_options(on_ptx, name, dtype):
     same(numbers(got), numbers(expected))
 
 
+def test_integrands(on_ptx):
+    ens = rising_lorenz()
+    prob = eo.remake(ens.prob, integrand=lambda u, p, t: {"u": u[0], "t": t * p[:2]})
+    ens = eo.EnsembleProblem(prob, rising)
+
+    def loss(*ensemblealg, **options):
+        def of(scale):
+            scaled = eo.EnsembleProblem(eo.remake(prob, p=scale * prob.p), rising)
+            sim = eo.solve(scaled, eo.Tsit5(), *ensemblealg, trajectories=3, **options)
+            return jnp.sum(sim.integral["u"][:, -1] ** 2)
+
+        return jax.grad(of)(1.0)
+
+    got, expected = by_ptx(
+        lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, trajectories=3, saveat=0.3, **k)
+    )
+    same((numbers(got), got.integral), (numbers(expected), expected.integral))
+    same(*by_ptx(loss))
+
+
 @pytest.mark.parametrize("n", [1, slow_unless(False, 128), 130])
 def test_trajectories_that_are_no_whole_blocks(on_ptx, n):
     before = len(on_ptx)

@@ -1,0 +1,132 @@
+"""The starts and parameters that trajectories were given, made again when they are asked for."""
+
+import dataclasses
+import functools
+import pickle
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..ground.state_tree import StateTree
+from ..tracing.program import is_tracer
+from .extended_state import Extension
+
+
+class Known(NamedTuple):
+    """The starts and parameters of several trajectories, or of one of them.
+
+    - `starts`, `parameters`: in the structure that the user gave them; what all trajectories share
+        has no axis of these.
+    - `own_starts`, `own_parameters`: whether trajectories have starts of their own; and which
+        leaves of the parameters (None for what is no number).
+    - `n`: how many trajectories there are; `index`: the one that is meant, None for all.
+    """
+
+    starts: Any
+    parameters: Any
+    own_starts: bool
+    own_parameters: Any
+    n: int
+    index: Any = None
+
+    @property
+    def u0(self) -> Any:
+        """The starts: `[trajectory, ...]`, or of one `[...]`."""
+        return jax.tree.map(lambda x: self._shaped(x, self.own_starts), self.starts)
+
+    @property
+    def p(self) -> Any:
+        """The parameters: the numbers among them `[trajectory, ...]`, or of one `[...]`."""
+        return self._of_parameters(self._shaped, lambda x: x)
+
+    def of(self, index: Any) -> "Known":
+        return self._replace(index=index)
+
+    def varying(self) -> dict[str, Any]:
+        """`u0` and `p` with None for what all trajectories share, and for what is no number."""
+        p = self._of_parameters(lambda x, own: x if own else None, lambda _: None)
+        return {"u0": self.starts if self.own_starts else None, "p": p}
+
+    def portable(self) -> "Known | None":
+        """The same where it can be pickled; None where something in the parameters can't."""
+        try:
+            pickle.dumps(self._of_parameters(lambda x, own: own, lambda x: x))
+        except (pickle.PicklingError, AttributeError, TypeError):
+            return None
+        return self
+
+    def _of_parameters(self, of_number: Callable, of_other: Callable) -> Any:
+        def one(own: Any, x: Any) -> Any:
+            return of_other(x) if own is None else of_number(x, own)
+
+        return jax.tree.map(
+            one, self.own_parameters, self.parameters, is_leaf=lambda own: own is None
+        )
+
+    def _shaped(self, x: Any, is_own: bool) -> Any:
+        if self.index is not None:
+            return jnp.asarray(x)[self.index] if is_own else jnp.asarray(x)
+        if is_own:
+            return x
+        is_key = jnp.issubdtype(jnp.result_type(x), jax.dtypes.extended)
+        shape = (self.n, *np.shape(x))
+        # A view: what all share is there once.
+        as_jax = is_tracer(x) or is_key
+        return jnp.broadcast_to(x, shape) if as_jax else np.broadcast_to(np.asarray(x), shape)
+
+
+@dataclasses.dataclass
+class Given:
+    """What `Known` is made of again.
+
+    - `lanes(indices, repeat)`: the numbers of several trajectories, a `Lane`; `batched`: which of
+        them each has to itself.
+    - `tree`, `extension`: what the state is made of.
+    - `numbers`, `others`: what the parameters are made of: the structure of their numbers, and the
+        pytree that has the rest, with None for these.
+    - `n`: how many trajectories there are; `index`: the one that is meant, None for all.
+    """
+
+    lanes: Callable[[Any, Any], Any]
+    batched: Any
+    tree: StateTree | None
+    extension: Extension | None
+    numbers: Any
+    others: Any
+    n: int
+    index: Any = None
+
+    @property
+    def u0(self) -> Any:
+        return self.known.u0
+
+    @property
+    def p(self) -> Any:
+        return self.known.p
+
+    def of(self, index: Any) -> "Given":
+        """That of one of several, counted from the end where negative."""
+        return dataclasses.replace(self, index=index % self.n)
+
+    def varying(self) -> dict[str, Any]:
+        return self.known.varying()
+
+    def portable(self) -> Known | None:
+        return self.known.portable()
+
+    @functools.cached_property
+    def known(self) -> Known:
+        alone = self.index is not None
+        indices = jnp.asarray(self.index)[None] if alone else jnp.arange(self.n)
+        made = self.lanes(indices, 1)
+        u0 = made.u0 if self.extension is None else self.extension.user_of(made.u0)
+        u0 = u0 if self.tree is None else self.tree.unravel(u0)
+        p, own = (jtu.tree_unflatten(self.numbers, list(x)) for x in (made.p, self.batched.p))
+        own = jax.tree.map(bool, own)
+        found = Known(u0, eqx.combine(p, self.others), bool(self.batched.u0), own, self.n)
+        return found.of(0) if alone else found
