@@ -46,7 +46,7 @@ _OPTIONS = _by_name(
         "it is called internalnorm, such as eo.MaxNorm()": "norm",
         _CONTROLLER: "gamma qmin qmax beta1 beta2",
         "it is called maxiters": "max_steps max_num_steps mxstep",
-        _PIECES: "events event callback callbacks tstops d_discontinuities jump_ts step_ts",
+        _PIECES: "events event callback callbacks",
         "leave it out: Jacobians come from f by JAX": "jac jac_sparsity",
         "leave it out: f(u, p, t) is written for one trajectory": "vectorized",
         "it is called sensealg, such as eo.DirectAdjoint()": "adjoint",
