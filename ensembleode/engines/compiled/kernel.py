@@ -16,12 +16,15 @@ from ...fields.walking import length
 from ...solvers.method import Equations
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
+from .description import Description
 from .field import evaluate, evaluate_apart, lowered
-from .loop import Description, Loop, Outputs, Queue
+from .loop import Loop
 from .numbers import Held, Order
 from .operations import check
+from .queue import Queue
 from .reading import Memory, Numbers
 from .replay import Cotangents, pull_back, Pullback, Work
+from .saved_rows import Outputs
 from .steps import Calls
 
 

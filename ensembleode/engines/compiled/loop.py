@@ -1,8 +1,7 @@
 """The time loop of a kernel, for the lanes of a builder.
 
-A lane that has finished takes the next trajectory of the queue. The first steps of those that come
-next are chosen for as many of them at once as there are lanes. Where all trajectories share a fixed
-step, time and step are scalars, and the lanes begin and end together.
+A lane that has finished takes the next trajectory of the queue. Where all trajectories share a
+fixed step, time and step are scalars, and the lanes begin and end together.
 
 The parts of a turn: `attempt` a step, `control` (the verdict on it), `commit`.
 
@@ -12,124 +11,26 @@ A lane has a return code, `code`, which is `GOING` until what ends its trajector
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 
-from ...core.saving import Saving
 from ...solvers import verdicts
-from ...solvers.controllers import AbstractController
-from ...solvers.method import Attempt, carry_like, Equations, evaluated_once, Method
-from ...solvers.norms import AbstractNorm
+from ...solvers.method import Equations, evaluated_once
 from ...solvers.step_size import initial_step, squared_error, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, StepBounds
 from ...solvers.verdicts import Verdict
-from ...tracing.program import Program
-from .builder import BOOL, Buffer, Builder, F32, I32, I64, Value, Variable
+from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
+from .description import Description
 from .functions import FUNCTIONS
-from .numbers import Held, Layout
+from .numbers import Held
+from .queue import Pool, Queue
+from .saved_rows import Outputs, SavedRows, Step
 
 
 # Where lanes end together: turns between two looks at whether they are to stop, a power of two.
 _TURNS = 4096
-
-
-@dataclasses.dataclass(frozen=True)
-class Description:
-    """All that decides a kernel.
-
-    - `field`: the vector field, `field(consts, u, p, t)`.
-    - `controlled`: how many components of the state step-size control looks at.
-    - `method`, `controller`, `norm`: how it steps; no controller with a fixed step.
-    - `saving`: what is saved (however many rows).
-    - `layout`: what the numbers of a trajectory are.
-    - `own_times`: whether each trajectory has its own times to save.
-    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
-    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
-        that come first.
-    """
-
-    field: Program
-    controlled: int
-    method: Method
-    controller: AbstractController | None
-    norm: AbstractNorm
-    saving: Saving
-    layout: Layout
-    own_times: bool
-    width: int
-    has_fma: bool = True
-    on_gpu: bool = False
-
-    @property
-    def size(self) -> int:
-        return math.prod(self.field.out_avals[0].shape)
-
-    @property
-    def dtype(self) -> np.dtype:
-        return np.dtype(self.field.out_avals[0].dtype)
-
-    @property
-    def carry_like(self) -> Any:
-        """What the method carries, of zeros."""
-        return carry_like(self.method, self.size, self.dtype)
-
-    @property
-    def recorded(self) -> int:
-        """How many numbers say what a step was: the state, what was carried (where that is not
-        made of the state again), the time and the size."""
-        carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
-        return self.size + len(carried) + 2
-
-    @property
-    def is_uniform(self) -> bool:
-        """Whether all trajectories take the same steps, of a fixed size."""
-        named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
-        own = self.has("tstops") or any(x.is_own for x in named)
-        return self.controller is None and not own
-
-    @property
-    def adaptive(self) -> bool:
-        return self.controller is not None
-
-    def has(self, name: str) -> bool:
-        """Whether the trajectories have a number of this name."""
-        return self.layout.find(name) is not None
-
-
-class Queue(NamedTuple):
-    """Which trajectories these lanes solve: `first`, then every one up to `n`; on a GPU, every
-    `stride`-th. `wanted` is a mask in memory."""
-
-    first: Value
-    stride: Value
-    n: Value
-    wanted: Buffer
-
-
-class Outputs(NamedTuple):
-    """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
-    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows), of `n`
-    trajectories. (On a GPU the trajectories come last: see `numbers.Order`.)"""
-
-    u: Buffer
-    t: Buffer | None
-    counts: Buffer
-    n: Value
-
-
-class Step(NamedTuple):
-    """A step from `t` and `y` to `t2`, in the lanes that `accepted` it; `h` is the signed
-    size of the method's `attempt`, which may go on beyond `t2`."""
-
-    t: Value
-    t2: Value
-    h: Value
-    y: tuple[Value, ...]
-    carry: Any
-    attempt: Attempt
-    accepted: Value
 
 
 class Loop:
@@ -162,7 +63,7 @@ class Loop:
         on_begin: Callable[[Value, Value], None] | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
-        self.times, self.rows, self.maxiters = times, rows, maxiters
+        self.maxiters = maxiters
         # (None what there is nothing for; each is used only where there is.)
         self.outputs: Any = outputs
         self._stop, self._on_begin = stop, on_begin
@@ -195,30 +96,17 @@ class Loop:
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
         # Whether any lane goes on: where they end together, a turn takes no look at the lanes.
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
-        saves = problem.saving.mode != "ends" and outputs is not None
-        shares_rows = is_uniform and not problem.own_times and not problem.has("count")
-        self.shares_rows = shares_rows and problem.saving.mode == "times"
-        self.row: Any = b.variable(I64, 0, of_lanes=not self.shares_rows) if saves else None
-        self.time: Any = None
-        if saves and problem.saving.mode == "times":
-            self.time = b.variable(dtype, 0, of_lanes=not self.shares_rows)
-        # The next trajectory of the queue; those up to `pool_end` have their first step.
-        self.next = b.variable(I64, queue.first, of_lanes=False)
-        self.pool_first = b.variable(I64, queue.first, of_lanes=False)
-        self.pool_end = b.variable(I64, queue.first, of_lanes=False)
+        self.saved = SavedRows(b, problem, held, times, outputs, rows)
+        self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
-        self._prepares = not is_uniform and (bool(self.carry) or not problem.has("dt"))
-        if self._prepares:
-            n_carried = len(self.carry)
-            self._pool_carry: Any = b.array(dtype, n_carried, of_lanes=True) if n_carried else None
-            self._pool_h = b.array(dtype, 1, of_lanes=True)
 
     def run(self) -> None:
         """Solve all trajectories of the queue."""
         b = self.b
-        some = self.next.get() < self.queue.n
-        b.if_(some, self._run_together if self.is_uniform else self._run_on_their_own)
+        b.if_(
+            self.pool.has_more(), self._run_together if self.is_uniform else self._run_on_their_own
+        )
 
     def _run_together(self) -> None:
         b = self.b
@@ -271,12 +159,7 @@ class Loop:
         b, counts = self.b, self.outputs.counts
         stopped = b.constant(verdicts.STOPPED, I32)
         counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(stopped))
-
-        def one() -> None:
-            counts.store(self.next.get(), stopped)
-            self.next.set(self.next.get() + self.queue.stride)
-
-        b.while_(lambda: self.next.get() < self.queue.n, one)
+        self.pool.leave(lambda index: counts.store(index, stopped))
         self.goes_on.set(False)
 
     def go_on(self) -> Step:
@@ -298,30 +181,16 @@ class Loop:
         """All that goes on from turn to turn, but for the numbers that are held and `arrays`; and
         for `code`, as without outputs nobody asks for it."""
         several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
-        several += [self.naccept, self.ntried, *self.memory, self.row, self.time]
+        several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
         if self.has_stops:
             several += [self._tstop, self._anchor, self._tried_before]
-        several += [
-            self.alive,
-            self.next,
-            self.pool_first,
-            self.pool_end,
-            self.must_refill,
-            self.goes_on,
-        ]
+        several += [self.alive, *self.pool.variables(), self.must_refill, self.goes_on]
         return [x for x in several if x is not None]
 
     def arrays(self) -> list[tuple[Buffer, int]]:
-        """The pool of first steps: memory, and how many elements."""
-        # (A single lane takes what was prepared at once.)
-        if not self._prepares or not self.b.lanes:
-            return []
-        width = self.b.lanes
-        first = [(self._pool_h, width)]
-        if self._pool_carry is None:
-            return first
-        return [(self._pool_carry, len(self.carry) * width), *first]
+        """Of memory: where it is, and how many elements."""
+        return self.pool.arrays()
 
     #
     # Numbers
@@ -381,84 +250,14 @@ class Loop:
             total = total + x
         return (total * 0.0).ne(0.0)
 
-    def time_at(self, row: Value, mask: Value, held: Held | None = None) -> Value:
-        """The time of a row, infinitely far where there are no more; of the lanes of the mask."""
-        b, p = self.b, self.problem
-        held = self.held if held is None else held
-        assert self.times is not None
-        inside = row < self.rows
-        if p.has("count"):
-            inside = inside & (row < b.cast(held.number("count"), I64))
-        at = b.where(inside, row, 0)
-        if p.own_times:
-            place = self.order.place(held.index.get(), at, self.rows)
-            found = self.times.gather(place, mask, 0)
-        elif row.lanes:
-            found = self.times.gather(at, mask, 0)
-        else:
-            found = self.times.load(at)
-        beyond = b.where(
-            held.number("t1") < held.number("t0"), -np.inf, b.constant(np.inf, p.dtype)
-        )
-        return b.where(inside, found, beyond)
-
     #
-    # The queue
+    # Begins
     #
 
     def refill(self) -> None:
         """Give each lane without a trajectory the next one, as far as there are."""
-        b = self.b
-        fresh = b.variable(BOOL, False)
-        queue_end = self.queue.n
-
-        def some() -> Value:
-            return b.any(~self.occupied.get()) & (self.next.get() < queue_end)
-
-        def one() -> None:
-            empty = self.next.get() >= self.pool_end.get()
-            b.if_(empty, self._prepare)
-            fresh.set(False)
-            index = b.variable(I64, 0)
-
-            def assign(lane: Value) -> None:
-                number = self.next.get()
-
-                def take() -> None:
-                    index.set(b.with_entry(index.get(), lane, number))
-                    fresh.set(b.with_entry(fresh.get(), lane, b.constant(True, BOOL)))
-                    self.next.set(number + self.queue.stride)
-
-                b.if_(number < self.pool_end.get(), take)
-
-            b.for_each_lane(~self.occupied.get(), assign)
-            self._begin(index.get(), fresh.get())
-
-        b.while_(some, one)
+        self.pool.fill(self.occupied, self._begin)
         self.must_refill.set(False)
-
-    def _prepare(self) -> None:
-        """The first steps of the trajectories that come next: one a lane."""
-        b, queue = self.b, self.queue
-        first = self.next.get()
-        index = b.lane_numbers() + first
-        inside = index < queue.n
-        if b.lanes:
-            self.pool_end.set(b.minimum(first + b.lanes, queue.n))
-        else:
-            self.pool_end.set(first + 1)
-        self.pool_first.set(first)
-        if not self._prepares:
-            return
-        # In place of the trajectories that the lanes hold, for a while.
-        held = self.held.another()
-        held.take(b.where(inside, index, 0), b.spread(inside))
-        y = tuple(held.u0(held.index.get(), inside))
-        carry, h = self.first_step(held, y, held.number("t0"), b.spread(inside))
-        for c, x in enumerate(carry):
-            self._pool_carry.store_lanes(c * max(1, b.lanes), x)
-        if not self.problem.has("dt"):
-            self._pool_h.store_lanes(0, h)
 
     def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
         """What the method carries to a step from the state `y` at `t`, and the size of that step:
@@ -491,17 +290,13 @@ class Loop:
         y = held.u0(held.index.get(), fresh)
         for variable, x in zip(self.y, y, strict=True):
             variable.set_where(fresh, x)
-        t0, carry = self.t0, []
+        t0 = self.t0
         self._set(self.t, fresh, t0)
         self._set(self.ntried, fresh, 0)
         if self.is_uniform:
             carry, h = self.first_step(held, self.state(), t0, fresh)
         else:
-            pool = index - self.pool_first.get() if b.lanes else b.constant(0, I64)
-            width = max(1, b.lanes)
-            for c, variable in enumerate(self.carry):
-                carry.append(self._pool_carry.gather(pool + c * width, fresh, variable.get()))
-            h = held.number("dt") if p.has("dt") else self._pool_h.gather(pool, fresh, 1)
+            carry, h = self.pool.first(index, fresh, self.carry)
         self.restart(fresh, carry, h)
         self.naccept.set_where(fresh, 0)
         wanted = self.queue.wanted.gather(held.index.get(), fresh, False)
@@ -523,7 +318,7 @@ class Loop:
         self.occupied.set_where(fresh, True)
         if self._on_begin is not None:
             self._on_begin(index, fresh)
-        self._save_start(fresh)
+        self.saved.start(fresh, t0, self.state())
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Begin a stretch of time where the lanes of the mask are, with what the method carries
@@ -618,7 +413,7 @@ class Loop:
     def commit(self, step: Step, verdict: Verdict, size: Any) -> None:
         """Save what lies in the step, and go on to its end where it is accepted."""
         b, p = self.b, self.problem
-        self._save(step)
+        self.saved.within(step, self.direction, self.equations, self.occupied)
         active, accepted = self.active.get(), step.accepted
         arrived = step.t2.eq(self.t1)
         if self.is_uniform:
@@ -677,93 +472,6 @@ class Loop:
             b.if_(b.any(here), go_on_anew, likely=False)
 
     #
-    # What is saved
-    #
-
-    def _write(self, row: Value, mask: Value, y: tuple) -> None:
-        """A row of the states of the lanes of the mask."""
-        size = self.problem.size
-        for c, x in enumerate(y):
-            place = self.order.place(self.held.index.get(), row * size + c, self.rows * size)
-            self.outputs.u.scatter(place, mask, x)
-
-    def _place_of_time(self, row: Value | int) -> Value:
-        return self.order.place(self.held.index.get(), row, self.rows)
-
-    def _save_start(self, fresh: Value) -> None:
-        """What is saved at the start of trajectories."""
-        b, p = self.b, self.problem
-        if self.row is None:
-            return
-        if p.saving.mode == "steps":
-            self.row.set_where(fresh, int(p.saving.start))
-            if p.saving.start:
-                self._write(b.constant(0, I64), fresh, self.state())
-                self.outputs.t.scatter(self._place_of_time(0), fresh, self.t0)
-            return
-        t0 = self.t0
-        if self.shares_rows:
-            self.row.set(0)
-            self.time.set(self.time_at(self.row.get(), fresh))
-        else:
-            self.row.set_where(fresh, 0)
-            self.time.set_where(fresh, self.time_at(self.row.get(), fresh))
-
-        def due() -> Value:
-            here = self.time.get().eq(t0)
-            return here if self.shares_rows else fresh & here
-
-        def one() -> None:
-            self._write_row(fresh if self.shares_rows else due(), self.state())
-
-        b.while_(lambda: b.any(due()), one)
-
-    def _write_row(self, mask: Value, y: tuple) -> None:
-        """The next row of the lanes of the mask."""
-        row = self.row.get()
-        self._write(row, mask, y)
-        if self.shares_rows:
-            self.row.set(row + 1)
-            self.time.set(self.time_at(row + 1, mask))
-        else:
-            self.row.set_where(mask, row + 1)
-            self.time.set_where(mask, self.time_at(row + 1, mask))
-
-    def _save(self, step: Step) -> None:
-        """What lies in a step."""
-        b, p = self.b, self.problem
-        if self.row is None:
-            return
-        if p.saving.mode == "steps":
-            row = self.row.get()
-            here = step.accepted & (row < self.rows)
-            self._write(row, here, step.attempt.y2)
-            self.outputs.t.scatter(self._place_of_time(row), here, step.t2)
-            self.row.set(row + b.cast(here, I64))
-            return
-        direction = self.direction
-
-        def due() -> Value:
-            """Those that are in the step, of a row of theirs."""
-            reached = direction * (step.t2 - self.time.get()) >= 0.0
-            return reached if self.shares_rows else reached & step.accepted
-
-        def save() -> None:
-            mask = b.spread(due())
-            at = step.y, step.attempt.dense, step.t, step.h
-            dense = p.method.dense(b, self.equations(self.held, mask), *at)
-
-            def one() -> Value:
-                theta = (self.time.get() - step.t) / step.h
-                u = p.method.interpolate(b, step.y, dense, step.h, theta)
-                self._write_row(self.occupied.get() if self.shares_rows else due(), u)
-                return b.any(due())
-
-            b.do_while(one)
-
-        b.if_(b.any(due()), save)
-
-    #
     # Ends
     #
 
@@ -809,8 +517,8 @@ class Loop:
             for c, x in enumerate(self.state()):
                 self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)
         counts = [self.code.get(), naccept, ntried]
-        if self.row is not None:
-            counts.append(b.cast(self.row.get(), I32))
+        if self.saved.row is not None:
+            counts.append(b.cast(self.saved.row.get(), I32))
         for i, x in enumerate(counts):
             self.outputs.counts.scatter(index + n * i, ended, x)
         self._free(ended)
@@ -818,6 +526,6 @@ class Loop:
     def _free(self, ended: Value) -> None:
         b = self.b
         self.occupied.set(self.occupied.get() & ~ended)
-        more = self.next.get() < self.queue.n
+        more = self.pool.has_more()
         self.must_refill.set(more)
         self.goes_on.set(more | b.any(self.occupied.get()))

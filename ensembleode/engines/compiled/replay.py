@@ -17,8 +17,9 @@ import jax
 import numpy as np
 
 from .builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
-from .loop import Loop, Step
+from .loop import Loop
 from .numbers import Held
+from .saved_rows import Step
 from .steps import Calls, Pulled, start_of, step_of, variables_of, within_of
 
 
@@ -311,7 +312,7 @@ class Replay:
 
     def cotangent_of(self, row: Value, mask: Value) -> list[Value]:
         """That of a saved row of the lanes of the mask; zero in the others."""
-        size, rows, index = self.problem.size, self.loop.rows, self.held.index.get()
+        size, rows, index = self.problem.size, self.loop.saved.n, self.held.index.get()
         places = [self.order.place(index, row * size + c, rows * size) for c in range(size)]
         return [self.cotangents.rows.gather(place, mask, 0) for place in places]
 
@@ -356,7 +357,7 @@ class Replay:
         took = h.ne(0.0)
         if p.saving.mode == "steps":
             self.rows.set_where(took, self.rows.get() - 1)
-            self._add_row(took & (self.rows.get() < self.loop.rows))
+            self._add_row(took & (self.rows.get() < self.loop.saved.n))
         (to_y2,), to_carry, _ = self.trace.outputs
         given = [y, *self._carried(carry), [t], [h]]
         pulled = Pulled(b, self.trace, p.size, given)
@@ -426,7 +427,7 @@ class Replay:
 
         def time() -> Value:
             row = b.maximum(self.rows.get() - 1, 0)
-            return loop.time_at(row, took, held)
+            return loop.saved.time_at(row, took, held)
 
         def due() -> Value:
             inside = direction * (time() - t) > 0.0

@@ -19,7 +19,7 @@ from ..flow import Known, widened
 from ..results import Counts, Saved
 from . import kernel, launch, machine
 from .call import call, Share
-from .loop import Description
+from .description import Description
 from .numbers import layout_of, operands_of, trajectories_last
 from .replay import EVENT_CELLS
 

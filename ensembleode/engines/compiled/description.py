@@ -1,0 +1,78 @@
+"""All that decides a kernel."""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import numpy as np
+
+from ...core.saving import Saving
+from ...solvers.controllers import AbstractController
+from ...solvers.method import carry_like, Method
+from ...solvers.norms import AbstractNorm
+from ...tracing.program import Program
+from .numbers import Layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+    """All that decides a kernel.
+
+    - `field`: the vector field, `field(consts, u, p, t)`.
+    - `controlled`: how many components of the state step-size control looks at.
+    - `method`, `controller`, `norm`: how it steps; no controller with a fixed step.
+    - `saving`: what is saved (however many rows).
+    - `layout`: what the numbers of a trajectory are.
+    - `own_times`: whether each trajectory has its own times to save.
+    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
+        that come first.
+    """
+
+    field: Program
+    controlled: int
+    method: Method
+    controller: AbstractController | None
+    norm: AbstractNorm
+    saving: Saving
+    layout: Layout
+    own_times: bool
+    width: int
+    has_fma: bool = True
+    on_gpu: bool = False
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.field.out_avals[0].shape)
+
+    @property
+    def dtype(self) -> np.dtype:
+        return np.dtype(self.field.out_avals[0].dtype)
+
+    @property
+    def carry_like(self) -> Any:
+        """What the method carries, of zeros."""
+        return carry_like(self.method, self.size, self.dtype)
+
+    @property
+    def recorded(self) -> int:
+        """How many numbers say what a step was: the state, what was carried (where that is not
+        made of the state again), the time and the size."""
+        carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
+        return self.size + len(carried) + 2
+
+    @property
+    def is_uniform(self) -> bool:
+        """Whether all trajectories take the same steps, of a fixed size."""
+        named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
+        own = self.has("tstops") or any(x.is_own for x in named)
+        return self.controller is None and not own
+
+    @property
+    def adaptive(self) -> bool:
+        return self.controller is not None
+
+    def has(self, name: str) -> bool:
+        """Whether the trajectories have a number of this name."""
+        return self.layout.find(name) is not None

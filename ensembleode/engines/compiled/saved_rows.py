@@ -1,0 +1,170 @@
+"""What a kernel saves of its trajectories, and where the results go."""
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from ...solvers.method import Attempt
+from .builder import Buffer, Builder, I64, Value, Variable
+from .description import Description
+from .numbers import Held
+
+
+class Outputs(NamedTuple):
+    """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
+    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows), of `n`
+    trajectories. (On a GPU the trajectories come last: see `numbers.Order`.)"""
+
+    u: Buffer
+    t: Buffer | None
+    counts: Buffer
+    n: Value
+
+
+class Step(NamedTuple):
+    """A step from `t` and `y` to `t2`, in the lanes that `accepted` it; `h` is the signed
+    size of the method's `attempt`, which may go on beyond `t2`."""
+
+    t: Value
+    t2: Value
+    h: Value
+    y: tuple[Value, ...]
+    carry: Any
+    attempt: Attempt
+    accepted: Value
+
+
+class SavedRows:
+    """The saved states of the trajectories in the lanes.
+
+    **Arguments:** `times`: those to save, of each trajectory or of all; `outputs`: None where
+    nothing is written; `n`: how many rows there is room for.
+    """
+
+    def __init__(
+        self,
+        b: Builder,
+        problem: Description,
+        held: Held,
+        times: Buffer | None,
+        outputs: Outputs | None,
+        n: Value,
+    ):
+        self.b, self.problem, self.held, self.order, self.n = b, problem, held, held.order, n
+        # (None what there is nothing for; each is used only where there is.)
+        self._times: Any = times
+        self._outputs: Any = outputs
+        is_uniform, mode = problem.is_uniform, problem.saving.mode
+        saves = mode != "ends" and outputs is not None
+        shared = is_uniform and not problem.own_times and not problem.has("count")
+        # Whether all lanes are at the same row.
+        self._is_shared = shared and mode == "times"
+        # The next row of each, and where times are saved the time of it.
+        self.row: Any = b.variable(I64, 0, of_lanes=not self._is_shared) if saves else None
+        self._time: Any = None
+        if saves and mode == "times":
+            self._time = b.variable(problem.dtype, 0, of_lanes=not self._is_shared)
+
+    def variables(self) -> list[Variable]:
+        return [x for x in (self.row, self._time) if x is not None]
+
+    def time_at(self, row: Value, mask: Value, held: Held) -> Value:
+        """The time of a row, infinitely far where there are no more; of the lanes of the mask."""
+        b, p = self.b, self.problem
+        inside = row < self.n
+        if p.has("count"):
+            inside = inside & (row < b.cast(held.number("count"), I64))
+        at = b.where(inside, row, 0)
+        if p.own_times:
+            place = self.order.place(held.index.get(), at, self.n)
+            found = self._times.gather(place, mask, 0)
+        elif row.lanes:
+            found = self._times.gather(at, mask, 0)
+        else:
+            found = self._times.load(at)
+        beyond = b.where(
+            held.number("t1") < held.number("t0"), -np.inf, b.constant(np.inf, p.dtype)
+        )
+        return b.where(inside, found, beyond)
+
+    def _write(self, row: Value, mask: Value, y: tuple) -> None:
+        """A row of the states of the lanes of the mask."""
+        size = self.problem.size
+        for c, x in enumerate(y):
+            place = self.order.place(self.held.index.get(), row * size + c, self.n * size)
+            self._outputs.u.scatter(place, mask, x)
+
+    def _write_time(self, row: Value | int, mask: Value, t: Value) -> None:
+        place = self.order.place(self.held.index.get(), row, self.n)
+        self._outputs.t.scatter(place, mask, t)
+
+    def start(self, fresh: Value, t0: Value, y: tuple) -> None:
+        """What is saved at the start of trajectories, in the lanes that are fresh."""
+        b, p = self.b, self.problem
+        if self.row is None:
+            return
+        if p.saving.mode == "steps":
+            self.row.set_where(fresh, int(p.saving.start))
+            if p.saving.start:
+                self._write(b.constant(0, I64), fresh, y)
+                self._write_time(0, fresh, t0)
+            return
+        if self._is_shared:
+            self.row.set(0)
+            self._time.set(self.time_at(self.row.get(), fresh, self.held))
+        else:
+            self.row.set_where(fresh, 0)
+            self._time.set_where(fresh, self.time_at(self.row.get(), fresh, self.held))
+
+        def due() -> Value:
+            here = self._time.get().eq(t0)
+            return here if self._is_shared else fresh & here
+
+        def one() -> None:
+            self._write_next(fresh if self._is_shared else due(), y)
+
+        b.while_(lambda: b.any(due()), one)
+
+    def _write_next(self, mask: Value, y: tuple) -> None:
+        """The next row of the lanes of the mask."""
+        row = self.row.get()
+        self._write(row, mask, y)
+        if self._is_shared:
+            self.row.set(row + 1)
+            self._time.set(self.time_at(row + 1, mask, self.held))
+        else:
+            self.row.set_where(mask, row + 1)
+            self._time.set_where(mask, self.time_at(row + 1, mask, self.held))
+
+    def within(self, step: Step, direction: Value, equations: Any, occupied: Variable) -> None:
+        """What lies in a step. (`equations` as a `Loop` has them.)"""
+        b, p = self.b, self.problem
+        if self.row is None:
+            return
+        if p.saving.mode == "steps":
+            row = self.row.get()
+            here = step.accepted & (row < self.n)
+            self._write(row, here, step.attempt.y2)
+            self._write_time(row, here, step.t2)
+            self.row.set(row + b.cast(here, I64))
+            return
+
+        def due() -> Value:
+            """The lanes whose next row lies in the step."""
+            reached = direction * (step.t2 - self._time.get()) >= 0.0
+            return reached if self._is_shared else reached & step.accepted
+
+        def save() -> None:
+            mask = b.spread(due())
+            at = step.y, step.attempt.dense, step.t, step.h
+            dense = p.method.dense(b, equations(self.held, mask), *at)
+
+            def one() -> Value:
+                theta = (self._time.get() - step.t) / step.h
+                u = p.method.interpolate(b, step.y, dense, step.h, theta)
+                self._write_next(occupied.get() if self._is_shared else due(), u)
+                return b.any(due())
+
+            b.do_while(one)
+
+        b.if_(b.any(due()), save)
