@@ -19,9 +19,9 @@ class Row(NamedTuple):
     - `kind`: `state`, the first one; `parameters`, arrays; `constants`, arrays that the program
         named by `option` closes over, a function `(u, p, t)`; `time`; `times` to save, and the
         `count` of them; `tolerance`, a number or one a component; `step`, the size of one; `bound`
-        of steps; `table`, several numbers, as many for each trajectory; `stops`, times to be stepped
-        onto, as many for each trajectory, in the order in which they come, and infinitely far where
-        there are no more; `flag`, which all share.
+        of steps; `table`, several numbers, as many for each trajectory; `stops`, as many known
+        times to be stepped onto, in the order in which they come, and infinitely far where there
+        are no more; `flag`, which all share.
     - `default`: of the option.
     - `check`: refuses values (known ones) of the option, given its name and the value.
     - `aliases`: what other libraries call the option.

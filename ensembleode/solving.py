@@ -131,8 +131,9 @@ def solve(
     - `tstops`: known times that steps end at exactly, as many as there are: an array in any order,
         or an array `[trajectory, time]`, whose rows are filled up with inf; traced ones, too, such
         as times computed from `p`. Those outside of `tspan` are ignored.
-    - `d_discontinuities`: likewise, times where `f` jumps. A step ends there with `f` as it is up to
-        that time, and the next begins one unit in the last place later, with `f` evaluated anew.
+    - `d_discontinuities`: likewise, times where `f` jumps. A step ends there, with `f` as it is up
+        to that time and at it, and the next begins one unit in the last place later, with `f`
+        evaluated anew.
     - `stepsize_controller`: what chooses the steps, by default the engine's
         [`PIController()`][ensembleode.PIController] (diffrax's own `PIDController` where
         `engine="diffrax"`); or a diffrax step-size controller, in place of the tolerances.

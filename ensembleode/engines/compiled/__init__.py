@@ -136,11 +136,6 @@ class Compiled(Engine):
             return f"with {shared} numbers that all share, an f is better solved as arrays."
         return _read_derivative(field).refusal
 
-    def known_times_refusal(self, options: dict) -> str | None:
-        """Why this engine can't step onto known times with these options; None when it can."""
-        del options
-        return "it has no known times."
-
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `explicit.method`."""
         return method(alg, options, has_dt=has_dt)

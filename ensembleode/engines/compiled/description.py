@@ -13,6 +13,7 @@ from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Program
 from .numbers import Layout
+from .stops import known_times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -66,8 +67,13 @@ class Description:
     def is_uniform(self) -> bool:
         """Whether all trajectories take the same steps, of a fixed size."""
         named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
-        own = self.has("tstops") or any(x.is_own for x in named)
+        own = self.has_stops or any(x.is_own for x in named)
         return self.controller is None and not own
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether there are known times to be stepped onto."""
+        return bool(known_times(self.layout))
 
     @property
     def adaptive(self) -> bool:

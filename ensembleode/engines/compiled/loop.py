@@ -27,6 +27,7 @@ from .functions import FUNCTIONS
 from .numbers import Held
 from .queue import Pool, Queue
 from .saved_rows import Outputs, SavedRows, Step
+from .stops import Stops
 
 
 # Where lanes end together: turns between two looks at whether they are to stop, a power of two.
@@ -82,10 +83,10 @@ class Loop:
         self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
         # With known times to stop at on the way.
-        self.has_stops = problem.has("tstops")
-        if self.has_stops:
-            self._tstop, self._anchor = b.variable(dtype, 0), b.variable(dtype, 0)
-            self._tried_before = b.variable(I32, 0)
+        self.stops = Stops(b, held, dtype) if problem.has_stops else None
+        self.has_anchor = problem.has_stops and not problem.adaptive
+        if self.has_anchor:
+            self._anchor, self._tried_before = b.variable(dtype, 0), b.variable(I32, 0)
         self.naccept = b.variable(I32, 0)
         self.ntried = b.variable(I32, 0, of_lanes=not is_uniform)
         remembered = problem.controller.initial_memory() if problem.controller else ()
@@ -183,8 +184,10 @@ class Loop:
         several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
-        if self.has_stops:
-            several += [self._tstop, self._anchor, self._tried_before]
+        if self.stops is not None:
+            several += self.stops.variables()
+        if self.has_anchor:
+            several += [self._anchor, self._tried_before]
         several += [self.alive, *self.pool.variables(), self.must_refill, self.goes_on]
         return [x for x in several if x is not None]
 
@@ -211,15 +214,20 @@ class Loop:
     @property
     def tstop(self) -> Value:
         """The end of the stretch of time that the lanes are in, which no step goes beyond."""
-        return self._tstop.get() if self.has_stops else self.t1
+        return self.t1 if self.stops is None else self.stops.tstop.get()
 
     @property
     def anchor(self) -> tuple[Value, Value | int]:
         """Where that stretch begins, and how many steps had been tried until then: from there fixed
         steps are laid out."""
-        if self.has_stops:
+        if self.has_anchor:
             return self._anchor.get(), self._tried_before.get()
         return self.t0, 0
+
+    def set_anchor(self, mask: Value) -> None:
+        """Lay fixed steps out from where the lanes of the mask are."""
+        self._anchor.set_where(mask, self.t.get())
+        self._tried_before.set_where(mask, self.ntried.get())
 
     def state(self) -> tuple[Value, ...]:
         return tuple(x.get() for x in self.y)
@@ -321,28 +329,34 @@ class Loop:
         self.saved.start(fresh, t0, self.state())
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
-        """Begin a stretch of time where the lanes of the mask are, with what the method carries
-        there and a step of the size `h`, of any sign."""
+        """Begin where the lanes of the mask are, with what the method carries there and a step of
+        the size `h`, of any sign."""
         for variable, x in zip(self.carry, carry, strict=True):
             self._set(variable, mask, x)
         t, h = self.t.get(), abs(h)
         if self.problem.adaptive:
             h = self.bounds(self.held).first(self.b, h, t, self.t1 - self.t0)
         self._set(self.h, mask, h)
-        if self.has_stops:
-            self._tstop.set_where(mask, self._next_stop(t))
-            self._anchor.set_where(mask, t)
-            self._tried_before.set_where(mask, self.ntried.get())
+        if self.stops is not None:
+            self._after_stop(mask, self.stops.begin(mask, self.t))
 
-    def _next_stop(self, t: Value) -> Value:
-        """The first of the known times after this one, or `t1`."""
-        direction, found = self.direction, self.t1
-        (stops,) = [x for x in self.problem.layout.numbers if x.name == "tstops"]
-        for i in range(stops.size):
-            stop = self.held.number("tstops", i)
-            between = (direction * (stop - t) > 0.0) & (direction * (found - stop) > 0.0)
-            found = self.b.where(between, stop, found)
-        return found
+    def _after_stop(self, here: Value, jumps: Value) -> None:
+        """Begin a stretch of time in the lanes `here`; with what the method carries made anew where
+        `f` jumps."""
+        b = self.b
+        assert self.stops is not None
+
+        def anew() -> None:
+            made = self.problem.method.init(
+                b, self.equations(self.held, jumps), self.state(), self.t.get()
+            )
+            for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
+                variable.set_where(jumps, x)
+
+        if self.stops.has_jumps and self.carry:
+            b.if_(b.any(jumps), anew, likely=False)
+        if self.has_anchor:
+            self.set_anchor(here)
 
     def _set(self, variable: Variable, mask: Value, x: Any) -> None:
         """(Lanes that go together begin together.)"""
@@ -462,14 +476,13 @@ class Loop:
             self.h.set(verdict.next_h)
         self.naccept.set(self.naccept.get() + b.cast(accepted, I32))
         self.ntried.set(self.ntried.get() + b.cast(active, I32))
-        if self.has_stops:
+        if (stops := self.stops) is not None:
             here = accepted & self.active.get() & step.t2.eq(self.tstop)
 
-            def go_on_anew() -> None:
-                carry, h = self.first_step(self.held, self.state(), self.t.get(), here)
-                self.restart(here, carry, h)
+            def go_on() -> None:
+                self._after_stop(here, stops.arrive(here, self.t))
 
-            b.if_(b.any(here), go_on_anew, likely=False)
+            b.if_(b.any(here), go_on, likely=False)
 
     #
     # Ends
@@ -521,6 +534,8 @@ class Loop:
             counts.append(b.cast(self.saved.row.get(), I32))
         for i, x in enumerate(counts):
             self.outputs.counts.scatter(index + n * i, ended, x)
+        if self.stops is not None:
+            self.outputs.counts.scatter(index + n * 4, ended, self.stops.restarts.get())
         self._free(ended)
 
     def _free(self, ended: Value) -> None:

@@ -12,8 +12,9 @@ from .numbers import Held
 
 class Outputs(NamedTuple):
     """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
-    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows), of `n`
-    trajectories. (On a GPU the trajectories come last: see `numbers.Order`.)"""
+    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows; and with
+    known times a fifth, restarts), of `n` trajectories. (On a GPU the trajectories come last: see
+    `numbers.Order`.)"""
 
     u: Buffer
     t: Buffer | None

@@ -147,13 +147,14 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
     outputs = [_array(d, n, rows * d.size)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, rows))
-    outputs.append(jax.ShapeDtypeStruct((4, n), jnp.int32))
+    outputs.append(jax.ShapeDtypeStruct((5 if d.has_stops else 4, n), jnp.int32))
     operands = _operands(d, setup, lanes, mask, rows)
     threads = n if d.on_gpu else setup.threads
     *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
     u, *t = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, rows, *plan.state.shape)
-    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
+    restarts = counts[4] if d.has_stops else None
+    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2], restarts)
     if saving.mode == "ends":
         return u[:, 0], Saved(None, None, None), codes
     return None, Saved(u, t[0] if t else None, counts[3]), codes

@@ -30,7 +30,7 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt, Equations
 from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
-from ...solvers.time import min_step, StepBounds, STRETCH
+from ...solvers.time import min_step, next_time, StepBounds, STRETCH
 from ...tracing.program import Static
 from ..checks import check_backsolve, check_controller, check_steps, refusal_backwards
 from ..compiled.stopping import stopped
@@ -309,10 +309,16 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
         saveat = save(t0=saving.start, steps=True, dense=_keeps(plan))
+    t0 = lane.t0
+    if lane.d_discontinuities is not None:
+        # diffrax steps over the others itself.
+        direction = jnp.where(lane.t1 < t0, -1, 1).astype(t0.dtype)
+        at_start = lane.d_discontinuities[0] == t0
+        t0 = jnp.where(at_start, next_time(ARRAYS, jnp.asarray(t0), direction), t0)
     sol = diffrax.diffeqsolve(
         terms,
         method.solver,
-        lane.t0,
+        t0,
         lane.t1,
         None,
         lane.u0,
@@ -561,6 +567,8 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     else:
         reached = jnp.isfinite(sol.ts)
         t = sol.ts
+        if saving.mode == "steps" and saving.start:
+            t = t.at[0].set(lane.t0)
     if saving.mode == "times":
         t = lane.saveat
         reached = reached & jnp.isfinite(t)
@@ -590,6 +598,12 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
         nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
         if method.adaptive and lane.dt is None:
             nf = nf + 2  # the automatic first step
+        if method.fsal and (jumps := getattr(sol.controller_state, "jump_info", None)):
+            # Those that were passed, of which some may be the same.
+            passed, times = jumps
+            forwards = jnp.where(lane.t1 < lane.t0, -1, 1).astype(times.dtype)
+            before = jnp.concatenate([(forwards * lane.t0)[None], times[:-1]])
+            nf = nf + jnp.sum((times > before) & (jnp.arange(len(times)) < passed), dtype=jnp.int32)
     length = jnp.sum(reached, dtype=jnp.int32)
     return Result(u, t, inner, length, retcode, naccept, steps - naccept, nf)
 

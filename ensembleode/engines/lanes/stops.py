@@ -22,6 +22,7 @@ class Stops(NamedTuple):
     - `anchor`: where that begins, and `tried`: how many steps the chunk had tried until then: from
         there fixed steps are laid out.
     - `anew`: whether the stretch begins after a discontinuity, in which no step was taken yet.
+    - `restarts`: how many such stretches there were.
     """
 
     rows: tuple[Int[Array, "*lane"], ...]
@@ -29,6 +30,7 @@ class Stops(NamedTuple):
     anchor: OfLanes
     tried: Int[Array, "*lane"]
     anew: Bool[Array, "*lane"]
+    restarts: Int[Array, "*lane"]
 
 
 def tables_of(more: Any) -> dict[str, Any]:
@@ -54,7 +56,7 @@ def begin(more: Any, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
         return None, None
     none = jnp.zeros(t.shape, jnp.int32)
     never = jnp.zeros(t.shape, bool)
-    stops = Stops((none,) * len(tables), t, t, none, never)
+    stops = Stops((none,) * len(tables), t, t, none, never, none)
     return arrive(more, stops, t, t1, jnp.sign(t1 - t), none, ~never)
 
 
@@ -80,6 +82,7 @@ def arrive(
         jnp.where(here, t, stops.anchor),
         jnp.where(here, tries, stops.tried),
         jnp.where(here, jumps, stops.anew),
+        stops.restarts + jumps.astype(stops.restarts.dtype),
     )
     return stops, jumps
 
