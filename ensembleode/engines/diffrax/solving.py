@@ -603,7 +603,8 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
             passed, times = jumps
             forwards = jnp.where(lane.t1 < lane.t0, -1, 1).astype(times.dtype)
             before = jnp.concatenate([(forwards * lane.t0)[None], times[:-1]])
-            nf = nf + jnp.sum((times > before) & (jnp.arange(len(times)) < passed), dtype=jnp.int32)
+            here = jnp.arange(len(times), dtype=jnp.int32) < jnp.asarray(passed, jnp.int32)
+            nf = nf + jnp.sum((times > before) & here, dtype=jnp.int32)
     length = jnp.sum(reached, dtype=jnp.int32)
     return Result(u, t, inner, length, retcode, naccept, steps - naccept, nf)
 
