@@ -103,6 +103,7 @@ NUMBERS = [
     Row("tstops", "tstops", "stops", None, _check_stops, "step_ts"),
     Row("d_discontinuities", "d_discontinuities", "stops", None, _check_stops, "jump_ts"),
     Row("stop", "", "flag"),
+    Row("callback_consts", "callback", "constants", digest="what callbacks close over"),
 ]
 
 

@@ -24,13 +24,14 @@ STATIC_OPTIONS = {
     "stepsize_controller": None,
     "internalnorm": None,
     "sensealg": None,
+    "max_events": None,
 }
 # What is said of a whole solve.
 _OF_SOLVE = (
     "alg ensemblealg trajectories batch_size seed key max_repeats engine progress throw "
     "on_interrupt store"
 )
-_PARTS = ("f", "u0", "tspan", "p")
+_PARTS = ("f", "u0", "tspan", "p", "integrand")
 DEFAULTS = {x.option: x.default for x in NUMBERS if x.option not in ("", *_PARTS)} | STATIC_OPTIONS
 
 
@@ -112,6 +113,8 @@ def _check_static(options: dict[str, Any]) -> None:
                 "traced value."
             )
     options["maxiters"] = as_count("maxiters", options["maxiters"])
+    if options["max_events"] is not None:
+        options["max_events"] = as_count("max_events", options["max_events"])
     for row in NUMBERS:
         if row.check and _is_known(options[row.option]):
             row.check(row.option, options[row.option])

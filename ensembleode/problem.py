@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .aliases import refuse_unknown
+from .callbacks import all_of, Integrator
 from .ground.logs import log_once
 from .ground.state_tree import as_state, written_order
 from .options import check_option_names, merge
@@ -34,6 +35,12 @@ class ODEProblem(eqx.Module):
     - `tspan`: `(t0, t1)`, with `t1 < t0` for integration backwards in time; where both are the
         same, the solution is `u0`.
     - `p`: the parameters, any pytree.
+    - `integrand`: `integrand(u, p, t)`, written as `f` is, returns what is to be integrated along
+        the solution: an array, or any pytree of arrays, in the dtype of `u`. Solutions have its
+        integral from `t0` on at every saved time, `sol.integral` and `sim.integral`: an area under
+        a curve, a log-determinant, a cost. It is computed with the steps of the solution and
+        changes none of them: tolerances are of `u` alone. (For tolerances of its own it is a
+        component of `u`.)
     - `options`: solver options kept with the problem, as in SciML: any option of
         [`solve`][ensembleode.solve] that describes one trajectory (`saveat=`, `abstol=`, ...).
         Options given to `solve` itself win.
@@ -46,6 +53,7 @@ class ODEProblem(eqx.Module):
     u0: PyTree[Inexact[Array, "..."]]
     tspan: tuple[Any, Any]
     p: PyTree
+    integrand: Callable | None
     options: dict[str, Any]
     _order: tuple[str, ...] | None = eqx.field(static=True)
 
@@ -56,29 +64,43 @@ class ODEProblem(eqx.Module):
         tspan: tuple[Any, Any],
         p: PyTree = None,
         *,
+        integrand: Callable | None = None,
         _order: tuple[str, ...] | None = None,
         **options: Any,
     ):
         if not callable(f):
             raise TypeError(f"f must be a function f(u, p, t) -> du, got {f!r}.")
+        if not (integrand is None or callable(integrand)):
+            raise TypeError(f"integrand must be a function (u, p, t) or None, got {integrand!r}.")
         check_option_names(options)
+        all_of(options.get("callback"))
         self.f = f
         self.u0 = as_state(u0)
         # Components are numbered and named in the order in which they were written.
         self._order = written_order(u0, _order)
         self.tspan = _as_tspan(tspan)
         self.p = p
+        self.integrand = integrand
         self.options = options
 
 
-def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
-    """A copy of `prob` with some of it changed.
+@overload
+def remake(prob: ODEProblem, **changes: Any) -> "ODEProblem": ...
+
+
+@overload
+def remake(prob: Integrator, **changes: Any) -> Integrator: ...
+
+
+def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integrator":
+    """A copy of `prob` with some of it changed; or of the integrator of a callback, with another
+    state `u` or other parameters `p`.
 
     **Arguments:**
 
-    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem].
-    - `changes`: any of `f`, `u0`, `tspan`, `p`, and solver options (`saveat`, `abstol`,
-        `reltol`, `dt`, ...), which are merged over those the problem already has.
+    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or the integrator that an affect is given.
+    - `changes`: any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options (`saveat`,
+        `abstol`, `reltol`, `dt`, ...), which are merged over those the problem already has.
 
     **Raises:** `TypeError` when `prob` is not an `ODEProblem`, or a name is unknown;
     otherwise as `ODEProblem`.
@@ -89,12 +111,15 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
     >>> longer.tspan, longer.p, longer.options
     ((0.0, 3.0), 0.5, {'saveat': 0.5})
     """
+    if isinstance(prob, Integrator):
+        return prob.remade(changes)
     if not isinstance(prob, ODEProblem):
         raise TypeError(
             f"remake takes an ODEProblem, got {type(prob).__name__}. To change an ensemble, "
             "build a new EnsembleProblem."
         )
-    fields = {"f": prob.f, "u0": prob.u0, "tspan": prob.tspan, "p": prob.p}
+    names = ("f", "u0", "tspan", "p", "integrand")
+    fields = {name: getattr(prob, name) for name in names}
     options = {k: v for k, v in changes.items() if k not in fields}
     check_option_names(options)
     fields |= {k: v for k, v in changes.items() if k in fields}

@@ -25,12 +25,14 @@ from .core.arguments import (
     solver_and_algorithm,
 )
 from .core.batch_size import default_batch_size
+from .core.every_event import first_room, with_all_events
 from .core.every_step import bounded, count_steps
 from .core.executor import Executor
 from .core.gather import Ensemble, outcome_of_one
 from .core.interrupts import check, stoppable
 from .core.job import (
     dense_of,
+    events_of,
     integers,
     Job,
     may_rerun,
@@ -79,6 +81,8 @@ def solve(
     maxiters: int | float | None = None,
     stepsize_controller: Any = None,
     internalnorm: AbstractNorm | None = None,
+    callback: Any = None,
+    max_events: int | float | None = None,
     sensealg: Any = None,
     batch_size: int | float | None = None,
     seed: int = 0,
@@ -139,6 +143,14 @@ def solve(
         `engine="diffrax"`); or a diffrax step-size controller, in place of the tolerances.
     - `internalnorm`: what makes one number of the errors of the components, by default
         [`RMSNorm()`][ensembleode.RMSNorm].
+    - `callback`: what happens at events: a [`ContinuousCallback`][ensembleode.ContinuousCallback],
+        [`VectorContinuousCallback`][ensembleode.VectorContinuousCallback],
+        [`DiscreteCallback`][ensembleode.DiscreteCallback], or a
+        [`CallbackSet`][ensembleode.CallbackSet] of several. Those that `prob_func` gives may close
+        over other numbers for each trajectory.
+    - `max_events`: room for as many events of a trajectory in `sim.events`; one that has more ends
+        with `ReturnCode.MaxEvents`. By default as many as there are (trajectories that have more
+        than 16 are solved again with more room), and inside `jit` 16.
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
         (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
@@ -280,7 +292,11 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
         with stoppable(job, local=run.executor.local) as job:
             if job.plan.saving.mode == "steps" and not job.traced:
                 job = count_steps(job, run.executor, integers(np.arange(1)), 1)
-            outcome = run.executor.run_one(job, 0, 1)
+
+            def once(job: Job) -> Result:
+                return run.executor.run_one(job, 0, 1)
+
+            outcome = once(job) if job.traced else with_all_events(job, once)
             check(job, outcome)
     except Unfinished as e:
         raise e.cause from None
@@ -289,12 +305,19 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     if job.traced:
         return solution_of(outcome, job.plan, _numbers(job), run.choice), None
     outcome = jax.block_until_ready(outcome)
-    u, t, inner, *counts = outcome
-    length, retcode, *stats = jax.tree.map(int, counts)
+    codes = ("length", "retcode", "naccept", "nreject", "nf")
+    known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
+    known["retcode"] = ReturnCode(known["retcode"])
     if job.plan.own_times:
-        u, t, inner = jax.tree.map(lambda x: x[: max(1, length)], (u, t, inner))
-    outcome = Result(u, t, inner, length, ReturnCode(retcode), *stats)
-    return solution_of(outcome, job.plan, _numbers(job), run.choice), None
+        rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral")}
+        known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
+    outcome = outcome._replace(**known)
+    sol = solution_of(outcome, job.plan, _numbers(job), run.choice)
+    if sol.events is not None:
+        count = int(sol.events.count)
+        events = dataclasses.replace(sol.events.first(count, several=False), count=count)
+        sol = dataclasses.replace(sol, events=events)
+    return sol, None
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -402,10 +425,12 @@ def job_for(
     every = describe(ens, options, key, n)
     state = every.field.out_avals[0]
     check_direction(every, n or 1)
-    described = (every.options, every.field, every.batched)
-    module, choice = engines.choose(engine, alg, *described, ensemblealg)
+    module, choice = engines.choose(engine, alg, every, ensemblealg)
     if module.numbers_apart:
         every = every.with_numbers_apart()
+    if every.events is not None:
+        every = every.with_one_list()
+        (state,) = every.field.out_avals
     has_dt = every.batched.dt is not None
     plan = Plan(
         engine=module,
@@ -418,6 +443,9 @@ def job_for(
         batched=every.batched,
         tree=every.tree,
         beside=every.beside,
+        extension=every.extension,
+        events=every.events,
+        max_events=first_room(every),
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
@@ -485,6 +513,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     elif ens.output_func is not None:
         kind = "outputs"
     u, t, inner, dense = result.u, outcome.t, outcome.inner, None
+    integral = outcome.integral if kind == "trajectories" else None
     if t is None and kind == "trajectories":
         t = _shared_times(job)
     retcode, lengths = outcome.retcode, outcome.length
@@ -493,15 +522,21 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
         retcode, lengths, stats = jax.tree.map(np.asarray, (retcode, lengths, stats))
         if job.plan.saving.mode == "steps" and kind == "trajectories":
             most = max(1, int(lengths.max()))
-            u, t, inner = jax.tree.map(lambda x: x[:, :most], (u, t, inner))
+            rows = (u, t, inner, integral)
+            u, t, inner, integral = jax.tree.map(lambda x: x[:, :most], rows)
         if kind != "reduced":
-            u, t, inner = as_jax_arrays((u, t, inner))
+            u, t, inner, integral = as_jax_arrays((u, t, inner, integral))
     about = (result.converged, elapsed, run.choice, kind)
     if kind == "trajectories":
         batched = job.plan.batched
         own = jax.tree.map(bool, (batched.consts, batched.p))
         dense = dense_of(outcome._replace(inner=inner), job.plan, _numbers(job, run.n), own)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about, dense, job.plan.order)
+    events = events_of(outcome, job.plan) if kind == "trajectories" else None
+    if events is not None and not job.traced:
+        most = int(np.max(np.asarray(events.count), initial=0))
+        events = as_jax_arrays(events.first(most, several=True))
+    about = (*about, dense, job.plan.order, integral, events)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about)
 
 
 def _numbers(job: Job, n: int | None = None) -> Any:

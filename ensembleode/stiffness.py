@@ -98,7 +98,7 @@ def _step_times_rate(job: Job, index: int) -> float:
     h = np.abs([np.mean(np.diff(t[max(0, i - 3) : i + 5])) for i in at])
     lane = lane_of(index, 1)
     try:
-        decay = _rates_of_decay(job.plan.field, lane.consts, lane.p, u[at], t[at])
+        decay = _rates_of_decay(job.plan.users_field, lane.consts, lane.p, u[at], t[at])
     except (TypeError, ValueError, NotImplementedError):
         return 0.0  # f has no forward mode: a custom_vjp, or a callback
     backwards = bool(np.asarray(lane.t1) < np.asarray(lane.t0))

@@ -372,7 +372,7 @@ SIGNATURES = [
     ),
 ]
 
-DOSES = r"no events and callbacks yet.*interval by interval.*jump_ts=.*Doses and discontinuities"
+DOSES = r"no known times to stop at yet.*interval by interval.*jump_ts=.*Doses and discontinuities"
 OTHER_NAMES = [
     *(
         case(
@@ -387,8 +387,7 @@ OTHER_NAMES = [
             "method": r"alg, such as eo\.Tsit5\(\), or eo\.Kvaerno5\(\) if stiff",
             "max_step": "it is called dtmax",
             "gamma": r"eo\.PIController\(gamma=",
-            "events": DOSES,
-            "callback": DOSES,
+            "events": r"called callback.*eo\.ContinuousCallback\(condition, affect\)",
             "step_ts": "it is called tstops",
             "jump_ts": "it is called d_discontinuities",
             "t_eval": "it is called saveat",
@@ -428,7 +427,8 @@ OTHER_NAMES = [
             "OwrenZen5": r"eo\.Vern7\(\).*eo\.JuliaAlg\('OwrenZen5\(\)'\)",
             "EM": "no stochastic ones",
             "VelocityVerlet": "symplectic",
-            "DiscreteCallback": DOSES,
+            "PresetTimeCallback": DOSES,
+            "Event": r"eo\.ContinuousCallback\(condition, affect\)",
             "SaveAt": "saveat=",
         }.items()
     ),

@@ -91,6 +91,8 @@ def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
         if name := row.digest or row.option:
             found[name] = (*found.get(name, ()), getattr(shared, row.name))
     found["u0"] = (*found["u0"], plan.tree and plan.tree._replace(order=()))
+    if plan.extension is not None:
+        found["integrand"] = (plan.extension,)
     return found
 
 

@@ -1,6 +1,7 @@
 """What is fixed when a solve is compiled, and what comes out of it."""
 
 import dataclasses
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -11,6 +12,8 @@ import numpy as np
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
 from ..tracing.program import Program, Static
+from .events import Events
+from .extended_state import Extension, users_field
 from .lane import Lane
 from .saving import Saving
 
@@ -27,6 +30,7 @@ class Plan:
     - `field`: the vector field, `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
     - `state`: the shape and dtype of a trajectory's state (an abstract value).
+    - `extension`: what that has behind the user's components; None where there is nothing.
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
     - `width`: how many trajectories belong together, on whichever device.
@@ -34,6 +38,8 @@ class Plan:
     - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
     - `tree`: what the state is made of where it is a pytree to the user.
+    - `events`: its callbacks (see `core.events`), None without; `max_events`: room for as many of a
+        trajectory, zero where none are kept.
     - `inner`: whether results are to have the states within steps, too, where every step is saved.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
     """
@@ -51,12 +57,34 @@ class Plan:
     threads: int = 1
     tree: StateTree | None = None
     inner: bool = False
+    extension: Extension | None = None
+    events: Events | None = None
+    max_events: int = 0
 
     @property
     def own_times(self) -> bool:
         """Whether the saved times differ by trajectory."""
-        ends = self.batched.t0 or self.batched.t1
+        ends = self.batched.t0 or self.batched.t1 or self.may_end
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
+
+    @property
+    def controlled(self) -> int:
+        """How many components of the state step-size control looks at: the first ones."""
+        whole = math.prod(self.state.shape)
+        return whole if self.extension is None else self.extension.controlled
+
+    @property
+    def users_field(self) -> Any:
+        """The vector field of the user's components alone."""
+        if self.extension is None:
+            return self.field
+        assert isinstance(self.field, Program)
+        return users_field(self.field, self.extension)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether a trajectory may end before `t1`, by an event that is kept."""
+        return self.events is not None and self.events.may_end and self.events.is_kept
 
     @property
     def order(self) -> tuple[str, ...] | None:
@@ -67,11 +95,39 @@ class Plan:
     def stands_for(self) -> tuple:
         """What of it decides the numbers, whatever computes them."""
         solver = self.method.value, self.maxiters, self.saving
-        return (*solver, self.field, self.state, self.tree, self.batched, self.output, *self.beside)
+        state = self.state, self.tree, self.extension
+        events = self.events, self.max_events
+        return (*solver, self.field, *state, self.batched, self.output, *events, *self.beside)
 
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None remains."""
+        if u is not None and self.extension is not None:
+            u = self.extension.user_of(u)
         return u if self.tree is None or u is None else self.tree.unravel(u)
+
+    def integral_of(self, u: Any) -> Any:
+        """The integrals of states `[..., component]`, in the structure of the integrand; None where
+        there is none."""
+        return None if self.extension is None else self.extension.integral_of(u)
+
+
+class Happened(NamedTuple):
+    """The events of a trajectory, or of several, whose axis comes first; of what did not happen
+    states and times are NaN, `which` is -1.
+
+    - `t [event]`, `which [event]`: the number of the callback.
+    - `crossed [event, longest]`: how each of its conditions crossed zero, -1, 0 or 1 (of a discrete
+        callback the first is 1).
+    - `before`, `after [event, *state]`: the states.
+    - `count []`: how many there were.
+    """
+
+    t: Any
+    which: Any
+    crossed: Any
+    before: Any
+    after: Any
+    count: Any
 
 
 class Result(NamedTuple):
@@ -80,11 +136,13 @@ class Result(NamedTuple):
     As an engine returns it, `u [time, *state]` is NaN where not reached, `t [time]` likewise if the
     trajectories have their own times; `length` counts those reached; `inner` are states within
     the steps, `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is
-    None where not counted.
+    None where not counted; `events`, a `Happened`, are None without callbacks whose
+    events are kept.
 
     Finished (see `core.job.finish`), `u` is in the structure of the user's state, or what
     `output_func` made of it; `t` is None unless the trajectories have their own times; `rerun` is
-    None where none can be asked for.
+    None where none can be asked for; `integral` is that of the integrand, `[time, ...]`, None where
+    there is none.
     """
 
     u: Any
@@ -96,6 +154,8 @@ class Result(NamedTuple):
     nreject: Any
     nf: Any
     rerun: Any = None
+    integral: Any = None
+    events: Any = None
 
     @property
     def counts(self) -> tuple:

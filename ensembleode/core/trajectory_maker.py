@@ -15,6 +15,8 @@ from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
+from .events import Events, Tracing
+from .extended_state import Extension, integrals_of, with_integrand
 from .known_times import in_order
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
@@ -45,6 +47,8 @@ class Maker:
         # Of each program by name, what was traced last, and what it closes over.
         self._traced: dict[str, tuple] = {}
         self.programs: dict[str, Program] = {}
+        self.extension: Extension | None = None
+        self.events: Events | None = None
         # Whether whole numbers in p are known to f, which decides by them.
         self.fixes_whole = False
 
@@ -86,8 +90,12 @@ class Maker:
         self._keep("options", Static(self.options), "the solver options", index)
         numbers = {"u0": u0, "p": p, "saveat": times, "count": None, "stop": None}
         for row in _CONSTANTS:
+            if row.option == "callback":
+                continue
             fn = prob.f if row.option == "f" else options[row.option]
             numbers[row.name] = self._trace(row.option, fn, prob, p, types, dtype, index)
+        about = u0, tree, prob.p, types, dtype, index
+        numbers["callback_consts"] = self._trace_callbacks(options["callback"], *about)
         numbers["t0"], numbers["t1"] = (_as_real(t, dtype) for t in prob.tspan)
         for row in _STOPS:
             t0, t1 = numbers["t0"], numbers["t1"]
@@ -98,7 +106,23 @@ class Maker:
         for row in NUMBERS:
             if row.name not in numbers:
                 numbers[row.name] = _as_given(row, options, u0.shape, dtype)
-        return Lane(**numbers)
+        lane = Lane(**numbers)
+        if prob.integrand is not None:
+            more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
+            lane = self._extended(lane, more)
+        self._keep("extension", self.extension, "the integrand", index)
+        return lane
+
+    def _extended(self, lane: Lane, more: tuple) -> Lane:
+        """With the integrals behind the state, and with the constants of the integrand, `more`."""
+        field, integrand = self.programs["f"], self.programs.pop("integrand")
+        (state,) = field.out_avals
+        user = jax.ShapeDtypeStruct(state.shape, state.dtype)
+        self.extension = extension = Extension(user, integrals_of(integrand, user))
+        self.programs["f"] = with_integrand(field, integrand, extension)
+        tolerances = {x.name: extension.tolerance(getattr(lane, x.name)) for x in _TOLERANCES}
+        u0, consts = extension.state(lane.u0), (*lane.consts, *more)
+        return lane._replace(u0=u0, consts=consts, **tolerances)
 
     def _trace(self, name, fn, prob, p, types, dtype, index) -> tuple:
         others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
@@ -114,11 +138,28 @@ class Maker:
         self._traced[name] = same, (program, consts)
         return consts
 
+    def _trace_callbacks(self, callback, u0, tree, p, types, dtype, index) -> tuple:
+        others = [x for x in jtu.tree_leaves(p) if not self._is_number(x)]
+        same = (callback, jtu.tree_structure(p), types, *others)
+        before, (events, consts) = self._traced.get("callback", ((), (None, ())))
+        if callback is None:
+            events, consts = None, ()
+        elif not _identical(before, same):
+            u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
+            tracing = Tracing(u, tree, p, self._is_number, dtype)
+            events = tracing.events(callback)
+            consts = tuple(tracing.consts)
+        self._keep("callback", events, "the computation that a callback does", index)
+        self._traced["callback"] = same, (events, consts)
+        self.events = events
+        return consts
+
     def trajectories(self, **fields: Any) -> Trajectories:
         """With these fields, and with what it kept."""
         (_, field), *beside = self.programs.items()
-        kept = {"saving": self.kept["saving"], "tree": self.kept["tree"], "options": self.options}
-        return Trajectories(field=field, beside=tuple(beside), **kept, **fields)
+        kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
+        kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
+        return Trajectories(field=field, **kept, **fields)
 
     def again(self) -> "Maker":
         """One that is to make the same, to find whether it does."""

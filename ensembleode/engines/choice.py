@@ -2,11 +2,10 @@
 
 from typing import Any
 
-from ..core.lane import Lane
+from ..core.lane import Trajectories
 from ..ensemble import EnsembleColumns
 from ..numbers import of_kind
 from ..solution import EngineChoice
-from ..tracing.program import Program
 from . import compiled, diffrax, julia, lanes
 from .engine import Engine
 
@@ -16,15 +15,15 @@ ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, ju
 
 
 def choose(
-    engine: str, alg: Any, options: dict, field: Program, batched: Lane, ensemblealg: Any = None
+    engine: str, alg: Any, every: Trajectories, ensemblealg: Any = None
 ) -> tuple[Engine, EngineChoice]:
-    """The engine that runs `alg` with these (resolved) options on this field.
+    """The engine that runs `alg` on these trajectories, with their options.
 
-    **Arguments:** `batched`: what differs by trajectory, a Lane of booleans; `ensemblealg`: where
-    the trajectories run; None for a problem alone.
+    **Arguments:** `ensemblealg`: where the trajectories run; None for a problem alone.
 
     **Raises:** `ValueError` for an unknown engine, or one that can't run `alg` or the field.
     """
+    options, field, batched = every.options, every.field, every.batched
     (state,) = field.out_avals
     named = {e.name: e for e in ENGINES}
     has_known_times = any(getattr(batched, row.name) is not None for row in of_kind("stops"))
@@ -41,6 +40,10 @@ def choose(
             reason = "it solves trajectories one by one, not as the columns of a matrix."
         if reason is None and has_known_times:
             reason = candidate.known_times_refusal(options)
+        if reason is None and every.extension is not None:
+            reason = candidate.extended_refusal(options)
+        if reason is None and every.events is not None:
+            reason = candidate.events_refusal(every.events)
         return reason
 
     if engine != "auto":
@@ -55,7 +58,8 @@ def choose(
     for candidate in ENGINES:
         reason = unfit(candidate)
         reason = reason or candidate.field_refusal(field, state, batched)
-        reason = reason or candidate.slower(field, state, batched)
+        if every.events is None:
+            reason = reason or candidate.slower(field, state, batched)
         if reason is None:
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return chosen(candidate, why)

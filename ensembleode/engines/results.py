@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Int8
 
 from ..core.lane import Lane
-from ..core.plan import Plan, Result, shared_times
+from ..core.plan import Happened, Plan, Result, shared_times
 from ..ground.retcode import ReturnCode
 from ..solvers.method import Method
 from ..tracing.program import Program, trace
@@ -51,19 +51,23 @@ def result_of(
     end: Any,
     saved: Saved,
     counts: Counts,
+    controlled: int,
+    events: Happened | None = None,
 ) -> Result:
     """The result, NaN where nothing was reached. Trajectories whose saved states overflow, or which
     miss a time, have not succeeded.
 
-    **Arguments:** `end`: the last state, `[lane, *state]`.
+    **Arguments:** `end`: the last state, `[lane, *state]`; `controlled`: how many of its components
+    say whether it is finite (the first ones).
     """
     saving, codes = plan.saving, counts.codes
     success = codes == ReturnCode.Success.value
+    ended = codes == ReturnCode.Terminated.value
     lanes = len(codes)
     if saved.u is None:
         u = jnp.stack([numbers.u0, end][-saving.rows :], axis=1)
         # The last state of a failed trajectory is not its state at t1.
-        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success)
+        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success | ended)
     else:
         u = saved.u[:, : saving.rows]
         rows = saved.rows if saved.rows.ndim == 0 else saved.rows[:, None]
@@ -73,7 +77,8 @@ def result_of(
             reached = reached & ~astray
             missed = jnp.any(asked & ~reached, axis=1) & success
             codes = jnp.where(missed, jnp.asarray(ReturnCode.Failure.value, codes.dtype), codes)
-    finite = jnp.all(jnp.isfinite(u), axis=tuple(range(2, u.ndim)))
+    first = u.reshape(*u.shape[:2], -1)[..., :controlled]
+    finite = jnp.all(jnp.isfinite(first), axis=2)
     overflow = jnp.any(reached & ~finite, axis=1)
     codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)
     reached = reached & finite
@@ -82,6 +87,10 @@ def result_of(
     if plan.own_times:
         if saved.u is None:
             ends = [jnp.broadcast_to(x, (lanes,)) for x in (numbers.t0, numbers.t1)]
+            if events is not None:
+                last = jnp.clip(events.count - 1, 0)[:, None]
+                last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
+                ends[1] = jnp.where(ended, last, ends[1])
             t = jnp.stack(ends[-saving.rows :], axis=1)
         else:
             t = numbers.times if saved.t is None else saved.t[:, : saving.rows]
@@ -93,7 +102,8 @@ def result_of(
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
     nreject = counts.ntried - counts.naccept
-    return Result(u, t, None, length, codes, counts.naccept, nreject, nf)
+    about = length, codes, counts.naccept, nreject, nf
+    return Result(u, t, None, *about, events=events)
 
 
 def _asked_for(numbers: Numbers) -> tuple:

@@ -20,7 +20,13 @@ class Columns(Executor):
     """The trajectories as the columns of one state."""
 
     def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` when an option that all columns share differs by trajectory."""
+        """**Raises:** `ValueError` when an option that all columns share differs by trajectory, and
+        for an integrand."""
+        if plan.extension is not None:
+            raise ValueError(
+                "EnsembleColumns has no integrands: let f return what integrand does as further "
+                "components of the state, or use EnsembleThreads()."
+            )
         for row in but("state", "parameters", "constants", "flag"):
             if getattr(plan.batched, row.name):
                 raise ValueError(

@@ -4,7 +4,6 @@ The code is the same at a width of one, printed as PTX; what is different is whe
 `numbers.Order`) and what a thread has for itself.
 """
 
-import math
 from typing import Any
 
 from ...core.lane import Lane
@@ -58,7 +57,7 @@ def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
 
     **Arguments:** `lanes`: the numbers of trajectories, which may be abstract.
     """
-    d = Setup(plan, math.prod(plan.state.shape), 1).description(lanes)
+    d = Setup(plan, plan.controlled, 1).description(lanes)
     in_reverse = plan.method.value.direction == "reverse"
     back = kernel.pulling_back(d)[0] if in_reverse else None
     texts = {"solve": kernel.solving(d), "pull_back": back}

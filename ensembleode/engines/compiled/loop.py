@@ -23,6 +23,7 @@ from ...solvers.time import adaptive_step, fixed_step, StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .description import Description
+from .events import Happening
 from .functions import FUNCTIONS
 from .numbers import Held
 from .queue import Pool, Queue
@@ -46,6 +47,7 @@ class Loop:
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
     - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
+    - `evaluate`: where there are callbacks, their functions: see `events.Happening`.
     """
 
     def __init__(
@@ -62,6 +64,7 @@ class Loop:
         *,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
+        evaluate: Callable[..., tuple] | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.maxiters = maxiters
@@ -84,7 +87,10 @@ class Loop:
         self.occupied = b.variable(BOOL, False)
         # With known times to stop at on the way.
         self.stops = Stops(b, held, dtype) if problem.has_stops else None
-        self.has_anchor = problem.has_stops and not problem.adaptive
+        # How often what the method carries was made anew on the way.
+        self.restarts = b.variable(I32, 0) if problem.restarts else None
+        restarts = problem.has_stops or problem.events is not None
+        self.has_anchor = restarts and not problem.adaptive
         if self.has_anchor:
             self._anchor, self._tried_before = b.variable(dtype, 0), b.variable(I32, 0)
         self.naccept = b.variable(I32, 0)
@@ -99,6 +105,10 @@ class Loop:
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         self.saved = SavedRows(b, problem, held, times, outputs, rows)
         self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
+        self.happening = None
+        if problem.events is not None:
+            assert evaluate is not None
+            self.happening = Happening(self, problem.events, evaluate)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -188,6 +198,8 @@ class Loop:
             several += self.stops.variables()
         if self.has_anchor:
             several += [self._anchor, self._tried_before]
+        if self.happening is not None:
+            several += self.happening.variables()
         several += [self.alive, *self.pool.variables(), self.must_refill, self.goes_on]
         return [x for x in several if x is not None]
 
@@ -305,6 +317,8 @@ class Loop:
             carry, h = self.first_step(held, self.state(), t0, fresh)
         else:
             carry, h = self.pool.first(index, fresh, self.carry)
+        if self.restarts is not None:
+            self.restarts.set_where(fresh, 0)
         self.restart(fresh, carry, h)
         self.naccept.set_where(fresh, 0)
         wanted = self.queue.wanted.gather(held.index.get(), fresh, False)
@@ -327,6 +341,8 @@ class Loop:
         if self._on_begin is not None:
             self._on_begin(index, fresh)
         self.saved.start(fresh, t0, self.state())
+        if self.happening is not None:
+            self.happening.begin(fresh)
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Begin where the lanes of the mask are, with what the method carries there and a step of
@@ -339,22 +355,24 @@ class Loop:
         self._set(self.h, mask, h)
         if self.stops is not None:
             self._after_stop(mask, self.stops.begin(mask, self.t))
+        elif self.has_anchor:
+            self.set_anchor(mask)
+
+    def begin_anew(self, mask: Value) -> None:
+        """Make anew what the method carries, where the lanes of the mask are."""
+        b = self.b
+        equations = self.equations(self.held, mask)
+        made = self.problem.method.init(b, equations, self.state(), self.t.get())
+        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
+            variable.set_where(mask, x)
+        assert self.restarts is not None
+        self.restarts.set(self.restarts.get() + b.cast(mask, I32))
 
     def _after_stop(self, here: Value, jumps: Value) -> None:
-        """Begin a stretch of time in the lanes `here`; with what the method carries made anew where
-        `f` jumps."""
+        """Begin a stretch of time in the lanes `here`, some of which are where `f` jumps."""
         b = self.b
-        assert self.stops is not None
-
-        def anew() -> None:
-            made = self.problem.method.init(
-                b, self.equations(self.held, jumps), self.state(), self.t.get()
-            )
-            for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
-                variable.set_where(jumps, x)
-
-        if self.stops.has_jumps and self.carry:
-            b.if_(b.any(jumps), anew, likely=False)
+        if self.problem.has("d_discontinuities"):
+            b.if_(b.any(jumps), lambda: self.begin_anew(jumps), likely=False)
         if self.has_anchor:
             self.set_anchor(here)
 
@@ -372,8 +390,24 @@ class Loop:
     def turn(self) -> tuple[Step, Verdict]:
         """Try a step in every lane."""
         step, verdict, size = self.control(*self.attempt())
+        if self.happening is not None:
+            step, verdict = self.happening.locate(step, verdict)
         self.commit(step, verdict, size)
+        if self.happening is not None:
+            self.happening.act(step)
+        if self.stops is not None:
+            self._pass_stops(step, self.stops)
         return step, verdict
+
+    def _pass_stops(self, step: Step, stops: Stops) -> None:
+        """Go on from the known times that lanes have come to."""
+        b = self.b
+        here = step.accepted & self.active.get() & step.t2.eq(self.tstop)
+
+        def go_on() -> None:
+            self._after_stop(here, stops.arrive(here, self.t))
+
+        b.if_(b.any(here), go_on, likely=False)
 
     def attempt(self) -> tuple[Step, Value]:
         """The step that time allows; and of a fixed one whether time can't resolve it."""
@@ -476,13 +510,6 @@ class Loop:
             self.h.set(verdict.next_h)
         self.naccept.set(self.naccept.get() + b.cast(accepted, I32))
         self.ntried.set(self.ntried.get() + b.cast(active, I32))
-        if (stops := self.stops) is not None:
-            here = accepted & self.active.get() & step.t2.eq(self.tstop)
-
-            def go_on() -> None:
-                self._after_stop(here, stops.arrive(here, self.t))
-
-            b.if_(b.any(here), go_on, likely=False)
 
     #
     # Ends
@@ -528,14 +555,22 @@ class Loop:
         index, n = self.held.index.get(), self.outputs.n
         if p.saving.mode == "ends":
             for c, x in enumerate(self.state()):
-                self.outputs.u.scatter(self.order.place(index, c, p.size), ended, x)
+                size = p.size if self.outputs.room is None else self.saved.rows * p.size
+                place = self.order.place(index, c, size)
+                self.outputs.u.scatter(place, ended, x)
         counts = [self.code.get(), naccept, ntried]
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))
+        more = {}
+        if self.happening is not None:
+            more["events"] = self.happening.count
+        if self.restarts is not None:
+            more["restarts"] = self.restarts
+        # (In the places after that of the rows, though there are none.)
+        for i, name in enumerate(p.counted):
+            self.outputs.counts.scatter(index + n * (4 + i), ended, more[name].get())
         for i, x in enumerate(counts):
             self.outputs.counts.scatter(index + n * i, ended, x)
-        if self.stops is not None:
-            self.outputs.counts.scatter(index + n * 4, ended, self.stops.restarts.get())
         self._free(ended)
 
     def _free(self, ended: Value) -> None:

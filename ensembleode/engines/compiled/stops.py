@@ -5,7 +5,7 @@ import numpy as np
 
 from ...numbers import of_kind
 from ...solvers.time import end_of_stretch, next_time
-from .builder import BOOL, Builder, I32, I64, Value, Variable
+from .builder import BOOL, Builder, I64, Value, Variable
 from .numbers import Held, Layout
 
 
@@ -21,28 +21,20 @@ class Stops:
     """The variables of the lanes for their known times.
 
     - `tstop`: the end of the stretch of time that a lane is in, which no step goes beyond.
-    - `restarts`: at how many times `f` jumped.
     """
 
     def __init__(self, b: Builder, held: Held, dtype: np.dtype):
         self.b, self._held = b, held
         self.tstop = b.variable(dtype, 0)
-        self.restarts = b.variable(I32, 0)
         self._rows = {name: b.variable(I64, 0) for name in known_times(held.layout)}
 
     def variables(self) -> list[Variable]:
-        # (Nobody asks for the number of restarts on the way back.)
         return [self.tstop, *self._rows.values()]
-
-    @property
-    def has_jumps(self) -> bool:
-        """Whether `f` jumps at known times."""
-        return "d_discontinuities" in self._rows
 
     def begin(self, fresh: Value, t: Variable) -> Value:
         """At the start of the trajectories in the lanes that are fresh: see `arrive`."""
-        for x in (self.restarts, *self._rows.values()):
-            x.set_where(fresh, 0)
+        for row in self._rows.values():
+            row.set_where(fresh, 0)
         return self.arrive(fresh, t)
 
     def arrive(self, here: Value, t: Variable) -> Value:
@@ -55,10 +47,9 @@ class Stops:
         t1 = held.number("t1")
         direction = b.sign(t1 - held.number("t0"))
         jumps = b.constant(False, BOOL, of_lanes=True)
-        if self.has_jumps:
+        if "d_discontinuities" in self._rows:
             jumps = here & self._next("d_discontinuities", direction).eq(t.get())
             t.set_where(jumps, next_time(b, t.get(), direction))
-            self.restarts.set(self.restarts.get() + b.cast(jumps, I32))
         for name in self._rows:
             self._pass(name, t.get(), direction, here)
         ahead = [self._next(name, direction) for name in self._rows]

@@ -73,6 +73,12 @@ class Lanes(Engine):
         """Why this engine can't step onto known times with these options; None when it can."""
         return refusal_backwards(options)
 
+    def extended_refusal(self, options: dict) -> str | None:
+        """Why it can't with these options; None when it can."""
+        if isinstance(options["sensealg"], sensitivity.BacksolveAdjoint):
+            return "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint()."
+        return None
+
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """See `explicit.method`."""
         return method(alg, options, has_dt=has_dt)

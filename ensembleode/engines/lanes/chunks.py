@@ -18,7 +18,7 @@ from ...solvers.step_size import Tolerances
 from ...solvers.time import StepBounds
 from ...tracing.program import Program
 from ..results import Counts, Numbers, result_of, Saved
-from .leaves import Leaves
+from .leaves import first_of, Leaves
 from .loop import Chunk, Output, solve_chunk, State, Stepping
 from .replay import Wide
 from .stops import has_jumps
@@ -41,22 +41,16 @@ def width_of(state: Any, n: int) -> int:
 
 
 class _OfFirst(AbstractNorm):
-    """The norm of the first `count` components alone, whether leaves are components or arrays."""
+    """The norm of the first `count` components alone."""
 
     norm: AbstractNorm
     count: int
 
-    def _first(self, values: Leaves) -> Leaves:
-        first, *more = values
-        if more:
-            return values[: self.count]
-        return (first.reshape(-1, first.shape[-1])[: self.count],)
-
     def __call__(self, xp: Any, values: Leaves) -> Any:
-        return self.norm(xp, self._first(values))
+        return self.norm(xp, first_of(values, self.count))
 
     def squared(self, xp: Any, values: Leaves) -> Any:
-        return self.norm.squared(xp, self._first(values))
+        return self.norm.squared(xp, first_of(values, self.count))
 
 
 class Setup(NamedTuple):
@@ -73,7 +67,7 @@ class Setup(NamedTuple):
         solver, norm = self.plan.method.value, self.plan.method.value.norm
         if self.controlled < self.field.size:
             norm = _OfFirst(norm, self.controlled)
-        return Stepping(solver.method, solver.controller, norm, self.plan.maxiters)
+        return Stepping(solver.method, solver.controller, norm, self.plan.maxiters, self.controlled)
 
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
@@ -186,4 +180,5 @@ def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None) -> Res
         restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
     counts = Counts(state.code.astype(jnp.int8), state.naccept, state.ntried, restarts)
     has_dt = chunk.dt is not None
-    return result_of(setup.plan, stepping.method, has_dt, numbers, end, saved, counts)
+    about = numbers, end, saved, counts, setup.controlled
+    return result_of(setup.plan, stepping.method, has_dt, *about)

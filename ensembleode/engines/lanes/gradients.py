@@ -51,7 +51,7 @@ def solve_trajectories(
     """
     mask = jnp.ones(n, bool) if mask is None else mask
     solver = plan.method.value
-    setup = Trajectories(plan, math.prod(plan.state.shape), n, alone=alone)
+    setup = Trajectories(plan, plan.controlled, n, alone=alone)
     if solver.direction == "forward":
         result = sensitivity.forward_only(_solved(setup, lanes, mask))
         return with_times(plan, lanes, result)

@@ -63,6 +63,14 @@ def size(leaves: Leaves) -> int:
     return sum(math.prod(x.shape[:-1]) for x in leaves)
 
 
+def first_of(leaves: Leaves, count: int | None) -> Leaves:
+    """The first `count` components alone, whether leaves are components or arrays; or all."""
+    if count is None or count >= size(leaves):
+        return leaves
+    first, *more = leaves
+    return leaves[:count] if more else (first.reshape(-1, first.shape[-1])[:count],)
+
+
 def is_finite(leaves: Leaves) -> Any:
     """Whether all components are finite: [lane]."""
     # One multiplication and one addition a component, where testing each takes three times that.

@@ -1,5 +1,6 @@
 """The time loop of a chunk: every lane with its own step size, acceptance, end and return code."""
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from ...solvers.step_size import initial_step, squared_error, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, next_time, StepBounds
 from ...solvers.verdicts import Verdict
 from ..compiled.stopping import stopped
-from .leaves import is_finite, LANES, Leaves, OfLanes, over, select
+from .leaves import first_of, is_finite, LANES, Leaves, OfLanes, over, select
 from .stops import arrive, begin, has_jumps, has_own, Stops
 
 
@@ -26,12 +27,17 @@ _TURNS = 256
 
 
 class Stepping(NamedTuple):
-    """What is fixed about the steps: static."""
+    """What is fixed about the steps: static. Whether a state went wrong is told by the first
+    `controlled` components of it, or by all."""
 
     method: Method
     controller: AbstractController | None  # None with a fixed step
     norm: AbstractNorm
     maxiters: int
+    controlled: int | None = None
+
+    def is_finite(self, y: Leaves) -> Any:
+        return is_finite(first_of(y, self.controlled))
 
     @property
     def adaptive(self) -> bool:
@@ -132,7 +138,7 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
     lanes = lanes_of(chunk)
     dtype = chunk.u0[0].dtype
     y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
-    finite, memory = is_finite(y), None
+    finite, memory = stepping.is_finite(y), None
     carry, h = first_step(stepping, field, chunk, y, t0)
     usable, is_empty = finite, t0 == t1
     if stepping.controller is not None:
@@ -281,7 +287,7 @@ def _control(
     t, y, active = state.t, state.y, state.active
     size, h, t2, attempt, unresolved = tried
     if stepping.controller is None:
-        sound, failures = is_finite(attempt.y2), None
+        sound, failures = stepping.is_finite(attempt.y2), None
         if attempt.failed is not None:
             sound = sound & ~attempt.failed
         verdict = verdicts.judge_fixed(LANES, sound, unresolved, active, size)
@@ -515,11 +521,15 @@ def _conclude(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -
     code = jnp.where(state.active, verdicts.STOPPED, state.code)
     if not stepping.adaptive:
         return state._replace(code=code)
-    code, probing = verdicts.code_of_end(LANES, code, is_finite(state.y)), code == verdicts.PROBING
+    finite, probing = stepping.is_finite(state.y), code == verdicts.PROBING
+    code = verdicts.code_of_end(LANES, code, finite)
 
     def probed():
         tried = _attempt(stepping, field, chunk, state._replace(h=verdicts.PROBE * state.h))
-        found = verdicts.code_of_probe(LANES, chunk.tol, state.y, tried.attempt.y2)
+        first, tol = functools.partial(first_of, count=stepping.controlled), chunk.tol
+        if isinstance(tol.abstol, tuple):
+            tol = tol._replace(abstol=first(tol.abstol))
+        found = verdicts.code_of_probe(LANES, tol, first(state.y), first(tried.attempt.y2))
         return jnp.where(probing, found, code)
 
     return state._replace(code=jax.lax.cond(jnp.any(probing), probed, lambda: code))

@@ -1,0 +1,209 @@
+"""States with components behind those of the user's: integrals, and numbers that are held.
+
+An engine sees one vector, `[user's components | integrals | held numbers]`. Its step-size control,
+its norms, and what it looks at to tell whether a trajectory went wrong are of the first part alone,
+as many components as `Extension.controlled`: the steps, and the bits of the user's components, are
+those of the problem without the rest.
+
+- The integral of a function `q(u, p, t)` is a component with `q` as its derivative.
+- A number that is held is a constant or a parameter of the field that an event may change: its
+    derivative is zero, and the field reads it from the state.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+
+from ..fields import parameters_of, staged
+from ..ground.state_tree import leaf_names, StateTree
+from ..tracing.program import Program, program_of, with_constants
+
+
+@dataclasses.dataclass(frozen=True)
+class Extension:
+    """What the state of an engine is made of: static, and part of a plan.
+
+    - `user`: the shape and dtype of the user's state, as an engine would have it alone (a state
+        that is a pytree is a vector there: see `ground.state_tree`).
+    - `integral`: what the integrals are made of; None where there are none.
+    - `held`: of the field's constants and parameters (by their place among these, constants first)
+        those that are held, each with its shape and dtype.
+    """
+
+    user: jax.ShapeDtypeStruct
+    integral: StateTree | None = None
+    held: tuple[tuple[int, jax.ShapeDtypeStruct], ...] = ()
+
+    @property
+    def controlled(self) -> int:
+        """How many components step-size control looks at: the first ones."""
+        return math.prod(self.user.shape)
+
+    @property
+    def size(self) -> int:
+        """How many components there are."""
+        return self._ends[-1]
+
+    @property
+    def _ends(self) -> tuple[int, int, int]:
+        """Where the three parts end."""
+        integrals = self.controlled + (0 if self.integral is None else self.integral.size)
+        return self.controlled, integrals, integrals + sum(math.prod(x.shape) for _, x in self.held)
+
+    #
+    # One vector, and its parts
+    #
+
+    def user_of(self, u: Any) -> Any:
+        """Of states `[..., component]` the user's, `[..., *state]`."""
+        return u[..., : self.controlled].reshape(*u.shape[:-1], *self.user.shape)
+
+    def integral_of(self, u: Any) -> Any:
+        """Of states `[..., component]` the integrals, in the structure of what the integrand
+        returned; None where there are none."""
+        if self.integral is None:
+            return None
+        first, end, _ = self._ends
+        return self.integral.unravel(u[..., first:end])
+
+    def held_of(self, u: Any) -> tuple:
+        """Of states `[..., component]` the numbers that are held, each in its shape and dtype."""
+        start, found = self._ends[1], []
+        for _, x in self.held:
+            end = start + math.prod(x.shape)
+            found.append(u[..., start:end].reshape(*u.shape[:-1], *x.shape).astype(x.dtype))
+            start = end
+        return tuple(found)
+
+    def state(self, user: Any, integrals: Any = None, held: Sequence = ()) -> Any:
+        """The vector of a state, `[component]`: of the user's, of the integrals as they are in a
+        vector (by default zeros, as at the start), and of the numbers that are held."""
+        first, end, _ = self._ends
+        if integrals is None:
+            integrals = np.zeros(end - first, self.user.dtype)
+        return self._joined([user, integrals, *held])
+
+    def integrals(self, u: Any) -> Any:
+        """The integrals of a vector `[component]` as a vector."""
+        first, end, _ = self._ends
+        return u[first:end]
+
+    def tolerance(self, value: Any) -> Any:
+        """A tolerance, a number or like the user's state, for the vector. (What it is of the other
+        components nobody asks.)"""
+        if np.ndim(value) == 0:
+            return value
+        return self._joined([value, np.ones(self.size - self.controlled, value.dtype)])
+
+    def _joined(self, parts: Sequence) -> Any:
+        flat = [jnp.reshape(x, -1).astype(self.user.dtype) for x in parts]
+        return jnp.concatenate(flat)
+
+
+#
+# Fields of them
+#
+
+
+@functools.lru_cache(maxsize=256)
+def integrals_of(integrand: Program, state: jax.ShapeDtypeStruct) -> StateTree:
+    """What the integrals of an integrand `q(consts, u, p, t)` are made of.
+
+    **Raises:** `TypeError` where it returns no numbers of the state's precision; `ValueError` where
+    it returns nothing.
+    """
+    if not sum(math.prod(x.shape) for x in integrand.out_avals):
+        raise ValueError(
+            "integrand must return an array, or a pytree of arrays, whose integrals are wanted; it "
+            "returned nothing. (Is a `return` missing?)"
+        )
+    for x in integrand.out_avals:
+        if jnp.result_type(x, state.dtype) != state.dtype:
+            raise TypeError(
+                f"integrand must return the dtype of the state u, {state.dtype}; it returned "
+                f"{x.dtype}. Cast what it returns, .astype('{state.dtype}'), or give u0 that dtype."
+            )
+    shapes = tuple(x.shape for x in integrand.out_avals)
+    names = jtu.tree_unflatten(integrand.out_tree, list(integrand.out_avals))
+    order = tuple(name for name, _ in leaf_names(names))
+    return StateTree(integrand.out_tree, shapes, np.dtype(state.dtype), order)
+
+
+@functools.lru_cache(maxsize=256)
+def with_integrand(field: Program, integrand: Program, extension: Extension) -> Program:
+    """The field of the user's state and the integrals of `integrand`, whose constants come after
+    those of the field: a program `(consts, u, p, t)` of vectors."""
+    n = len(field.jaxpr.constvars)
+    more = [_struct(v.aval) for v in integrand.jaxpr.constvars]
+
+    def both(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        p, of_integrand = p[: len(p) - len(more)], p[len(p) - len(more) :]
+        user = extension.user_of(u)
+        rates = jtu.tree_leaves(integrand(of_integrand, user, p, t))
+        flat = [jnp.asarray(x, extension.user.dtype).reshape(-1) for x in rates]
+        return extension.state(field(consts, user, p, t), jnp.concatenate(flat))
+
+    jaxpr = staged(field, both, state=_vector(extension), extra=more)
+    u, *inputs, t = jaxpr.invars
+    end = len(inputs) - len(more)
+    constants = [*jaxpr.constvars, *inputs[end:]]
+    jaxpr = with_constants(jaxpr, constants, [u, *inputs[:end], t])
+    assert len(constants) == n + len(more)
+    return program_of(jaxpr, field.out_tree, rules=True)
+
+
+@functools.lru_cache(maxsize=256)
+def with_held(field: Program, before: Extension | None, extension: Extension) -> Program:
+    """The field of a state behind which there are the numbers that `extension` holds, which it
+    reads from there. Its constants and parameters stay as they are.
+
+    **Arguments:** `before`: what the state of `field` is made of, with no numbers that are held;
+    None where it is the user's alone.
+    """
+    n = len(field.jaxpr.constvars)
+
+    def read(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        numbers = [*consts, *p]
+        for (i, _), x in zip(extension.held, extension.held_of(u), strict=True):
+            numbers[i] = x
+        state = extension.user_of(u) if before is None else u[: before.size]
+        du = field(numbers[:n], state, tuple(numbers[n:]), t)
+        still = jnp.zeros(extension.size - math.prod(du.shape), extension.user.dtype)
+        return jnp.concatenate([du.reshape(-1), still])
+
+    jaxpr = staged(field, read, state=_vector(extension))
+    return program_of(jaxpr, field.out_tree, rules=True)
+
+
+@functools.lru_cache(maxsize=256)
+def users_field(field: Program, extension: Extension) -> Program:
+    """The field of the user's state alone, of the same constants and parameters: with the numbers
+    that are held as these have them."""
+
+    def alone(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        numbers = [*consts, *p]
+        held = [numbers[i] for i, _ in extension.held]
+        return extension.user_of(field(consts, extension.state(u, None, held), p, t))
+
+    return program_of(staged(field, alone, state=extension.user), field.out_tree, rules=True)
+
+
+def held_like(field: Program, places: Sequence[int]) -> tuple:
+    """`Extension.held` of these constants and parameters of a field."""
+    avals = parameters_of(field)
+    return tuple((i, _struct(avals[i])) for i in places)
+
+
+def _vector(extension: Extension) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((extension.size,), extension.user.dtype)
+
+
+def _struct(aval: Any) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(aval.shape, aval.dtype)
