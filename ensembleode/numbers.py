@@ -70,7 +70,10 @@ def _check_bound(name: str, value: Any) -> None:
     _check_step(name, value, signed=False)
 
 
-def _check_stops(name: str, value: Any) -> None:
+def check_stops(name: str, value: Any) -> None:
+    """
+    **Raises:** `TypeError` and `ValueError` for what are no known times of the option `name`.
+    """
     import numpy as np
 
     what = (
@@ -100,8 +103,8 @@ NUMBERS = [
     Row("dt", "dt", "step", None, _check_step, "first_step dt0 h0"),
     Row("dtmin", "dtmin", "bound", None, _check_bound, "min_step", digest="dtmin and dtmax"),
     Row("dtmax", "dtmax", "bound", None, _check_bound, "max_step", digest="dtmin and dtmax"),
-    Row("tstops", "tstops", "stops", None, _check_stops, "step_ts"),
-    Row("d_discontinuities", "d_discontinuities", "stops", None, _check_stops, "jump_ts"),
+    Row("tstops", "tstops", "stops", None, check_stops, "step_ts"),
+    Row("d_discontinuities", "d_discontinuities", "stops", None, check_stops, "jump_ts"),
     Row("stop", "", "flag"),
     Row("callback_consts", "callback", "constants", digest="what callbacks close over"),
 ]

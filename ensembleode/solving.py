@@ -429,7 +429,7 @@ def job_for(
     if module.numbers_apart:
         every = every.with_numbers_apart()
     if every.events is not None:
-        every = every.with_one_list()
+        every = every.with_one_list().after_start()
         (state,) = every.field.out_avals
     has_dt = every.batched.dt is not None
     plan = Plan(

@@ -372,7 +372,6 @@ SIGNATURES = [
     ),
 ]
 
-DOSES = r"no known times to stop at yet.*interval by interval.*jump_ts=.*Doses and discontinuities"
 OTHER_NAMES = [
     *(
         case(
@@ -427,7 +426,6 @@ OTHER_NAMES = [
             "OwrenZen5": r"eo\.Vern7\(\).*eo\.JuliaAlg\('OwrenZen5\(\)'\)",
             "EM": "no stochastic ones",
             "VelocityVerlet": "symplectic",
-            "PresetTimeCallback": DOSES,
             "Event": r"eo\.ContinuousCallback\(condition, affect\)",
             "SaveAt": "saveat=",
         }.items()

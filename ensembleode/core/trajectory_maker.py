@@ -17,7 +17,7 @@ from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .events import Events, Tracing
 from .extended_state import Extension, integrals_of, with_integrand
-from .known_times import in_order
+from .known_times import in_order, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
 
@@ -94,12 +94,14 @@ class Maker:
                 continue
             fn = prob.f if row.option == "f" else options[row.option]
             numbers[row.name] = self._trace(row.option, fn, prob, p, types, dtype, index)
-        about = u0, tree, prob.p, types, dtype, index
-        numbers["callback_consts"] = self._trace_callbacks(options["callback"], *about)
-        numbers["t0"], numbers["t1"] = (_as_real(t, dtype) for t in prob.tspan)
+        t0, t1 = numbers["t0"], numbers["t1"] = [_as_real(t, dtype) for t in prob.tspan]
+        callback = options["callback"]
+        known = scheduled(callback, t0, t1, dtype)
+        about = known, u0, tree, prob.p, types, t0, index
+        numbers["callback_consts"] = self._trace_callbacks(callback, *about)
         for row in _STOPS:
-            t0, t1 = numbers["t0"], numbers["t1"]
-            times = in_order(row, options[row.option], t0, t1, dtype, index)
+            more = known if row.name == "tstops" else ()
+            times = in_order(row, options[row.option], more, t0, t1, dtype, index)
             what = f"how many times there are in {row.option} (fill up with inf)"
             self._keep(row.name, np.shape(times), what, index)
             numbers[row.name] = times
@@ -138,16 +140,16 @@ class Maker:
         self._traced[name] = same, (program, consts)
         return consts
 
-    def _trace_callbacks(self, callback, u0, tree, p, types, dtype, index) -> tuple:
+    def _trace_callbacks(self, callback, known, u0, tree, p, types, t0, index) -> tuple:
         others = [x for x in jtu.tree_leaves(p) if not self._is_number(x)]
-        same = (callback, jtu.tree_structure(p), types, *others)
+        same = (callback, jtu.tree_structure(p), types, *known, *others)
         before, (events, consts) = self._traced.get("callback", ((), (None, ())))
         if callback is None:
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-            tracing = Tracing(u, tree, p, self._is_number, dtype)
-            events = tracing.events(callback)
+            tracing = Tracing(u, tree, p, self._is_number, t0)
+            events = tracing.events(callback, known)
             consts = tuple(tracing.consts)
         self._keep("callback", events, "the computation that a callback does", index)
         self._traced["callback"] = same, (events, consts)

@@ -175,15 +175,24 @@ class Happening:
         b, loop = self.b, self.loop
         code = loop.code.get()
         going = step.accepted & code.ne(verdicts.MAX_EVENTS)
-        at = loop.state(), loop.t.get(), going
-        (wanted,) = self._of(x.condition, *at, uprev=step.y, tprev=[step.t])
-        here = going & (wanted > 0.0)
+        if x.scheduled:
+            going = going & step.t2.eq(loop.tstop)
 
-        def do() -> None:
-            mark.set_where(here, 1)
-            self._jump(step, x, x.jump, here, jumped, [mark])
+        def ask() -> None:
+            at = loop.state(), loop.t.get(), going
+            (wanted,) = self._of(x.condition, *at, uprev=step.y, tprev=[step.t])
+            here = going & (wanted > 0.0)
 
-        b.if_(b.any(here), do, likely=False)
+            def do() -> None:
+                mark.set_where(here, 1)
+                self._jump(step, x, x.jump, here, jumped, [mark])
+
+            b.if_(b.any(here), do, likely=False)
+
+        if x.scheduled:
+            b.if_(b.any(going), ask, likely=False)
+        else:
+            ask()
 
     def _jump(
         self,
