@@ -318,3 +318,155 @@ def test_rows_must_be_of_one_length():
     ens = eo.EnsembleProblem(eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0)), prob_func)
     with pytest.raises(ValueError, match=r"how many times there are in tstops \(fill up with inf"):
         eo.solve(ens, trajectories=2)
+
+
+#
+# What happens at them
+#
+
+
+def ten_more(integrator):
+    return eo.remake(integrator, u=integrator.u + 10.0)
+
+
+# (Of a dose at the start, OrdinaryDiffEq's own loses what it did to a static array.)
+SCHEDULES = {
+    "preset dosing save_positions=true,true": eo.PresetTimeCallback([4.0, 2.0, 6.0], ten_more),
+    "periodic 2.0": eo.PeriodicCallback(ten_more, 2.0),
+    "periodic 2.0 initial_affect": eo.PeriodicCallback(ten_more, 2.0, initial_affect=True),
+    "periodic 2.0 final_affect": eo.PeriodicCallback(ten_more, 2.0, final_affect=True),
+}
+
+
+@pytest.mark.parametrize("case", SCHEDULES)
+def test_the_schedules_of_julia(case):
+    recorded = RECORDED[case]
+    prob = eo.ODEProblem(lambda u, p, t: -0.5 * u, [10.0], (0.0, 10.0), callback=SCHEDULES[case])
+    sol = eo.solve(prob, abstol=1e-8, reltol=1e-8)
+    happened = [x for x in recorded["events"] if x["t"] > 0]
+    counts = {name: int(getattr(sol.stats, name)) for name in ("naccept", "nreject", "nf")}
+    assert counts == recorded["stats"]
+    assert sol.events.t.tolist() == [x["t"] for x in happened]
+    before = [x["u_before"] for x in happened]
+    np.testing.assert_allclose(sol.events.u_before, before, rtol=1e-11)
+    np.testing.assert_allclose(sol.u[-1], recorded["u"][-1], rtol=1e-11)
+
+
+def test_periods_are_multiples():
+    """Later, and backwards in time; as many as there are before the end."""
+
+    def times(tspan, *period, **options):
+        callback = eo.PeriodicCallback(ten_more, *period, **options)
+        prob = eo.ODEProblem(lambda u, p, t: -0.5 * u, [10.0], tspan, callback=callback)
+        return eo.solve(prob).events.t.tolist()
+
+    assert times((0.0, 7.0), 2.0, phase=0.5) == [0.5, 2.5, 4.5, 6.5]
+    assert times((5.0, -1.0), 2.0) == [3.0, 1.0]
+    assert times((0.0, 0.3), 0.1) == [i * 0.1 for i in (1, 2)]
+    assert times((0.0, 1.0), 3.0) == []
+
+
+DOSES = np.array([[0.0, 12.0, 24.0, np.inf], [36.0, 6.0, 6.0, 47.0], [np.inf] * 4, [48, 0, 1, 2]])
+RATES = np.array([0.1, 0.2, 0.3, 0.05])
+
+
+@pytest.mark.parametrize("mode", ["eager", "jit"])
+def test_bolus_doses_by_a_schedule_of_each(mode):
+    """One compartment, against the sum of the doses before; some at the start, at the end, or
+    twice at the same time."""
+    times = np.array([0.0, 6.0, 13.0, 30.0, 47.5, 48.0])
+
+    def course(doses, rates, amount):
+        def prob_func(prob, ctx):
+            def dosed(integrator):
+                return eo.remake(integrator, u=integrator.u + amount)
+
+            # (Later by a lag of the patient's, as an estimate would have it.)
+            lag = 0.0 * rates[ctx.index]
+            callback = eo.PresetTimeCallback(doses[ctx.index] + lag, dosed)
+            return eo.remake(prob, p=rates[ctx.index], callback=callback)
+
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, [1.0], (0.0, 48.0), 0.1)
+        ens = eo.EnsembleProblem(prob, prob_func)
+        return eo.solve(ens, trajectories=4, saveat=times, **TIGHT)
+
+    sim = (jax.jit(course) if mode == "jit" else course)(DOSES, RATES, 10.0)
+    for i, (doses, rate) in enumerate(zip(DOSES, RATES, strict=True)):
+        given = {x for x in doses if x < 48}
+        # (A row at the time of a dose is the state before it.)
+        exact = [
+            np.exp(-rate * t) + sum(10 * np.exp(-rate * (t - x)) for x in given if x < t or x == 0)
+            for t in times
+        ]
+        np.testing.assert_allclose(sim.u[i, :, 0], exact, rtol=1e-8, atol=1e-9)
+        happened = sorted({x for x in doses if 0 < x <= 48})
+        assert int(sim.events.count[i]) == len(happened)
+        assert np.asarray(sim.events.t)[i, : len(happened)].tolist() == happened
+
+
+def test_doses_and_jumps_at_the_same_time():
+    """And a discrete callback that comes after, in the order in which they are given."""
+
+    def doubled(integrator):
+        return eo.remake(integrator, u=2 * integrator.u)
+
+    def f(u, p, t):
+        return jnp.where(t > 1, 3.0, 0.0) * jnp.ones(1)
+
+    both = eo.CallbackSet(
+        eo.PresetTimeCallback([1.0], ten_more), eo.PresetTimeCallback([1.0, 1.5], doubled)
+    )
+    prob = eo.ODEProblem(f, [1.0], (0.0, 2.0), callback=both, d_discontinuities=[1.0])
+    sol = eo.solve(prob, tstops=[1.0, 0.3])
+    assert sol.events.t.tolist() == [1.0, 1.0, 1.5]
+    assert sol.events.which.tolist() == [0, 1, 1]
+    np.testing.assert_allclose(sol.u[-1], 2 * (22 + 1.5) + 1.5, rtol=1e-12)
+
+
+def test_a_schedule_that_ends_the_trajectory():
+    ends = eo.PresetTimeCallback([0.5], eo.terminate)
+    prob = eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0), callback=ends)
+    sol = eo.solve(prob, **TIGHT)
+    assert sol.retcode == eo.ReturnCode.Terminated
+    np.testing.assert_allclose(sol.u[-1, 0], np.cos(0.5), rtol=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "make"),
+    [
+        (ValueError, "times of PresetTimeCallback has a time that is NaN", lambda: ([np.nan],)),
+        (ValueError, "let prob_func pick a row", lambda: ([[1.0], [2.0]],)),
+        (TypeError, "times of PresetTimeCallback must be a time", lambda: ("noon",)),
+    ],
+)
+def test_bad_times(error, match, make):
+    with pytest.raises(error, match=match):
+        eo.PresetTimeCallback(*make(), ten_more)
+
+
+@pytest.mark.parametrize(
+    ("error", "match", "options"),
+    [
+        (ValueError, "dt of PeriodicCallback must be a positive number", {"dt": 0.0}),
+        (ValueError, "phase of PeriodicCallback must be zero", {"dt": 1.0, "phase": -1.0}),
+    ],
+)
+def test_bad_periods(error, match, options):
+    with pytest.raises(error, match=match):
+        eo.PeriodicCallback(ten_more, **options)
+
+
+def test_what_schedules_can_not_be():
+    prob = eo.ODEProblem(oscillator, [1.0, 0.0], (0.0, 1.0))
+
+    def over(end):
+        every = eo.PeriodicCallback(ten_more, 0.1)
+        return eo.solve(eo.remake(prob, tspan=(0.0, end), callback=every)).u
+
+    with pytest.raises(TypeError, match=r"tspan is traced.*PresetTimeCallback"):
+        jax.jit(over)(1.0)
+    with pytest.raises(TypeError, match="dt of PeriodicCallback is traced"):
+        jax.jit(lambda dt: eo.PeriodicCallback(ten_more, dt))(0.1)
+    ends = eo.PresetTimeCallback([0.0, 0.5], eo.terminate)
+    with pytest.raises(ValueError, match="may terminate a trajectory, and may be at its start"):
+        eo.solve(prob, callback=ends)
