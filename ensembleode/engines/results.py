@@ -34,11 +34,13 @@ class Saved(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Return codes, and steps accepted and tried."""
+    """Return codes, steps accepted and tried, and how often what a method carries was made anew on
+    the way (None: never)."""
 
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
+    restarts: Int[Array, "lane"] | None = None
 
 
 def result_of(
@@ -94,6 +96,8 @@ def result_of(
             t = numbers.times if saved.t is None else saved.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
     nf = method.evaluations(counts.ntried)
+    if counts.restarts is not None:
+        nf = nf + counts.restarts * method.evaluations(0)
     if not has_dt:
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)

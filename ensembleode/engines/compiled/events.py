@@ -18,7 +18,6 @@ import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from ...callbacks import LeftRootFind, NoRootFind
@@ -194,15 +193,24 @@ class Happening:
         b, loop = self.b, self.loop
         code = loop.code.get()
         going = step.accepted & code.ne(verdicts.MAX_EVENTS)
-        at = loop.state(), loop.t.get(), going
-        (wanted,) = self._of(x.condition, *at, uprev=step.y, tprev=[step.t])
-        here = going & (wanted > 0.0)
+        if x.scheduled:
+            going = going & step.t2.eq(loop.tstop)
 
-        def do() -> None:
-            mark.set_where(here, 1)
-            self._jump(step, x, x.jump, here, jumped, [mark])
+        def ask() -> None:
+            at = loop.state(), loop.t.get(), going
+            (wanted,) = self._of(x.condition, *at, uprev=step.y, tprev=[step.t])
+            here = going & (wanted > 0.0)
 
-        b.if_(b.any(here), do, likely=False)
+            def do() -> None:
+                mark.set_where(here, 1)
+                self._jump(step, x, x.jump, here, jumped, [mark])
+
+            b.if_(b.any(here), do, likely=False)
+
+        if x.scheduled:
+            b.if_(b.any(going), ask, likely=False)
+        else:
+            ask()
 
     def _jump(
         self,
@@ -303,12 +311,9 @@ class Happening:
 
     def _restart(self, here: Value) -> None:
         """Go on from where the state has changed."""
-        b, loop, p = self.b, self.loop, self.loop.problem
-        y, t = loop.state(), loop.t.get()
-        carry = p.method.init(b, loop.equations(loop.held, here), y, t)
-        for variable, x in zip(loop.carry, jax.tree.leaves(carry), strict=True):
-            variable.set_where(here, x)
-        if not p.adaptive:
+        loop = self.loop
+        loop.begin_anew(here)
+        if not loop.problem.adaptive:
             loop.set_anchor(here)
         self._look(here)
 

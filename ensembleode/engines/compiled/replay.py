@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 class Turn(NamedTuple):
     """The state, what was carried, the time and the size of a step (zero where it was rejected);
-    where there are events also its end, which may be before that, and what acted there."""
+    its end (see `Description.records_end`), and what acted there."""
 
     y: list
     carry: list
@@ -87,10 +87,10 @@ class Record:
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
-        ends = []
+        ends = [step.t2] if self.loop.problem.records_end else []
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
-            ends = [step.t2, *(b.cast(x, step.t.dtype) for x in marks)]
+            ends += [b.cast(x, step.t.dtype) for x in marks]
         for i, x in enumerate((*step.y, *carried, *ends, step.t, h)):
             self.work.turns.store_lanes(self._cell(first + i), x)
         self.turn.set(turn + 1)
@@ -99,9 +99,10 @@ class Record:
         first = turn * self.numbers
         cells = [self._cell(first + i) for i in range(self.numbers)]
         *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
-        size, ends = self.loop.problem.size, []
-        if self.loop.happening is not None:
-            start = len(numbers) - 1 - len(self.loop.happening.marks)
+        p, ends = self.loop.problem, []
+        size = p.size
+        if p.records_end:
+            start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
         return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
 
@@ -296,7 +297,7 @@ class Replay:
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
         # Where a lane may begin anew on the way, what is carried was made of the state there: that
         # and its time, where the step after this one began.
-        self.begins_anew = bool(self.carry) and (loop.has_stops or self.events is not None)
+        self.begins_anew = bool(self.carry) and self.problem.restarts
         if self.begins_anew:
             self.y2 = [b.variable(dtype, 0) for _ in range(self.problem.size)]
             self.t2 = b.variable(dtype, 0)
@@ -418,7 +419,7 @@ class Replay:
         pulled = Pulled(b, self.trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
-            self._anew(took, turn.marks)
+            self._anew(took, turn)
             for variable, x in zip((*self.y2, self.t2), (*y, t), strict=True):
                 variable.set_where(took, x)
         theta = None
@@ -479,16 +480,14 @@ class Replay:
         self._set(pulled, trace.inputs[0], [self.adjoint], mask)
         self.add_gradient(pulled.gradient, mask)
 
-    def _anew(self, took: Value, marks: Sequence[Value]) -> None:
-        """Through the beginning at the end of this step, at a known time or after an event, in the
-        lanes that took it and go on from there."""
+    def _anew(self, took: Value, turn: Turn) -> None:
+        """Through the beginning at the end of this step, after an event or where the field jumps,
+        in the lanes that took it and go on from there."""
         b, t2 = self.b, self.t2.get()
-        stops = self.loop.stops(self.held) if self.loop.has_stops else []
-        begins = [*(t2.eq(stop) for stop in stops), *(x.ne(0.0) for x in marks)]
-        here = took & functools.reduce(operator.or_, begins)
-        if marks:
-            # (Nothing goes on from the last event of a trajectory that ends with it.)
-            here = here & t2.eq(t2)
+        # (Where it jumps, the next step begins a little later.)
+        begins = [t2.ne(turn.t2), *(x.ne(0.0) for x in turn.marks)]
+        # (Nothing goes on from the last step of a trajectory.)
+        here = took & t2.eq(t2) & functools.reduce(operator.or_, begins)
 
         def begin() -> None:
             self._start([x.get() for x in self.y2], t2, here)

@@ -168,18 +168,17 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> Found:
     if events is not None:
         marks = max(1, room * (1 + events.longest))
         outputs.append(_array(d, n, marks, np.dtype(np.int32)))
-    outputs.append(jax.ShapeDtypeStruct((4 if events is None else 5, n), jnp.int32))
+    outputs.append(jax.ShapeDtypeStruct((4 + len(d.counted), n), jnp.int32))
     operands = _operands(d, setup, lanes, mask, rows)
     threads = n if d.on_gpu else setup.threads
     *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
     u, *more = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, rows + room * EVENT_ROWS, *plan.state.shape)
-    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
+    counted = dict(zip(d.counted, counts[4:], strict=True))
+    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2], counted.get("restarts"))
     marks = None if events is None else more.pop()
     length = None if saving.mode == "ends" else counts[3]
-    return Found(
-        u, more[0] if more else None, length, codes, marks, None if events is None else counts[4]
-    )
+    return Found(u, more[0] if more else None, length, codes, marks, counted.get("events"))
 
 
 def _saved_rows(plan: Plan) -> int:
