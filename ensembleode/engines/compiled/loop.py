@@ -358,11 +358,6 @@ class Loop:
         elif self.has_anchor:
             self.set_anchor(mask)
 
-    @property
-    def marks(self) -> list[Variable]:
-        """What acted at the end of the step: see `Happening.marks`."""
-        return [] if self.happening is None else self.happening.marks
-
     def begin_anew(self, mask: Value) -> None:
         """Make anew what the method carries, where the lanes of the mask are."""
         b = self.b
