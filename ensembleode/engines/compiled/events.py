@@ -13,6 +13,8 @@ algorithm", Algorithms 19:332 (2026).
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
@@ -304,7 +306,7 @@ def _directions(x: Continuous) -> list[tuple[Jump, int]]:
 class _Search:
     """Where in a step events are.
 
-    - `bottom`, `low`: of each condition from when on its sign counts, and its value then.
+    - `bottom`, `low`: of each condition since when its sign counts, and its value then.
     - `top`: of each callback when an event was noticed; `high`: the conditions then; `fires`: which
         have another sign.
     """
@@ -313,7 +315,7 @@ class _Search:
         self.on, self.b, self.loop, self.step = happening, happening.b, happening.loop, step
         self.events, self.dtype = happening.events, happening.loop.problem.dtype
         b, dtype = self.b, self.dtype
-        self.bottom = [b.variable(dtype, step.t) for _ in self.events.continuous]
+        self.bottom = [b.variable(dtype, step.t) for _ in happening.values]
         self.low = [b.variable(dtype, x.get()) for x in happening.values]
         self.top = [b.variable(dtype, step.t2) for _ in self.events.continuous]
         self.high = [b.variable(dtype, 0) for _ in happening.values]
@@ -334,20 +336,18 @@ class _Search:
         return loop.problem.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
 
     def any_fires(self) -> Value:
-        found = self.fires[0].get()
-        for x in self.fires[1:]:
-            found = found | x.get()
-        return found
+        return self._either([x.get() for x in self.fires])
 
     def notice(self) -> None:
         """Find which conditions have another sign at the end of the step, or within."""
         b, step = self.b, self.step
-        again = step.accepted & self.on.last.get().ne(0)
+        zero = self._either([x.get().eq(0.0) for x in self.low])
+        again = step.accepted & (zero | self.on.last.get().ne(0))
         b.if_(b.any(again), self._nudge, likely=False)
         end = self.on._conditions(step.attempt.y2, step.t2, step.accepted)
         low = [x.get() for x in self.low]
         for _, x, places in self._slices:
-            for k in range(places.start, places.stop):
+            for k in self._numbers(places):
                 self.high[k].set(end[k])
                 self.fires[k].set(step.accepted & _differs(x, low[k], end[k]))
         # (Where the next step begins; events look again.)
@@ -358,36 +358,48 @@ class _Search:
                 self._within(n, low)
 
     def _nudge(self) -> None:
-        """Where the condition of a callback that has just acted is at its root still, its sign is
-        the one a little later."""
-        b, step, loop = self.b, self.step, self.loop
-        span = loop.direction * loop.h.get()
+        """Where a condition is zero as the step begins, or at the root still of the event before,
+        its sign is the one a little later.
+
+        (In OrdinaryDiffEq the first has no sign at all, and an event in that step is not seen.)
+        """
+        b, step = self.b, self.step
+        eps = _SAME_ROOT * np.finfo(self.dtype).eps
         for i, x, places in self._slices:
             here = step.accepted & self.on.last.get().eq(i + 1)
             low = [v.get() for v in self.low[places]]
             if x.is_vector:
                 crossed = [v.get().ne(0) for v in self.on.crossed[i]]
-                nearest = b.constant(np.inf, self.dtype, of_lanes=True)
-                value = b.constant(0, self.dtype, of_lanes=True)
+                value = nearest = b.constant(np.inf, self.dtype, of_lanes=True)
                 for mark, v in zip(crossed, low, strict=True):
                     nearer = mark & (abs(v) < nearest)
                     nearest, value = b.where(nearer, abs(v), nearest), b.where(nearer, v, value)
             else:
                 crossed, value = [here], low[0]
-            close = abs(value - self.on.residual.get()) <= _SAME_ROOT * np.finfo(self.dtype).eps
-            here = here & close
-            t = step.t + span * x.repeat_nudge
-            # (A step that was cut short may end before that.)
-            beyond = loop.direction * (step.t2 - t) < 0.0
-            t = b.where(beyond, step.t + (step.t2 - step.t) * x.repeat_nudge, t)
+            close = here & (abs(value - self.on.residual.get()) <= eps)
+            wanted = [
+                (close & mark) | (step.accepted & v.eq(0.0))
+                for mark, v in zip(crossed, low, strict=True)
+            ]
+            # (OrdinaryDiffEq takes a part of the step as it was before it was cut to a known time,
+            # which may be far beyond that.)
+            t = step.t + (step.t2 - step.t) * x.repeat_nudge
 
-            def do(i=i, x=x, places=places, here=here, t=t, crossed=crossed) -> None:
-                values = self.on._of(x.conditions, self.state_at(t), t, here)
-                self.bottom[i].set_where(here, t)
-                for v, mark, new in zip(self.low[places], crossed, values, strict=True):
-                    v.set_where(here & mark, new)
+            def do(x=x, places=places, wanted=wanted, t=t) -> None:
+                values = self.on._of(x.conditions, self.state_at(t), t, step.accepted)
+                for k, mask, new in zip(self._numbers(places), wanted, values, strict=True):
+                    self.bottom[k].set_where(mask, t)
+                    self.low[k].set_where(mask, new)
 
-            b.if_(b.any(here), do)
+            b.if_(b.any(self._either(wanted)), do)
+
+    @staticmethod
+    def _numbers(places: slice) -> range:
+        return range(places.start, places.stop)
+
+    @staticmethod
+    def _either(masks: Sequence[Value]) -> Value:
+        return functools.reduce(operator.or_, masks)
 
     def _within(self, n: int, low: list[Value]) -> None:
         """Look at `n` points of the step, both ends among them, until there is another sign."""
@@ -397,11 +409,7 @@ class _Search:
         looks = {}
         for i, _, places in chosen:
             # (Of several conditions, as long as one of them has the same sign still.)
-            fires = [x.get() for x in self.fires[places]]
-            every = fires[0]
-            for x in fires[1:]:
-                every = every & x
-            looks[i] = step.accepted & ~every
+            looks[i] = step.accepted & self._either([~x.get() for x in self.fires[places]])
         dense = self.dense()
         # Whether there is another sign anywhere; where it is, is asked where there is.
         seen = b.variable(BOOL, False)
@@ -415,7 +423,7 @@ class _Search:
             u, t = at(theta)
             for i, x, places in chosen:
                 values = self.on._of(x.conditions, u, t, step.accepted)
-                for k, value in zip(range(places.start, places.stop), values, strict=True):
+                for k, value in zip(self._numbers(places), values, strict=True):
                     seen.set(seen.get() | (looks[i] & _differs(x, low[k], value)))
 
         thetas = [self.dtype.type(j / (n - 1)) for j in range(1, n - 1)]
@@ -429,13 +437,10 @@ class _Search:
                 u, t = at(b.cast(j + 1, self.dtype) / float(n - 1))
                 for i, x, places in chosen:
                     values = self.on._of(x.conditions, u, t, step.accepted)
-                    numbers = range(places.start, places.stop)
+                    numbers = self._numbers(places)
                     pairs = list(zip(numbers, values, strict=True))
                     differs = [_differs(x, self.low[k].get(), value) for k, value in pairs]
-                    here = differs[0]
-                    for y in differs[1:]:
-                        here = here | y
-                    here = left[i].get() & here
+                    here = left[i].get() & self._either(differs)
                     for (k, value), y in zip(pairs, differs, strict=True):
                         self.fires[k].set_where(here, y)
                         self.high[k].set_where(here, value)
@@ -454,7 +459,7 @@ class _Search:
         best = b.variable(self.dtype, step.t2)
         on = self.on
         for i, x, places in self._slices:
-            numbers = range(places.start, places.stop)
+            numbers = self._numbers(places)
             time = b.variable(self.dtype, self.top[i].get())
             marks = [b.variable(I32, 0) for _ in numbers]
             found = b.variable(BOOL, False)
@@ -501,7 +506,7 @@ class _Search:
         values = on._conditions(tuple(v.get() for v in end), t2.get(), met)
         residual = b.constant(0, self.dtype, of_lanes=True)
         for _, _, places in self._slices:
-            for k in range(places.start, places.stop):
+            for k in self._numbers(places):
                 residual = b.where(on.marks[k].get().ne(0), values[k], residual)
         residual = b.where(is_root.get(), residual, 0.0)
         on.residual.set_where(met, residual)
@@ -515,7 +520,7 @@ class _Search:
         b, dtype = self.b, self.dtype
         direction = self.loop.direction
         component = k - self._slices[i][2].start
-        x1, x2 = (b.variable(dtype, direction * v.get()) for v in (self.bottom[i], self.top[i]))
+        x1, x2 = (b.variable(dtype, direction * v.get()) for v in (self.bottom[k], self.top[i]))
         y1, y2 = b.variable(dtype, self.low[k].get()), b.variable(dtype, self.high[k].get())
         bisects, side = b.variable(BOOL, True), b.variable(I32, 0)
         threshold = b.variable(dtype, x2.get() - x1.get())
