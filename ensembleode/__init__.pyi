@@ -1,5 +1,18 @@
 from . import analysis as analysis, planning as planning, training as training
 from .analysis import EnsembleSummary as EnsembleSummary
+from .callbacks import (
+    CallbackSet as CallbackSet,
+    ContinuousCallback as ContinuousCallback,
+    DiscreteCallback as DiscreteCallback,
+    Integrator as Integrator,
+    LeftRootFind as LeftRootFind,
+    NoRootFind as NoRootFind,
+    PeriodicCallback as PeriodicCallback,
+    PresetTimeCallback as PresetTimeCallback,
+    RightRootFind as RightRootFind,
+    terminate as terminate,
+    VectorContinuousCallback as VectorContinuousCallback,
+)
 from .core.reductions import sum_reduction as sum_reduction
 from .engines.compiled.launch import KernelError as KernelError
 from .engines.compiled.ptxas import PtxasError as PtxasError
@@ -38,6 +51,7 @@ from .serve.client import (
 from .solution import (
     EnsembleError as EnsembleError,
     EnsembleSolution as EnsembleSolution,
+    Events as Events,
     ODESolution as ODESolution,
     ReturnCode as ReturnCode,
     Stats as Stats,

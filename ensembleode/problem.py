@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, overload
 
 import equinox as eqx
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from jaxtyping import Array, Inexact, PRNGKeyArray, PyTree
 
 from .aliases import refuse_unknown
+from .callbacks import all_of, Integrator
 from .ground.logs import log_once
 from .ground.state_tree import as_state, written_order
 from .options import check_option_names, merge
@@ -72,6 +73,7 @@ class ODEProblem(eqx.Module):
         if not (integrand is None or callable(integrand)):
             raise TypeError(f"integrand must be a function (u, p, t) or None, got {integrand!r}.")
         check_option_names(options)
+        all_of(options.get("callback"))
         self.f = f
         self.u0 = as_state(u0)
         # Components are numbered and named in the order in which they were written.
@@ -82,12 +84,21 @@ class ODEProblem(eqx.Module):
         self.options = options
 
 
-def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
-    """A copy of `prob` with some of it changed.
+@overload
+def remake(prob: ODEProblem, **changes: Any) -> "ODEProblem": ...
+
+
+@overload
+def remake(prob: Integrator, **changes: Any) -> Integrator: ...
+
+
+def remake(prob: ODEProblem | Integrator, **changes: Any) -> "ODEProblem | Integrator":
+    """A copy of `prob` with some of it changed; or of the integrator of a callback, with another
+    state `u` or other parameters `p`.
 
     **Arguments:**
 
-    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem].
+    - `prob`: an [`ODEProblem`][ensembleode.ODEProblem]; or the integrator that an affect is given.
     - `changes`: any of `f`, `u0`, `tspan`, `p`, `integrand`, and solver options (`saveat`,
         `abstol`, `reltol`, `dt`, ...), which are merged over those the problem already has.
 
@@ -100,6 +111,8 @@ def remake(prob: ODEProblem, **changes: Any) -> ODEProblem:
     >>> longer.tspan, longer.p, longer.options
     ((0.0, 3.0), 0.5, {'saveat': 0.5})
     """
+    if isinstance(prob, Integrator):
+        return prob.remade(changes)
     if not isinstance(prob, ODEProblem):
         raise TypeError(
             f"remake takes an ODEProblem, got {type(prob).__name__}. To change an ensemble, "

@@ -13,7 +13,12 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
 from .ground.aside import Aside
-from .ground.retcode import count_codes, has_failed, ReturnCode as ReturnCode
+from .ground.retcode import (
+    count_codes,
+    has_failed,
+    is_successful,
+    ReturnCode as ReturnCode,
+)
 from .ground.state_tree import flattened, leaf_names
 from .tracing.program import is_tracer
 
@@ -41,6 +46,35 @@ class Stats(eqx.Module):
     naccept: Any
     nreject: Any
     nf: Any
+
+
+class Events(eqx.Module):
+    """What happened by callbacks, event after event; of several trajectories their axis is first.
+
+    - `t [event]`: the times.
+    - `which [event]`: of which callback it was, counted from 0.
+    - `direction [event]`: whether its condition rose (1) or fell (-1) through zero; of a discrete
+        callback it is 1. With a vector callback, of each of its conditions, `[event, condition]`,
+        0 where one did not cross.
+    - `u_before`, `u_after [event, *state]`: the states, in the structure of `u`.
+    - `count []`: how many there were.
+
+    Where a trajectory had fewer than others the rest is NaN, and `which` -1. Of callbacks with
+    `save_positions=(False, False)` there is nothing.
+    """
+
+    t: Any
+    which: Any
+    direction: Any
+    u_before: PyTree
+    u_after: PyTree
+    count: Any
+
+    def first(self, most: int, *, several: bool) -> "Events":
+        """As many of the events."""
+        part = (slice(None), slice(most)) if several else slice(most)
+        cut = {x: getattr(self, x) for x in ("t", "which", "direction", "u_before", "u_after")}
+        return Events(**jax.tree.map(lambda x: x[part], cut), count=self.count)
 
 
 class EngineChoice(NamedTuple):
@@ -120,6 +154,8 @@ class ODESolution(_Solution):
         out of an ensemble outside of `jit` are cut to it where times differ by trajectory.
     - `engine`: which engine ran, and why.
 
+    - `events`: with callbacks, its [`Events`][ensembleode.Events].
+
     Called with times, it interpolates (after `save_everystep=True`).
     """
 
@@ -132,6 +168,7 @@ class ODESolution(_Solution):
     engine: EngineChoice | None = eqx.field(static=True, default=None)
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
+    events: Events | None = None
     _given: Aside = Aside()
 
     def __call__(self, t: Any, deriv: int = 0) -> Any:
@@ -209,6 +246,7 @@ class ODESolution(_Solution):
                 f"  retcode  {ReturnCode(int(self.retcode)).name}",
                 f"  t        {_span(self.t)}",
                 f"  steps    {_steps(self.stats)}",
+                *_events(self.events),
             ]
         )
 
@@ -231,6 +269,7 @@ class EnsembleSolution(_Solution):
     - `elapsed`: seconds; NaN under `jit`.
     - `engine`: which engine ran, and why.
     - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
+    - `events`: with callbacks, their [`Events`][ensembleode.Events] over the trajectories.
 
     Whatever the batches and the ensemble algorithm, `u` and `t` are JAX arrays, and outside of
     `jit` `retcode`, `lengths` and `stats` NumPy arrays. On an accelerator results that were
@@ -256,6 +295,7 @@ class EnsembleSolution(_Solution):
     _dense: Dense | None = None
     _order: tuple[str, ...] | None = eqx.field(static=True, default=None)
     integral: PyTree = None
+    events: Events | None = None
     _given: Aside = Aside()
 
     @property
@@ -272,7 +312,7 @@ class EnsembleSolution(_Solution):
         >>> sim.successful.tolist(), sim.failed.tolist()
         ([True, False, False], [1, 2])
         """
-        return self.retcode == ReturnCode.Success.value
+        return is_successful(self.retcode)
 
     @property
     def failed(self) -> Any:
@@ -312,8 +352,11 @@ class EnsembleSolution(_Solution):
                 u, t, integral = jax.tree.map(lambda x: x[reached], (u, t, integral))
                 dense = None if dense is None else dense.rows(reached)
         stats = jax.tree.map(lambda x: x[i], self.stats)
+        events = jax.tree.map(lambda x: x[i], self.events)
+        if events is not None and not is_tracer(length):
+            events = events.first(int(events.count), several=False)
         given = Aside(self._given.content and self._given.content.of(i))
-        about = (dense, self.engine, self._order, integral, given)
+        about = (dense, self.engine, self._order, integral, events, given)
         return ODESolution(u, t, retcode, stats, length, *about)
 
     def __iter__(self) -> Iterator:
@@ -446,6 +489,7 @@ class EnsembleSolution(_Solution):
         if self.t is not None:
             lines.append(f"  t        {_span(self.t)}")
         lines.append(f"  steps    {_steps(self.stats)}")
+        lines += _events(self.events)
         if self.kind == "reduced":
             lines.append(f"  converged {bool(self.converged)}")
         lines.append(f"  engine   {self.engine}")
@@ -465,7 +509,7 @@ def _interpolated(
     if not isinstance(deriv, int) or deriv < 0:
         raise ValueError(f"deriv must be the order of a derivative, 0, 1, ..., got {deriv!r}.")
     t = jnp.asarray(t, solution.t.dtype)
-    reached = lengths, solution.retcode == ReturnCode.Success.value
+    reached = lengths, is_successful(solution.retcode)
     return states_at(dense, solution.t, solution.u, *reached, t, deriv, several=several)
 
 
@@ -478,6 +522,10 @@ def _span(t: Any) -> str:
 
 def _steps(stats: Stats) -> str:
     return f"{_range(stats.naccept)} accepted, {_range(stats.nreject)} rejected"
+
+
+def _events(events: Events | None) -> list[str]:
+    return [] if events is None else [f"  events   {_range(events.count)}"]
 
 
 def _range(x: Any) -> str:

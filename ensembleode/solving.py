@@ -25,12 +25,14 @@ from .core.arguments import (
     solver_and_algorithm,
 )
 from .core.batch_size import default_batch_size
+from .core.every_event import first_room, with_all_events
 from .core.every_step import bounded, count_steps
 from .core.executor import Executor
 from .core.gather import Ensemble, outcome_of_one
 from .core.interrupts import check, stoppable
 from .core.job import (
     dense_of,
+    events_of,
     integers,
     Job,
     may_rerun,
@@ -38,7 +40,7 @@ from .core.job import (
     Unfinished,
     with_output,
 )
-from .core.plan import Plan, shared_times
+from .core.plan import Plan, Result, shared_times
 from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.reruns import Batches
@@ -74,10 +76,14 @@ def solve(
     dt: Any = None,
     dtmin: Any = None,
     dtmax: Any = None,
+    tstops: Any = None,
+    d_discontinuities: Any = None,
     adaptive: bool | None = None,
     maxiters: int | float | None = None,
     stepsize_controller: Any = None,
     internalnorm: AbstractNorm | None = None,
+    callback: Any = None,
+    max_events: int | float | None = None,
     sensealg: Any = None,
     batch_size: int | float | None = None,
     seed: int = 0,
@@ -127,11 +133,25 @@ def solve(
         the log) whether the problem is stiff.
     - `dtmin`, `dtmax`: bounds of the steps of step-size control. A trajectory that needs shorter
         ones than `dtmin` ends with `ReturnCode.DtLessThanMin`.
+    - `tstops`: known times that steps end at exactly, as many as there are: an array in any order,
+        or an array `[trajectory, time]`, whose rows are filled up with inf; traced ones, too, such
+        as times computed from `p`. Those outside of `tspan` are ignored.
+    - `d_discontinuities`: likewise, times where `f` jumps. A step ends there, with `f` as it is up
+        to that time and at it, and the next begins one unit in the last place later, with `f`
+        evaluated anew.
     - `stepsize_controller`: what chooses the steps, by default the engine's
         [`PIController()`][ensembleode.PIController] (diffrax's own `PIDController` where
         `engine="diffrax"`); or a diffrax step-size controller, in place of the tolerances.
     - `internalnorm`: what makes one number of the errors of the components, by default
         [`RMSNorm()`][ensembleode.RMSNorm].
+    - `callback`: what happens at events: a [`ContinuousCallback`][ensembleode.ContinuousCallback],
+        [`VectorContinuousCallback`][ensembleode.VectorContinuousCallback],
+        [`DiscreteCallback`][ensembleode.DiscreteCallback], or a
+        [`CallbackSet`][ensembleode.CallbackSet] of several. Those that `prob_func` gives may close
+        over other numbers for each trajectory.
+    - `max_events`: room for as many events of a trajectory in `sim.events`; one that has more ends
+        with `ReturnCode.MaxEvents`. By default as many as there are (trajectories that have more
+        than 16 are solved again with more room), and inside `jit` 16.
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
         (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.
@@ -273,7 +293,11 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
         with stoppable(job, local=run.executor.local) as job:
             if job.plan.saving.mode == "steps" and not job.traced:
                 job = count_steps(job, run.executor, integers(np.arange(1)), 1)
-            outcome = run.executor.run_one(job, 0, 1)
+
+            def once(job: Job) -> Result:
+                return run.executor.run_one(job, 0, 1)
+
+            outcome = once(job) if job.traced else with_all_events(job, once)
             check(job, outcome)
     except Unfinished as e:
         raise e.cause from None
@@ -290,7 +314,12 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
         rows = {name: getattr(outcome, name) for name in ("u", "t", "inner", "integral")}
         known |= jax.tree.map(lambda x: x[: max(1, known["length"])], rows)
     outcome = outcome._replace(**known)
-    return solution_of(outcome, job.plan, _numbers(job), run.choice, given), None
+    sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
+    if sol.events is not None:
+        count = int(sol.events.count)
+        events = dataclasses.replace(sol.events.first(count, several=False), count=count)
+        sol = dataclasses.replace(sol, events=events)
+    return sol, None
 
 
 def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
@@ -401,6 +430,9 @@ def job_for(
     module, choice = engines.choose(engine, alg, every, ensemblealg)
     if module.numbers_apart:
         every = every.with_numbers_apart()
+    if every.events is not None:
+        every = every.with_one_list().after_start()
+        (state,) = every.field.out_avals
     has_dt = every.batched.dt is not None
     plan = Plan(
         engine=module,
@@ -414,6 +446,8 @@ def job_for(
         tree=every.tree,
         beside=every.beside,
         extension=every.extension,
+        events=every.events,
+        max_events=first_room(every),
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
@@ -499,9 +533,13 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
         batched = job.plan.batched
         own = jax.tree.map(bool, (batched.consts, batched.p))
         dense = dense_of(outcome._replace(inner=inner), job.plan, _numbers(job, run.n), own)
+    events = events_of(outcome, job.plan) if kind == "trajectories" else None
+    if events is not None and not job.traced:
+        most = int(np.max(np.asarray(events.count), initial=0))
+        events = as_jax_arrays(events.first(most, several=True))
     # (Which reruns there were nobody has counted.)
     given = Aside(None if may_rerun(job.plan) else job.trajectories.given)
-    about = (*about, dense, job.plan.order, integral, given)
+    about = (*about, dense, job.plan.order, integral, events, given)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about)
 
 

@@ -51,6 +51,7 @@ REFUSED = {
         "tspan of each": "tspan",
         "saveat of each": "saveat",
         "tolerance of each": "reltol",
+        "known times of each": "d_discontinuities",
         "spacing over tspan of each": "tspan",
     }.items()
 }
@@ -58,6 +59,7 @@ REFUSED |= {
     (name, "integrand"): (ValueError, "let f return what integrand does")
     for name in ("columns", *ON_JULIA)
 }
+REFUSED |= {(name, "known times of each"): (ValueError, "not told of tstops") for name in ON_JULIA}
 # One failing column fails the whole solve, which shares its steps.
 SHARED_STEPS = {"columns", "julia columns"}
 
@@ -86,6 +88,7 @@ OF_EXECUTORS = {
     "test_every_step",
     "test_gradient",
     "test_integrand",
+    "test_known_times_of_each",
     "test_output_func",
     "test_parameters_of_each_and_shared",
     "test_retcodes",
@@ -271,6 +274,28 @@ def test_saveat_of_each(name, alg, mode):
     for sim in (by_problem, by_solve):
         np.testing.assert_allclose(sim.t, times)
         np.testing.assert_allclose(sim.u[:, :, 0], np.exp(-times), rtol=1e-7)
+
+
+def test_known_times_of_each(name, alg, mode):
+    """A pulse for each, at another time."""
+    starts = jnp.array([0.2, 0.7, 0.31])
+
+    def prob_func(prob, ctx):
+        start = starts[ctx.index]
+        times = jnp.stack([jnp.array(jnp.inf), start + 0.01, start])
+        return eo.remake(prob, p=start, d_discontinuities=times, tstops=times - 0.1)
+
+    def field(u, p, t):
+        return jnp.where((t > p) & (t <= p + 0.01), 100.0, 0.0) - u
+
+    ens = eo.EnsembleProblem(eo.ODEProblem(field, [0.0], (0.0, 1.0), 0.0), prob_func)
+    if error := refused(name, "known times of each"):
+        with error:
+            run(mode, ens, alg, 3)
+        return
+    sim = run(mode, ens, alg, 3, **TIGHT)
+    expected = 100 * (np.exp(starts + 0.01 - 1) - np.exp(starts - 1))
+    np.testing.assert_allclose(sim.u[:, -1, 0], expected, **CLOSE)
 
 
 def test_tolerance_of_each(name, alg, mode):

@@ -372,7 +372,6 @@ SIGNATURES = [
     ),
 ]
 
-DOSES = r"no events and callbacks yet.*interval by interval.*jump_ts=.*Doses and discontinuities"
 OTHER_NAMES = [
     *(
         case(
@@ -387,10 +386,9 @@ OTHER_NAMES = [
             "method": r"alg, such as eo\.Tsit5\(\), or eo\.Kvaerno5\(\) if stiff",
             "max_step": "it is called dtmax",
             "gamma": r"eo\.PIController\(gamma=",
-            "events": DOSES,
-            "callback": DOSES,
-            "tstops": DOSES,
-            "d_discontinuities": DOSES,
+            "events": r"called callback.*eo\.ContinuousCallback\(condition, affect\)",
+            "step_ts": "it is called tstops",
+            "jump_ts": "it is called d_discontinuities",
             "t_eval": "it is called saveat",
             "dense_output": r"save_everystep=True.*sol\(t\)",
             "save_idxs": "output_func=lambda",
@@ -428,7 +426,7 @@ OTHER_NAMES = [
             "OwrenZen5": r"eo\.Vern7\(\).*eo\.JuliaAlg\('OwrenZen5\(\)'\)",
             "EM": "no stochastic ones",
             "VelocityVerlet": "symplectic",
-            "DiscreteCallback": DOSES,
+            "Event": r"eo\.ContinuousCallback\(condition, affect\)",
             "SaveAt": "saveat=",
         }.items()
     ),

@@ -64,6 +64,8 @@ def test_return_codes():
         "DtLessThanMin": 3,
         "Unstable": 4,
         "Failure": 5,
+        "Terminated": 6,
+        "MaxEvents": 7,
     }
 
 

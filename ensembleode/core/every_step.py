@@ -29,5 +29,6 @@ def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
 
 def bounded(job: Job, steps: int) -> Job:
     """The job with room for this many saved steps."""
-    saving = job.plan.saving._replace(rows=steps + job.plan.saving.start)
+    rows = steps if job.plan.events is None else 2 * steps  # (with the states after events)
+    saving = job.plan.saving._replace(rows=rows + job.plan.saving.start)
     return with_output(job.replan(saving=saving, maxiters=steps))

@@ -16,12 +16,12 @@ from ..ground.aside import Aside
 from ..ground.placement import copied_to_jax
 from ..options import time_dtype_of
 from ..problem import EnsembleContext
-from ..solution import EngineChoice, ODESolution, Stats
+from ..solution import EngineChoice, Events, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
 from .given import Given
 from .lane import Lane, Trajectories
-from .plan import Plan, Result
+from .plan import Happened, Plan, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -108,7 +108,7 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     """
     if plan.output is not None:
         u, rerun = plan.output(output_consts, result, numbers, index, repeat, key)
-        return result._replace(u=u, t=None, inner=None, rerun=rerun)
+        return result._replace(u=u, t=None, inner=None, rerun=rerun, events=None)
     given = _as_given(plan, result)
     if plan.inner and result.inner is None:
         dense: Any = dense_of(given, plan, numbers)
@@ -120,7 +120,11 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
 def _as_given(plan: Plan, result: Result) -> Result:
     """With states in the structure that the user gave them, and the integrals apart."""
     u, inner = plan.as_given(result.u), plan.as_given(result.inner)
-    return result._replace(u=u, inner=inner, integral=plan.integral_of(result.u))
+    events = result.events
+    if events is not None:
+        before, after = plan.as_given(events.before), plan.as_given(events.after)
+        events = events._replace(before=before, after=after)
+    return result._replace(u=u, inner=inner, integral=plan.integral_of(result.u), events=events)
 
 
 def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
@@ -143,12 +147,14 @@ def dense_of(result: Result, plan: Plan, numbers: Any, own: Any = None) -> Dense
     consts, p = jax.tree.map(
         lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
     )
-    return Again(consts, p, Known(plan.users_field, method, plan.tree, own))
+    jumps = plan.batched.d_discontinuities is not None
+    return Again(consts, p, Known(plan.users_field, method, plan.tree, own, jumps))
 
 
 def codes_and_counts(result: Result) -> Result:
     """What is kept of each trajectory where the outputs are added up."""
-    return result._replace(u=None, t=None, inner=None, length=None, rerun=None)
+    gone = ("u", "t", "inner", "length", "rerun", "integral", "events")
+    return result._replace(**dict.fromkeys(gone))
 
 
 def with_output(job: Job) -> Job:
@@ -179,7 +185,14 @@ def with_output(job: Job) -> Job:
             inner = array((*rows, nodes, *state.shape), state.dtype)
     count = array((), np.int32)
     nf = None if plan.method.value.stages is None else count
-    result = Result(u, t, inner, count, array((), np.int8), count, count, nf)
+    events = None
+    if plan.events is not None and (room := plan.max_events):
+        states = array((room, *state.shape), state.dtype)
+        crossed = array((room, plan.events.longest), np.int32)
+        times, which = array((room,), time_dtype_of(state)), array((room,), np.int32)
+        events = Happened(times, which, crossed, states, states, count)
+    counts = count, array((), np.int8), count, count, nf
+    result = Result(u, t, inner, *counts, events=events)
 
     def output(result, numbers, index, repeat, key):
         result = _as_given(plan, result)
@@ -249,8 +262,18 @@ def solution_of(
     """
     u, t, length, stats = result.u, result.t, result.length, Stats(*result.counts)
     dense = dense_of(result, plan, numbers)
-    about = (dense, engine, plan.order, result.integral, Aside(given))
+    about = (dense, engine, plan.order, result.integral, events_of(result, plan), Aside(given))
     return ODESolution(u, t, result.retcode, stats, length, *about)
+
+
+def events_of(result: Result, plan: Plan) -> Events | None:
+    """The events of a finished result, as solutions have them."""
+    events = result.events
+    if events is None or plan.events is None:
+        return None
+    t, which, crossed, before, after, count = events
+    direction = crossed[..., 0] if plan.events.longest == 1 else crossed
+    return Events(t, which, direction, before, after, count)
 
 
 def compiler_options(platform: str) -> dict[str, Any]:

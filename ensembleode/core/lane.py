@@ -5,11 +5,16 @@ import dataclasses
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
+import jax.numpy as jnp
+
+from ..fields import parameters_of
 from ..ground.state_tree import StateTree
 from ..numbers import NUMBERS, of_kind
 from ..tracing.program import Program
 from ..tracing.written_numbers import with_numbers_apart
-from .extended_state import Extension
+from .events import Events, of_extended, over, Part
+from .extended_state import Extension, held_like, with_held
 from .given import Given
 
 
@@ -47,6 +52,8 @@ class Trajectories:
 
     - `field`: the vector field, a program `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
+    - `events`: its callbacks, whose programs have constants of their own; or have none, once
+        everything reads one list of numbers (see `with_one_list`). None without callbacks.
     - `saving`: what each trajectory saves.
     - `extension`: what the state has behind the user's components; None where there is nothing.
     - `tree`: what the state is made of where it is a pytree; None where it is an array.
@@ -76,6 +83,7 @@ class Trajectories:
     made: Any = None
     beside: tuple[tuple[str, Program], ...] = ()
     extension: Extension | None = None
+    events: Events | None = None
     given: Given | None = None
 
     def __post_init__(self):
@@ -103,3 +111,107 @@ class Trajectories:
         (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
         changes = {"field": field, "beside": tuple(beside), "batched": batched}
         return self.changed(added, **changes, shared=added(self.shared))
+
+    def with_one_list(self) -> "Trajectories":
+        """With every number that a program reads in `p`: the constants of the field, its
+        parameters, and the constants of the callbacks; no program has constants then. What affects
+        change of the parameters is behind the state."""
+        events = self.events
+        assert events is not None
+        parameters = parameters_of(self.field)
+        avals = [*parameters, *events.consts]
+        numbers = tuple((x.shape, x.dtype) for x in avals)
+        n_consts, n = len(self.field.jaxpr.constvars), len(parameters)
+        field = over(Part(self.field), numbers, tuple(range(n))).program
+        held = held_like(field, [n_consts + i for i in events.changes])
+        before = extension = self.extension
+        if held:
+            (state,) = self.field.out_avals
+            user = jax.ShapeDtypeStruct(state.shape, state.dtype)
+            user, integral = (before.user, before.integral) if before else (user, None)
+            extension = Extension(user, integral, held)
+            field = with_held(field, before, extension)
+
+        def changed(part: Part, changes: tuple[int, ...] | None) -> Part:
+            first = n + part.start
+            places = (*range(first, first + part.n_consts), *range(n_consts, n))
+            found = over(part, numbers, places)
+            if extension is None:
+                return found
+            of_jump = None if changes is None else tuple(n_consts + i for i in changes)
+            return of_extended(found, extension, of_jump)
+
+        def moved(lane: Lane) -> Lane:
+            p = (*lane.parameters, *lane.callback_consts)
+            return lane._replace(consts=(), p=p, callback_consts=())
+
+        def extended(lane: Lane) -> Lane:
+            lane = moved(lane)
+            if not held:
+                return lane
+            assert extension is not None
+            (state,) = self.field.out_avals
+            parts = [(lane.u0, state.ndim), *((lane.p[i], x.ndim) for i, x in held)]
+            return lane._replace(u0=_joined(parts, state.dtype))
+
+        batched = moved(self.batched)
+        own = batched.u0 or any(batched.p[i] for i, _ in held)
+        shared = moved(self.shared)
+        return self.changed(
+            extended,
+            field=field,
+            extension=extension,
+            events=events.mapped(changed),
+            batched=batched._replace(u0=own),
+            shared=shared._replace(u0=None) if held else shared,
+        )
+
+    def after_start(self) -> "Trajectories":
+        """With the states after what callbacks do at the start (see `with_one_list`)."""
+        assert self.events is not None
+        acting = [x for x in self.events.discrete if x.at_start]
+        if not acting:
+            return self
+
+        def of_one(u0: Any, p: tuple, t0: Any) -> Any:
+            for x in acting:
+                given = {"uprev": u0, "tprev": t0}
+                (wanted,) = x.condition.program((), u0, (*p, *_extras(x.condition, given)), t0)
+                out = x.jump.part.program((), u0, (*p, *_extras(x.jump.part, given)), t0)
+                u0 = jnp.where(wanted > 0, out[:-1].reshape(u0.shape), u0)
+            return u0
+
+        jaxpr: Any = self.field.jaxpr
+        avals = [v.aval for v in jaxpr.invars]
+        batched = [self.batched.u0, *self.batched.p, self.batched.t0]
+
+        def changed(lane: Lane) -> Lane:
+            u0, *p, t0 = map(jnp.asarray, (lane.u0, *lane.p, lane.t0))
+            several = any(
+                x.ndim > a.ndim for x, a, b in zip((u0, *p, t0), avals, batched, strict=True) if b
+            )
+            fn = of_one
+            if several:
+                axes = [0 if b else None for b in batched]
+                fn = jax.vmap(of_one, in_axes=(axes[0], tuple(axes[1:-1]), axes[-1]))
+            return lane._replace(u0=fn(u0, tuple(p), t0))
+
+        own = any(batched)
+        known = None if own else changed(self.shared).u0
+        shared = self.shared._replace(u0=known)
+        return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
+
+
+def _extras(part: Part, given: dict[str, Any]) -> list[Any]:
+    return [given[name] for name in part.extras]
+
+
+def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:
+    """Arrays, each with how many axes it has of one trajectory, as a vector of each trajectory."""
+    flat, lead = [], ()
+    for x, ndim in parts:
+        x = jnp.asarray(x, dtype)
+        before = x.shape[: x.ndim - ndim]
+        flat.append(x.reshape(*before, -1))
+        lead = before or lead
+    return jnp.concatenate([jnp.broadcast_to(x, (*lead, x.shape[-1])) for x in flat], axis=-1)

@@ -12,6 +12,7 @@ import numpy as np
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
 from ..tracing.program import Program, Static
+from .events import Events
 from .extended_state import Extension, users_field
 from .lane import Lane
 from .saving import Saving
@@ -37,6 +38,8 @@ class Plan:
     - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
         gives its output, and whether to rerun (None when it never asks).
     - `tree`: what the state is made of where it is a pytree to the user.
+    - `events`: its callbacks (see `core.events`), None without; `max_events`: room for as many of a
+        trajectory, zero where none are kept.
     - `inner`: whether results are to have the states within steps, too, where every step is saved.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
     """
@@ -55,11 +58,13 @@ class Plan:
     tree: StateTree | None = None
     inner: bool = False
     extension: Extension | None = None
+    events: Events | None = None
+    max_events: int = 0
 
     @property
     def own_times(self) -> bool:
         """Whether the saved times differ by trajectory."""
-        ends = self.batched.t0 or self.batched.t1
+        ends = self.batched.t0 or self.batched.t1 or self.may_end
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
 
     @property
@@ -77,6 +82,11 @@ class Plan:
         return users_field(self.field, self.extension)
 
     @property
+    def may_end(self) -> bool:
+        """Whether a trajectory may end before `t1`, by an event that is kept."""
+        return self.events is not None and self.events.may_end and self.events.is_kept
+
+    @property
     def order(self) -> tuple[str, ...] | None:
         """The leaves of the state by name, as they were written; None of an array."""
         return None if self.tree is None else self.tree.order
@@ -86,7 +96,8 @@ class Plan:
         """What of it decides the numbers, whatever computes them."""
         solver = self.method.value, self.maxiters, self.saving
         state = self.state, self.tree, self.extension
-        return (*solver, self.field, *state, self.batched, self.output, *self.beside)
+        events = self.events, self.max_events
+        return (*solver, self.field, *state, self.batched, self.output, *events, *self.beside)
 
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None remains."""
@@ -100,13 +111,33 @@ class Plan:
         return None if self.extension is None else self.extension.integral_of(u)
 
 
+class Happened(NamedTuple):
+    """The events of a trajectory, or of several, whose axis comes first; of what did not happen
+    states and times are NaN, `which` is -1.
+
+    - `t [event]`, `which [event]`: the number of the callback.
+    - `crossed [event, longest]`: how each of its conditions crossed zero, -1, 0 or 1 (of a discrete
+        callback the first is 1).
+    - `before`, `after [event, *state]`: the states.
+    - `count []`: how many there were.
+    """
+
+    t: Any
+    which: Any
+    crossed: Any
+    before: Any
+    after: Any
+    count: Any
+
+
 class Result(NamedTuple):
     """What a trajectory came to, or several, whose axis comes first.
 
     As an engine returns it, `u [time, *state]` is NaN where not reached, `t [time]` likewise if the
     trajectories have their own times; `length` counts those reached; `inner` are states within
     the steps, `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is
-    None where not counted.
+    None where not counted; `events`, a `Happened`, are None without callbacks whose
+    events are kept.
 
     Finished (see `core.job.finish`), `u` is in the structure of the user's state, or what
     `output_func` made of it; `t` is None unless the trajectories have their own times; `rerun` is
@@ -124,6 +155,7 @@ class Result(NamedTuple):
     nf: Any
     rerun: Any = None
     integral: Any = None
+    events: Any = None
 
     @property
     def counts(self) -> tuple:

@@ -12,6 +12,7 @@ import numpy as np
 
 from ..ground.keys import as_before, raw
 from ..ground.retcode import ReturnCode
+from .every_event import with_all_events
 from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
@@ -86,7 +87,7 @@ class Batches(NamedTuple):
         indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
         if not job.plan.saving.rows:
             job = count_steps(job, executor, indices, repeat)
-        outcome = executor.run(job, indices, repeat)
+        outcome = with_all_events(job, lambda job: executor.run(job, indices, repeat))
         if missing:
             # (On the host, as JAX would compile a program for each length.)
             first = slice(len(wanted))

@@ -39,7 +39,8 @@ def _numbers(maker: Maker, made: Trace) -> tuple:
     """Every number that a call of `prob_func` led to."""
     known = jtu.tree_leaves(maker.ens.prob)
     # (What they close over is among the leaves.)
-    programs = [numbers_in(x, ()) for x in maker.programs.values()]
+    beside = [] if maker.events is None else [x.program for x in maker.events.parts]
+    programs = [numbers_in(x, ()) for x in (*maker.programs.values(), *beside)]
     program = numbers_in(made.program, made.consts, known)
     return program, contents(made.leaves, known), programs, maker.static_numbers()
 

@@ -171,6 +171,7 @@ bend_p = _primitive("bend", _bend, _of_numbers)
 def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
     """The tangents of x as operands, that of the first state with what it moves along the field
     when `t0` does; None where nothing moves."""
+    _refuse_moving_jumps(dlanes)
     v0, reals = dlanes.u0, reals_of(flow.plan, dlanes)
     if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
@@ -179,6 +180,21 @@ def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, 
         v0 = v0 - times_rate(start_rate(flow, lanes, known), each_t0(flow, dlanes.t0))
     moved = [None if is_zero(x) else own for x, own in zip(reals, own_of(flow.plan), strict=True)]
     return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not is_zero(x))]
+
+
+def _refuse_moving_jumps(dlanes: Lane) -> None:
+    """
+    **Raises:** `NotImplementedError` for a tangent of the times where the field jumps. (That of
+    other known times is nothing: there the solution is as smooth as elsewhere.)
+    """
+    moving = dlanes.d_discontinuities
+    if moving is not None and not is_zero(moving):
+        raise NotImplementedError(
+            "d_discontinuities depend on what this solve is differentiated by, and the steps of "
+            "ReplayAdjoint() are constants: use engine='lanes' with sensealg="
+            "ForwardDiffSensitivity(), whose steps move with these times, or take them for "
+            "constants, jax.lax.stop_gradient(times)."
+        )
 
 
 def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> Any:

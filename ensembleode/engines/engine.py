@@ -3,6 +3,7 @@
 import abc
 from typing import Any, ClassVar
 
+from ..core.events import Events
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 from ..tracing.program import Program, Static
@@ -56,9 +57,20 @@ class Engine(abc.ABC):
             "let f return what integrand does as further components of the state."
         )
 
+    def events_refusal(self, events: Events) -> str | None:
+        """Why this engine can't solve with these callbacks; None when it can."""
+        del events
+        return 'it has no callbacks: use engine="compiled", on threads or GPU kernels.'
+
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why another engine is faster with this field, or alone has its derivative; else None."""
         del field, state, batched
+        return None
+
+    def known_times_refusal(self, options: dict) -> str | None:
+        """Why this engine can't step onto known times (`tstops`, `d_discontinuities`) with these
+        options; None when it can."""
+        del options
         return None
 
     @abc.abstractmethod

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Inexact, Int, Int8
 
 from ..core.lane import Lane
-from ..core.plan import Plan, Result, shared_times
+from ..core.plan import Happened, Plan, Result, shared_times
 from ..ground.retcode import ReturnCode
 from ..solvers.method import Method
 from ..tracing.program import Program, trace
@@ -34,11 +34,13 @@ class Saved(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Return codes, and steps accepted and tried."""
+    """Return codes, steps accepted and tried, and how often what a method carries was made anew on
+    the way (None: never)."""
 
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
+    restarts: Int[Array, "lane"] | None = None
 
 
 def result_of(
@@ -50,6 +52,7 @@ def result_of(
     saved: Saved,
     counts: Counts,
     controlled: int,
+    events: Happened | None = None,
 ) -> Result:
     """The result, NaN where nothing was reached. Trajectories whose saved states overflow, or which
     miss a time, have not succeeded.
@@ -59,11 +62,12 @@ def result_of(
     """
     saving, codes = plan.saving, counts.codes
     success = codes == ReturnCode.Success.value
+    ended = codes == ReturnCode.Terminated.value
     lanes = len(codes)
     if saved.u is None:
         u = jnp.stack([numbers.u0, end][-saving.rows :], axis=1)
         # The last state of a failed trajectory is not its state at t1.
-        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success)
+        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success | ended)
     else:
         u = saved.u[:, : saving.rows]
         rows = saved.rows if saved.rows.ndim == 0 else saved.rows[:, None]
@@ -83,16 +87,23 @@ def result_of(
     if plan.own_times:
         if saved.u is None:
             ends = [jnp.broadcast_to(x, (lanes,)) for x in (numbers.t0, numbers.t1)]
+            if events is not None:
+                last = jnp.clip(events.count - 1, 0)[:, None]
+                last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
+                ends[1] = jnp.where(ended, last, ends[1])
             t = jnp.stack(ends[-saving.rows :], axis=1)
         else:
             t = numbers.times if saved.t is None else saved.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
     nf = method.evaluations(counts.ntried)
+    if counts.restarts is not None:
+        nf = nf + counts.restarts * method.evaluations(0)
     if not has_dt:
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
     nreject = counts.ntried - counts.naccept
-    return Result(u, t, None, length, codes, counts.naccept, nreject, nf)
+    about = length, codes, counts.naccept, nreject, nf
+    return Result(u, t, None, *about, events=events)
 
 
 def _asked_for(numbers: Numbers) -> tuple:

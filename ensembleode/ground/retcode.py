@@ -1,6 +1,8 @@
 """How the solve of a trajectory ended."""
 
 import enum
+import functools
+import operator
 from typing import Any
 
 import numpy as np
@@ -23,13 +25,25 @@ class ReturnCode(enum.IntEnum):
     """Anything else: an implicit step that can't be solved, or an `output_func` that still asked
     for a rerun after `max_repeats`."""
 
+    Terminated = 6
+    """An affect ended it, by [`terminate`][ensembleode.terminate]: it is successful."""
+    MaxEvents = 7
+    """`max_events` events were not enough; what happened until then is there."""
+
     def __str__(self) -> str:
         return self.name
 
 
+def is_successful(retcode: Any) -> Any:
+    """Which return codes are those of a trajectory that came to its end, or to where it was to
+    end."""
+    return (retcode == ReturnCode.Success.value) | (retcode == ReturnCode.Terminated.value)
+
+
 def has_failed(retcode: Any) -> Any:
     """Which return codes are those of a trajectory that ran and did not succeed."""
-    return (retcode != ReturnCode.Success.value) & (retcode != ReturnCode.Default.value)
+    fine = ReturnCode.Success, ReturnCode.Terminated, ReturnCode.Default
+    return functools.reduce(operator.and_, (retcode != code.value for code in fine))
 
 
 def count_codes(retcode: Any, most: int = 5) -> str:
@@ -40,7 +54,7 @@ def count_codes(retcode: Any, most: int = 5) -> str:
         if not len(where):
             continue
         part = f"{code.name} {len(where)}"
-        if code != ReturnCode.Success:
+        if not is_successful(code.value):
             more = ", ..." if len(where) > most else ""
             part += f" [{', '.join(map(str, where[:most]))}{more}]"
         parts.append(part)

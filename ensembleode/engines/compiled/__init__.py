@@ -27,6 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ... import sensitivity
+from ...core.events import Events
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...ensemble import EnsembleGPUKernel
@@ -123,6 +124,16 @@ class Compiled(Engine):
     def extended_refusal(self, options: dict) -> str | None:
         """None: it can."""
         del options
+        return None
+
+    def events_refusal(self, events: Events) -> str | None:
+        """Why this engine can't solve with these callbacks; None when it can."""
+        for part in events.parts:
+            if part.program.jaxpr.effects:
+                return "a condition or an affect of a callback has effects, such as printing."
+            what = "a condition or an affect of a callback"
+            if reason := _read_program(part.program, what).refusal:
+                return reason
         return None
 
     def slower(self, field: Program, state: Any, batched: Lane) -> str | None:

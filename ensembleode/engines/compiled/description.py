@@ -7,12 +7,14 @@ from typing import Any
 import jax
 import numpy as np
 
+from ...core.events import Events
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Program
 from .numbers import Layout
+from .stops import known_times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,6 +27,7 @@ class Description:
     - `saving`: what is saved (however many rows).
     - `layout`: what the numbers of a trajectory are.
     - `own_times`: whether each trajectory has its own times to save.
+    - `events`: the callbacks, whose programs have no constants; None without.
     - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
     - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
         that come first.
@@ -41,6 +44,7 @@ class Description:
     width: int
     has_fma: bool = True
     on_gpu: bool = False
+    events: Events | None = None
 
     @property
     def size(self) -> int:
@@ -66,8 +70,24 @@ class Description:
     def is_uniform(self) -> bool:
         """Whether all trajectories take the same steps, of a fixed size."""
         named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
-        own = self.has("tstops") or any(x.is_own for x in named)
-        return self.controller is None and not own
+        own = self.has_stops or any(x.is_own for x in named)
+        return self.controller is None and not own and self.events is None
+
+    @property
+    def restarts(self) -> bool:
+        """Whether what the method carries may be made anew on the way."""
+        return self.events is not None or self.has("d_discontinuities")
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """What is counted of each trajectory besides its steps and rows."""
+        events = ("events",) if self.events is not None else ()
+        return (*events, "restarts") if self.restarts else events
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether there are known times to be stepped onto."""
+        return bool(known_times(self.layout))
 
     @property
     def adaptive(self) -> bool:

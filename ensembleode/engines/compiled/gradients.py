@@ -20,6 +20,9 @@ def solved(plan: Plan, lanes: Lane, n: int, mask: Any) -> Result:
     setup = Setup(plan, plan.controlled, n)
     fixed = jax.tree.map(jax.lax.stop_gradient, lanes)
     result = _finished(setup, fixed, solve(setup, fixed, mask))
+    if plan.events is not None:
+        # (Nothing that a solve with callbacks depends on has a derivative yet.)
+        return _refused(result, lanes)
     result = result._replace(u=differentiable(setup, lanes, mask, result))
     if plan.method.value.direction == "forward":
         return sensitivity.forward_only(result)
@@ -27,10 +30,23 @@ def solved(plan: Plan, lanes: Lane, n: int, mask: Any) -> Result:
 
 
 def _finished(setup: Setup, lanes: Lane, found: tuple) -> Result:
-    plan, (end, saved, counts) = setup.plan, found
+    plan, (end, saved, counts, events) = setup.plan, found
     u0 = each(lanes.u0, plan.batched.u0, setup.n)
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     numbers = Numbers(u0, t0, t1, meant(lanes.saveat, lanes.count, t0, t1))
     method = plan.method.value.method
     has_dt, controlled = lanes.dt is not None, setup.controlled
-    return result_of(plan, method, has_dt, numbers, end, saved, counts, controlled)
+    return result_of(plan, method, has_dt, numbers, end, saved, counts, controlled, events)
+
+
+@jax.custom_jvp
+def _refused(result: Result, lanes: Lane) -> Result:
+    """The result, which is not differentiated by the numbers."""
+    del lanes
+    return result
+
+
+@_refused.defjvp
+def _(primals: Any, tangents: Any) -> Any:
+    del primals, tangents
+    raise NotImplementedError("a solve with callbacks can't be differentiated yet.")

@@ -10,6 +10,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ...core.events import Part
 from ...fields import Inputs, parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
 from ...fields.walking import length
@@ -74,6 +75,24 @@ def _equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equatio
     return of
 
 
+def _callbacks_in(b: Builder, d: Description) -> Callable[..., tuple] | None:
+    """The functions of callbacks, as a `Loop` has them."""
+    if d.events is None:
+        return None
+    names = {part: f"callback{i}" for i, part in enumerate(d.events.parts)}
+
+    @functools.cache
+    def translated(part: Part) -> Function:
+        inputs = _with(d.layout.inputs, *part.extras)
+        return _translated(part.program.jaxpr, inputs, "a condition or an affect of a callback")
+
+    def of(part: Part, held: Held, y: tuple, t: Value, mask: Value, extras: dict) -> tuple:
+        numbers = _Numbers(held, u=y, **extras)
+        return _evaluated(b, translated(part), numbers, t, mask, names[part])
+
+    return of
+
+
 def _with(inputs: Inputs, *groups: str) -> Inputs:
     """With more numbers at the end of `p`, each a group of its own."""
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
@@ -116,12 +135,16 @@ def _inputs(d: Description) -> list[str]:
     """The operands that both kernels have."""
     numbers = [f"number{i}" for i in range(len(d.layout.numbers))]
     stop = [] if d.on_gpu else ["stop"]
-    return ["sizes", "wanted", *stop, *numbers, *(["times"] if d.saving.mode == "times" else [])]
+    times = ["times"] if d.saving.mode == "times" else []
+    room = ["room"] if d.events is not None else []
+    return ["sizes", "wanted", *stop, *numbers, *times, *room]
 
 
 def _outputs(d: Description) -> list[str]:
     """The results of `solve`."""
-    return ["out_u", *(["out_t"] if d.saving.mode == "steps" else []), "out_counts"]
+    times = ["out_t"] if d.saving.mode == "steps" else []
+    marks = ["out_marks"] if d.events is not None else []
+    return ["out_u", *times, *marks, "out_counts"]
 
 
 def pointers(d: Description, name: str) -> tuple[int, int]:
@@ -154,6 +177,10 @@ class Frame:
             self.stop = Buffer(b, flag.name, np.dtype(np.int8))
         self.numbers = [Buffer(b, f"%number{i}", x.dtype) for i, x in enumerate(d.layout.numbers)]
         self.times = Buffer(b, "%times", d.dtype) if d.saving.mode == "times" else None
+        # For how many events of a trajectory there is room.
+        self.room = None
+        if d.events is not None:
+            self.room = b.cast(Buffer(b, "%room", I32).load(0), I64)
         self.others = {name: Buffer(b, f"%{name}", dtype) for name, dtype in more}
         self.n, self.rows = (b.cast(self.sizes.load(i), I64) for i in (N, ROWS))
         self.maxiters = self.sizes.load(MAXITERS)
@@ -191,7 +218,8 @@ def solving(d: Description) -> str:
     """
     module = _module(d)
     names = _outputs(d)
-    more = [(name, I32 if name == "out_counts" else d.dtype) for name in names]
+    whole = "out_counts", "out_marks"
+    more = [(name, I32 if name in whole else d.dtype) for name in names]
     parameters = Frame.parameters(d, names)
     with module.function("solve", parameters, **_place_of(d)) as b:
         frame = Frame(b, d, more)
@@ -201,9 +229,12 @@ def solving(d: Description) -> str:
             end, stride = frame.share[1], b.constant(1, I64)
         queue = Queue(first, stride, end, frame.wanted)
         others = frame.others
-        outputs = Outputs(others["out_u"], others.get("out_t"), others["out_counts"], frame.n)
+        results = others["out_u"], others.get("out_t"), others["out_counts"], frame.n
+        outputs = Outputs(*results, frame.room, others.get("out_marks"))
         given = frame.times, outputs, frame.rows, frame.maxiters
-        Loop(b, d, _equations_in(b, d), held, queue, *given, stop=frame.stop).run()
+        evaluate = _callbacks_in(b, d)
+        equations = _equations_in(b, d)
+        Loop(b, d, equations, held, queue, *given, stop=frame.stop, evaluate=evaluate).run()
         b.return_()
     return module.text
 
@@ -260,7 +291,8 @@ def pulling_back(d: Description) -> tuple[str, int]:
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
             given = frame.times, None, frame.rows, frame.maxiters
-            return Loop(b, d, equations, held.another(), queue, *given, on_begin=on_begin)
+            told = {"on_begin": on_begin, "evaluate": _callbacks_in(b, d)}
+            return Loop(b, d, equations, held.another(), queue, *given, **told)
 
         pullback = Pullback(_calls_in(b, d, equations), n_own, n_shared)
         cotangents = Cotangents(*(others[x] for x in (*_COTANGENTS, *_GRADIENTS)))

@@ -12,13 +12,25 @@ from .numbers import Held
 
 class Outputs(NamedTuple):
     """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
-    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows), of `n`
-    trajectories. (On a GPU the trajectories come last: see `numbers.Order`.)"""
+    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows; and what
+    else `Description.counted` has), of `n` trajectories. (On a GPU the trajectories come last: see
+    `numbers.Order`.)
+
+    With callbacks there is `room` for the events of a trajectory (else it is None): of each three
+    rows of `u`, behind those that are saved, with the state before it, the state after it, and its
+    time as the first component; and `marks [trajectory, event, 1 + longest]`, which callback, and
+    how each of its conditions crosses zero (of a discrete one 1)."""
 
     u: Buffer
     t: Buffer | None
     counts: Buffer
     n: Value
+    room: Value | None = None
+    marks: Buffer | None = None
+
+
+# Rows of `Outputs.u` that an event has.
+EVENT_ROWS = 3
 
 
 class Step(NamedTuple):
@@ -54,6 +66,10 @@ class SavedRows:
         # (None what there is nothing for; each is used only where there is.)
         self._times: Any = times
         self._outputs: Any = outputs
+        # With those of events.
+        self.rows = n
+        if outputs is not None and outputs.room is not None:
+            self.rows = n + outputs.room * EVENT_ROWS
         is_uniform, mode = problem.is_uniform, problem.saving.mode
         saves = mode != "ends" and outputs is not None
         shared = is_uniform and not problem.own_times and not problem.has("count")
@@ -87,11 +103,11 @@ class SavedRows:
         )
         return b.where(inside, found, beyond)
 
-    def _write(self, row: Value, mask: Value, y: tuple) -> None:
+    def write(self, row: Value, mask: Value, y: tuple) -> None:
         """A row of the states of the lanes of the mask."""
         size = self.problem.size
         for c, x in enumerate(y):
-            place = self.order.place(self.held.index.get(), row * size + c, self.n * size)
+            place = self.order.place(self.held.index.get(), row * size + c, self.rows * size)
             self._outputs.u.scatter(place, mask, x)
 
     def _write_time(self, row: Value | int, mask: Value, t: Value) -> None:
@@ -106,7 +122,7 @@ class SavedRows:
         if p.saving.mode == "steps":
             self.row.set_where(fresh, int(p.saving.start))
             if p.saving.start:
-                self._write(b.constant(0, I64), fresh, y)
+                self.write(b.constant(0, I64), fresh, y)
                 self._write_time(0, fresh, t0)
             return
         if self._is_shared:
@@ -128,7 +144,7 @@ class SavedRows:
     def _write_next(self, mask: Value, y: tuple) -> None:
         """The next row of the lanes of the mask."""
         row = self.row.get()
-        self._write(row, mask, y)
+        self.write(row, mask, y)
         if self._is_shared:
             self.row.set(row + 1)
             self._time.set(self.time_at(row + 1, mask, self.held))
@@ -136,17 +152,21 @@ class SavedRows:
             self.row.set_where(mask, row + 1)
             self._time.set_where(mask, self.time_at(row + 1, mask, self.held))
 
+    def write_step(self, mask: Value, t: Value, y: tuple) -> None:
+        """The next row, where every step is saved, of the lanes of the mask."""
+        row = self.row.get()
+        here = mask & (row < self.n)
+        self.write(row, here, y)
+        self._write_time(row, here, t)
+        self.row.set(row + self.b.cast(here, I64))
+
     def within(self, step: Step, direction: Value, equations: Any, occupied: Variable) -> None:
         """What lies in a step. (`equations` as a `Loop` has them.)"""
         b, p = self.b, self.problem
         if self.row is None:
             return
         if p.saving.mode == "steps":
-            row = self.row.get()
-            here = step.accepted & (row < self.n)
-            self._write(row, here, step.attempt.y2)
-            self._write_time(row, here, step.t2)
-            self.row.set(row + b.cast(here, I64))
+            self.write_step(step.accepted, step.t2, step.attempt.y2)
             return
 
         def due() -> Value:

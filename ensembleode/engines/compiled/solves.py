@@ -12,7 +12,7 @@ import numpy as np
 
 from ...core.interrupts import NEVER
 from ...core.lane import Lane
-from ...core.plan import Plan
+from ...core.plan import Happened, Plan
 from ...fields import parameters_of
 from ...tracing.program import Program
 from ..flow import Known, widened
@@ -22,6 +22,7 @@ from .call import call, Share
 from .description import Description
 from .numbers import layout_of, operands_of, trajectories_last
 from .replay import EVENT_CELLS
+from .saved_rows import EVENT_ROWS
 
 
 # Bytes of the turns of a segment: as much as stays in a cache.
@@ -56,7 +57,7 @@ class Setup(NamedTuple):
         return True
 
     def rows(self, lanes: Lane, known: Known) -> Any:
-        end, saved, _ = solve(self, lanes, known.ok)
+        end, saved, *_ = solve(self, lanes, known.ok)
         return end[:, None] if saved.u is None else saved.u
 
     def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
@@ -79,6 +80,7 @@ class Setup(NamedTuple):
             1 if self.on_gpu else self._width(-(-self.n // self.threads), backwards=backwards),
             self.on_gpu or here.has_fma,
             self.on_gpu,
+            plan.events,
         )
 
     @property
@@ -119,8 +121,9 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: 
 #
 
 
-def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
-    """Solve: the last states where nothing else is saved, what is saved, and the counts.
+def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts, Happened | None]:
+    """Solve: the last states where nothing else is saved, what is saved, the counts, and the events
+    where there are callbacks.
 
     **Arguments:**
 
@@ -139,24 +142,51 @@ def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
     return run(lanes, mask)
 
 
-def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts]:
+def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts, Happened | None]:
     plan, n = setup.plan, setup.n
     d = setup.description(lanes)
-    saving = plan.saving
+    saving, events, room = plan.saving, plan.events, plan.max_events
     rows = 1 if saving.mode == "ends" else saving.rows
-    outputs = [_array(d, n, rows * d.size)]
+    outputs = [_array(d, n, (rows + room * EVENT_ROWS) * d.size)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, rows))
-    outputs.append(jax.ShapeDtypeStruct((4, n), jnp.int32))
+    if events is not None:
+        marks = max(1, room * (1 + events.longest))
+        outputs.append(_array(d, n, marks, np.dtype(np.int32)))
+    outputs.append(jax.ShapeDtypeStruct((4 + len(d.counted), n), jnp.int32))
     operands = _operands(d, setup, lanes, mask, rows)
     threads = n if d.on_gpu else setup.threads
     *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
     u, *t = [_trajectories_first(d, x) for x in found]
-    u = u.reshape(n, rows, *plan.state.shape)
-    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
+    u = u.reshape(n, rows + room * EVENT_ROWS, *plan.state.shape)
+    more = dict(zip(d.counted, counts[4:], strict=True))
+    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2], more.get("restarts"))
+    happened = None
+    if events is not None:
+        happened = _happened(plan, u[:, rows:], t.pop(), more["events"])
+        u = u[:, :rows]
     if saving.mode == "ends":
-        return u[:, 0], Saved(None, None, None), codes
-    return None, Saved(u, t[0] if t else None, counts[3]), codes
+        return u[:, 0], Saved(None, None, None), codes, happened
+    return None, Saved(u, t[0] if t else None, counts[3]), codes, happened
+
+
+def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened | None:
+    """The events, of their rows `[trajectory, 3 event, *state]`."""
+    assert plan.events is not None
+    n, room = rows.shape[0], plan.max_events
+    if not room:
+        return None
+    rows = rows.reshape(n, room, EVENT_ROWS, *plan.state.shape)
+    marks = marks.reshape(n, room, -1)
+    there = jnp.arange(room, dtype=count.dtype)[None] < count[:, None]
+
+    def known(x: Any, other: Any) -> Any:
+        mask = there.reshape(*there.shape, *(1,) * (x.ndim - 2))
+        return jnp.where(mask, x, jnp.asarray(other, x.dtype))
+
+    before, after, t = (known(rows[:, :, i], jnp.nan) for i in range(EVENT_ROWS))
+    t = t.reshape(n, room, -1)[..., 0]
+    return Happened(t, known(marks[..., 0], -1), known(marks[..., 1:], 0), before, after, count)
 
 
 def _run(
@@ -169,9 +199,9 @@ def _run(
     return call(text, name, operands, outputs, Share(n, threads, d.width))
 
 
-def _array(d: Description, n: int, size: int) -> jax.ShapeDtypeStruct:
-    """So many numbers of each trajectory."""
-    return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), d.dtype)
+def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
+    """So many numbers of each trajectory, by default of the dtype of the state."""
+    return jax.ShapeDtypeStruct((size, n) if d.on_gpu else (n, size), dtype or d.dtype)
 
 
 def _trajectories_first(d: Description, x: Any) -> Any:
@@ -188,6 +218,8 @@ def _operands(
     if d.saving.mode == "times":
         times = jnp.asarray(lanes.saveat, d.dtype)
         operands.append(trajectories_last(times) if d.on_gpu and d.own_times else times)
+    if d.events is not None:
+        operands.append(np.array([setup.plan.max_events], np.int32))
     return operands
 
 

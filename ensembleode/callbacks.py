@@ -1,0 +1,401 @@
+"""Events: what happens to a trajectory at a time that its solution decides, or at every step.
+
+The names, signatures and meaning are SciML's: `condition(u, t, integrator)`, and an `affect` that
+is given an integrator and returns another, which [`remake`][ensembleode.remake] and
+[`terminate`][ensembleode.terminate] make of it.
+"""
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from .numbers import check_stops
+
+
+LeftRootFind = "left"
+"""The event is at the last time before the root, where the condition has its old sign still."""
+RightRootFind = "right"
+"""The event is at the first time behind the root."""
+NoRootFind = "none"
+"""The root is not searched: the event is where it was noticed, at the end of the step (or at one of
+the `interp_points` within)."""
+
+_ROOTFIND = (LeftRootFind, RightRootFind, NoRootFind)
+
+
+class Integrator(eqx.Module):
+    """What a condition and an affect see of a trajectory: an immutable record, a pytree.
+
+    - `u`: the state, as the problem has it; `p`: the parameters; `t`: the time.
+    - `uprev`, `tprev`: the state and the time where the step began; None to the condition of a
+        continuous callback, which is evaluated at any time.
+
+    Several may be combined: `jax.tree.map(functools.partial(jnp.where, mask), a, b)`.
+    """
+
+    u: Any
+    p: Any
+    t: Any
+    uprev: Any = None
+    tprev: Any = None
+    _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
+
+    def remade(self, changes: dict[str, Any]) -> "Integrator":
+        """With another state or other parameters.
+
+        **Raises:** `TypeError` for what an affect can't change.
+        """
+        unknown = sorted(set(changes) - {"u", "p"})
+        if unknown:
+            raise TypeError(
+                f"an affect changes u and p of the integrator, not {unknown[0]}: write "
+                "eo.remake(integrator, u=..., p=...)."
+            )
+        changed = {"u": self.u, "p": self.p} | changes
+        return Integrator(changed["u"], changed["p"], self.t, self.uprev, self.tprev, self._ends)
+
+
+def terminate(integrator: Integrator) -> Integrator:
+    """The integrator of a trajectory that ends here, with `ReturnCode.Terminated`: for an affect
+    to return, or an affect itself.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> down = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, eo.terminate)
+    >>> prob = eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 10.0), callback=down)
+    >>> sol = eo.solve(prob, abstol=1e-9, reltol=1e-9)
+    >>> sol.retcode.name, f"{sol.events.t[0]:.6f}"
+    ('Terminated', '0.693147')
+    """
+    if not isinstance(integrator, Integrator):
+        raise TypeError(f"terminate takes an integrator, got {type(integrator).__name__}.")
+    of = integrator
+    return Integrator(of.u, of.p, of.t, of.uprev, of.tprev, np.bool_(True))
+
+
+class _Continuous(eqx.Module):
+    condition: Callable
+    affect: Callable | None
+    rootfind: str = eqx.field(static=True)
+    interp_points: int = eqx.field(static=True)
+    save_positions: tuple[bool, bool] = eqx.field(static=True)
+    repeat_nudge: float = eqx.field(static=True)
+    dtrelax: float = eqx.field(static=True)
+
+    def _set(
+        self, condition, affect, rootfind, interp_points, save_positions, repeat_nudge, dtrelax
+    ) -> None:
+        name = type(self).__name__
+        _check_function(name, "condition", condition, "(u, t, integrator)")
+        if rootfind not in _ROOTFIND:
+            raise ValueError(
+                f"rootfind of {name} must be eo.LeftRootFind, eo.RightRootFind or eo.NoRootFind, "
+                f"got {rootfind!r}."
+            )
+        whole = isinstance(interp_points, int | np.integer) and not isinstance(interp_points, bool)
+        if not whole or interp_points < 0:
+            raise ValueError(
+                f"interp_points of {name} must be a whole number, zero or more, got "
+                f"{interp_points!r}."
+            )
+        if not 0 < repeat_nudge < 1:
+            raise ValueError(
+                f"repeat_nudge of {name} must be a part of a step, between 0 and 1, got "
+                f"{repeat_nudge!r}."
+            )
+        if not 0 < dtrelax < float("inf"):
+            raise ValueError(f"dtrelax of {name} must be a positive number, got {dtrelax!r}.")
+        self.condition, self.affect = condition, affect
+        self.rootfind, self.interp_points = rootfind, int(interp_points)
+        self.save_positions = _positions(name, save_positions)
+        self.repeat_nudge, self.dtrelax = float(repeat_nudge), float(dtrelax)
+
+
+class ContinuousCallback(_Continuous):
+    """An event where `condition(u, t, integrator)`, a real number, crosses zero.
+
+    **Arguments:**
+
+    - `condition`: a real number. At the end of every accepted step its sign is compared with the
+        one at the start; where both are the same, within the step, too.
+    - `affect`: `affect(integrator) -> integrator` where it rises through zero; None: nothing
+        happens there.
+    - `affect_neg`: the same where it falls; by default `affect`.
+    - `rootfind`: where the event is: `eo.LeftRootFind`, the last floating-point number before the
+        root, `eo.RightRootFind`, the first behind it, or `eo.NoRootFind`.
+    - `interp_points`: at how many points of a step, both ends among them, the condition is looked
+        at, so that roots which come in pairs are seen; 0: at the end only.
+    - `save_positions`: with `save_everystep=True`, whether the states before and after the event
+        are rows (the one before always is, as the end of a step). `(False, False)`: the events of
+        this callback are not in `sim.events` either, and take no room there.
+    - `repeat_nudge`: where the affect leaves the condition at its root, the sign at the start of
+        the next step is the one after this part of the step.
+    - `dtrelax`: the next step is this many times as long as the one that the event cut short.
+
+    **Raises:** `TypeError` and `ValueError`, naming the argument.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> def bounce(integrator):
+    ...     height, speed = integrator.u
+    ...     return eo.remake(integrator, u=jnp.array([height, -0.9 * speed]))
+    >>> floor = eo.ContinuousCallback(lambda u, t, integrator: u[0], None, bounce)
+    >>> def f(u, p, t):
+    ...     return jnp.array([u[1], -9.8])
+    >>> prob = eo.ODEProblem(f, [50.0, 0.0], (0.0, 15.0), callback=floor)
+    >>> sol = eo.solve(prob, abstol=1e-8, reltol=1e-8)
+    >>> [f"{t:.3f}" for t in sol.events.t]
+    ['3.194', '8.944', '14.119']
+    """
+
+    affect_neg: Callable | None
+
+    def __init__(
+        self,
+        condition: Callable,
+        affect: Callable | None,
+        affect_neg: Callable | Literal["affect"] | None = "affect",
+        *,
+        rootfind: str = LeftRootFind,
+        interp_points: int = 10,
+        save_positions: tuple[bool, bool] = (True, True),
+        repeat_nudge: float = 0.01,
+        dtrelax: float = 1.0,
+    ):
+        affect_neg = affect if isinstance(affect_neg, str) else affect_neg
+        if affect is None and affect_neg is None:
+            raise ValueError(
+                "ContinuousCallback has neither an affect nor an affect_neg: give one of the two."
+            )
+        for name, fn in (("affect", affect), ("affect_neg", affect_neg)):
+            if fn is not None:
+                _check_function("ContinuousCallback", name, fn, "(integrator)")
+        self._set(condition, affect, rootfind, interp_points, save_positions, repeat_nudge, dtrelax)
+        self.affect_neg = affect_neg
+
+
+class VectorContinuousCallback(_Continuous):
+    """Events where one of several conditions crosses zero.
+
+    **Arguments:** as of [`ContinuousCallback`][ensembleode.ContinuousCallback], but for
+
+    - `condition`: `condition(u, t, integrator)`, real numbers `[length]`.
+    - `affect`: `affect(integrator, mask) -> integrator`; `mask`, integers `[length]`, says which
+        conditions cross zero at this time, and how: 1 where one rises, -1 where it falls, 0 where
+        it does not.
+    - `length`: how many conditions there are.
+
+    **Raises:** `TypeError` and `ValueError`, naming the argument.
+    """
+
+    length: int = eqx.field(static=True)
+
+    def __init__(
+        self,
+        condition: Callable,
+        affect: Callable,
+        length: int,
+        *,
+        rootfind: str = LeftRootFind,
+        interp_points: int = 10,
+        save_positions: tuple[bool, bool] = (True, True),
+        repeat_nudge: float = 0.01,
+        dtrelax: float = 1.0,
+    ):
+        _check_function("VectorContinuousCallback", "affect", affect, "(integrator, mask)")
+        whole = isinstance(length, int | np.integer) and not isinstance(length, bool)
+        if not whole or length < 1:
+            raise ValueError(
+                f"length of VectorContinuousCallback must be a positive integer, got {length!r}."
+            )
+        self._set(condition, affect, rootfind, interp_points, save_positions, repeat_nudge, dtrelax)
+        self.length = int(length)
+
+
+class DiscreteCallback(eqx.Module):
+    """An event at the end of every accepted step where `condition(u, t, integrator)` is true.
+
+    **Arguments:**
+
+    - `condition`: a boolean, asked after what continuous callbacks and the discrete ones before
+        this one do at the same time.
+    - `affect`: `affect(integrator) -> integrator`.
+    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+
+    **Raises:** `TypeError` and `ValueError`, naming the argument.
+    """
+
+    condition: Callable
+    affect: Callable
+    save_positions: tuple[bool, bool] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        condition: Callable,
+        affect: Callable,
+        *,
+        save_positions: tuple[bool, bool] = (True, True),
+    ):
+        name = "DiscreteCallback"
+        _check_function(name, "condition", condition, "(u, t, integrator)")
+        _check_function(name, "affect", affect, "(integrator)")
+        self.condition, self.affect = condition, affect
+        self.save_positions = _positions(name, save_positions)
+
+
+class PresetTimeCallback(eqx.Module):
+    """An event at known times, which steps end at exactly: a dose, say.
+
+    **Arguments:**
+
+    - `times`: an array, in any order; a time that comes twice counts once, and those outside of
+        `tspan` are passed over. They may be traced, computed from `p`, and `prob_func` may give
+        each trajectory its own: as many for all, filled up with inf.
+    - `affect`: `affect(integrator) -> integrator`. At the start of `tspan` it changes the state
+        that the solution begins with, which is no event of `sim.events`.
+    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+
+    **Raises:** `TypeError` and `ValueError`, naming the argument.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> dose = lambda integrator: eo.remake(integrator, u=integrator.u + 10.0)
+    >>> doses = eo.PresetTimeCallback([12.0, 24.0], dose)
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [10.0], (0.0, 36.0), 0.1, callback=doses)
+    >>> sol = eo.solve(prob, abstol=1e-9, reltol=1e-9)
+    >>> sol.events.t.tolist(), f"{sol.u[-1, 0]:.4f}"
+    ([12.0, 24.0], '4.1923')
+    """
+
+    times: Any
+    affect: Callable
+    save_positions: tuple[bool, bool] = eqx.field(static=True)
+
+    def __init__(
+        self, times: Any, affect: Callable, *, save_positions: tuple[bool, bool] = (True, True)
+    ):
+        name = "PresetTimeCallback"
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(times)):
+            check_stops(f"times of {name}", times)
+            if np.ndim(times) > 1:
+                raise ValueError(
+                    f"times of {name} must be those of one trajectory, got the shape "
+                    f"{np.shape(times)}; let prob_func pick a row of them."
+                )
+        _check_function(name, "affect", affect, "(integrator)")
+        self.times, self.affect = times, affect
+        self.save_positions = _positions(name, save_positions)
+
+
+class PeriodicCallback(eqx.Module):
+    """An event every `dt`, counted from the start of `tspan`.
+
+    The times are `t0 + phase + i dt`, up to the end of `tspan`, where nothing happens but for
+    `final_affect`.
+
+    **Arguments:**
+
+    - `affect`: `affect(integrator) -> integrator`.
+    - `dt`: the period, a positive Python number (as `tspan` has to be known, too, to count the
+        times; where they are not, `PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)` has as
+        many as you say).
+    - `phase`: how much later than the start the first one is, positive; where it is zero, that is
+        after a period.
+    - `initial_affect`: whether it happens at the start, too, as in
+        [`PresetTimeCallback`][ensembleode.PresetTimeCallback].
+    - `final_affect`: whether it happens at the end of `tspan`, too.
+    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+
+    **Raises:** `TypeError` and `ValueError`, naming the argument.
+    """
+
+    affect: Callable
+    dt: float = eqx.field(static=True)
+    phase: float = eqx.field(static=True)
+    initial_affect: bool = eqx.field(static=True)
+    final_affect: bool = eqx.field(static=True)
+    save_positions: tuple[bool, bool] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        affect: Callable,
+        dt: float,
+        *,
+        phase: float = 0.0,
+        initial_affect: bool = False,
+        final_affect: bool = False,
+        save_positions: tuple[bool, bool] = (True, True),
+    ):
+        name = "PeriodicCallback"
+        _check_function(name, "affect", affect, "(integrator)")
+        for argument, value in (("dt", dt), ("phase", phase)):
+            if isinstance(value, jax.core.Tracer):
+                raise TypeError(
+                    f"{argument} of {name} is traced, so how many times there are is not known: "
+                    "use eo.PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)."
+                )
+        if not 0 < dt < float("inf"):
+            raise ValueError(f"dt of {name} must be a positive number, got {dt!r}.")
+        if not 0 <= phase < float("inf"):
+            raise ValueError(f"phase of {name} must be zero or a positive number, got {phase!r}.")
+        self.affect, self.dt, self.phase = affect, float(dt), float(phase)
+        self.initial_affect, self.final_affect = bool(initial_affect), bool(final_affect)
+        self.save_positions = _positions(name, save_positions)
+
+
+class CallbackSet(eqx.Module):
+    """Several callbacks, or sets of them, which `sim.events.which` counts from 0 in this order.
+
+    Of the continuous ones the earliest acts in a step, of several at the same time the first; then
+    the discrete ones act, in this order.
+
+    **Raises:** `TypeError` for what is no callback.
+    """
+
+    callbacks: tuple
+
+    def __init__(self, *callbacks: Any):
+        self.callbacks = tuple(x for y in callbacks for x in all_of(y))
+
+
+def all_of(callback: Any) -> tuple:
+    """The callbacks in one, a set of them, or None.
+
+    **Raises:** `TypeError` for anything else.
+    """
+    if callback is None:
+        return ()
+    if isinstance(callback, CallbackSet):
+        return callback.callbacks
+    if isinstance(callback, _KINDS):
+        return (callback,)
+    *most, last = (f"eo.{kind.__name__}" for kind in _KINDS)
+    raise TypeError(
+        f"callback must be an {', '.join(most)}, {last} or an eo.CallbackSet of several, got "
+        f"{type(callback).__name__}."
+    )
+
+
+_KINDS = (
+    ContinuousCallback,
+    VectorContinuousCallback,
+    DiscreteCallback,
+    PresetTimeCallback,
+    PeriodicCallback,
+)
+
+
+def _check_function(callback: str, name: str, fn: Any, arguments: str) -> None:
+    if not callable(fn):
+        raise TypeError(f"{name} of {callback} must be a function {name}{arguments}, got {fn!r}.")
+
+
+def _positions(callback: str, save_positions: Any) -> tuple[bool, bool]:
+    try:
+        before, after = save_positions
+    except (TypeError, ValueError):
+        raise ValueError(
+            f"save_positions of {callback} must be a pair (before, after) of booleans, got "
+            f"{save_positions!r}."
+        ) from None
+    return bool(before), bool(after)
