@@ -60,7 +60,9 @@ REFUSED |= {
     for name in ("columns", *ON_JULIA)
 }
 REFUSED |= {(name, "known times of each"): (ValueError, "not told of tstops") for name in ON_JULIA}
-REFUSED |= {(name, "callback"): (ValueError, "callback") for name in ("columns", "lanes", *ON_JULIA)}
+REFUSED |= {
+    (name, "callback"): (ValueError, "callback") for name in ("columns", "lanes", *ON_JULIA)
+}
 # One failing column fails the whole solve, which shares its steps.
 SHARED_STEPS = {"columns", "julia columns"}
 

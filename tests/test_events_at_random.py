@@ -23,7 +23,8 @@ def roots(values):
 def found(values, tspan):
     """Events of a state that is the time, without an effect."""
     here = eo.ContinuousCallback(
-        lambda u, t, integrator: jnp.interp(u[0], KNOTS, integrator.p), lambda integrator: integrator
+        lambda u, t, integrator: jnp.interp(u[0], KNOTS, integrator.p),
+        lambda integrator: integrator,
     )
     prob = eo.ODEProblem(
         lambda u, p, t: jnp.ones_like(u), np.array([tspan[0]]), tspan, values[0], callback=here
