@@ -34,11 +34,13 @@ class Saved(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Return codes, and steps accepted and tried."""
+    """Return codes, and steps accepted and tried; and with callbacks, how often a trajectory went
+    on anew."""
 
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
+    restarts: Int[Array, "lane"] | None = None
 
 
 def result_of(
@@ -96,6 +98,8 @@ def result_of(
     nf = method.evaluations(counts.ntried)
     if not has_dt:
         nf = nf + 2  # the automatic first step
+    if counts.restarts is not None and method.evaluations(0):
+        nf = nf + counts.restarts
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
     nreject = counts.ntried - counts.naccept
     about = length, codes, counts.naccept, nreject, nf

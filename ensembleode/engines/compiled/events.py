@@ -64,12 +64,14 @@ class Happening:
         ]
         # How many events the trajectory has had; and what acted at the end of this step.
         self.count = b.variable(I32, 0)
+        # How often it has gone on anew.
+        self.restarts = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
 
     def variables(self) -> list[Variable]:
         """All that goes on from turn to turn."""
         crossed = [x for xs in self.crossed for x in xs]
-        return [*self.values, self.last, self.residual, *crossed, self.count]
+        return [*self.values, self.last, self.residual, *crossed, self.count, self.restarts]
 
     #
     # Conditions
@@ -95,7 +97,7 @@ class Happening:
     def begin(self, fresh: Value) -> None:
         """Trajectories begin, in the lanes that are fresh."""
         self._look(fresh)
-        for x in (self.last, self.count):
+        for x in (self.last, self.count, self.restarts):
             x.set_where(fresh, 0)
 
     def _look(self, mask: Value) -> None:
@@ -286,6 +288,7 @@ class Happening:
         carry = p.method.init(b, loop.equations(loop.held, here), y, t)
         for variable, x in zip(loop.carry, jax.tree.leaves(carry), strict=True):
             variable.set_where(here, x)
+        self.restarts.set_where(here, self.restarts.get() + 1)
         if not p.adaptive:
             loop.set_anchor(here)
         self._look(here)

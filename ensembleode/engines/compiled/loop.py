@@ -546,9 +546,9 @@ class Loop:
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))
         if self.happening is not None:
-            # (In the place after that of the rows, though there are none.)
-            place = index + n * 4
-            self.outputs.counts.scatter(place, ended, self.happening.count.get())
+            # (In the places after that of the rows, though there may be none.)
+            for i, x in enumerate((self.happening.count, self.happening.restarts)):
+                self.outputs.counts.scatter(index + n * (4 + i), ended, x.get())
         for i, x in enumerate(counts):
             self.outputs.counts.scatter(index + n * i, ended, x)
         self._free(ended)

@@ -12,9 +12,9 @@ from .numbers import Held
 
 class Outputs(NamedTuple):
     """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
-    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows; and
-    events, where there are callbacks), of `n` trajectories. (On a GPU the trajectories come last:
-    see `numbers.Order`.)
+    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows; with
+    callbacks two more: events, and how often it went on anew), of `n` trajectories. (On a GPU the
+    trajectories come last: see `numbers.Order`.)
 
     With callbacks there is `room` for the events of a trajectory (else it is None): of each three
     rows of `u`, behind those that are saved, with the state before it, the state after it, and its

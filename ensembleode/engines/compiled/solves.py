@@ -153,13 +153,15 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts, Ha
     if events is not None:
         marks = max(1, room * (1 + events.longest))
         outputs.append(_array(d, n, marks, np.dtype(np.int32)))
-    outputs.append(jax.ShapeDtypeStruct((4 if events is None else 5, n), jnp.int32))
+    outputs.append(jax.ShapeDtypeStruct((4 if events is None else 6, n), jnp.int32))
     operands = _operands(d, setup, lanes, mask, rows)
     threads = n if d.on_gpu else setup.threads
     *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
     u, *t = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, rows + room * EVENT_ROWS, *plan.state.shape)
     codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2])
+    if events is not None:
+        codes = codes._replace(restarts=counts[5])
     happened = None
     if events is not None:
         happened = _happened(plan, u[:, rows:], t.pop(), counts[4])
