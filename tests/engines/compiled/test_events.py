@@ -190,7 +190,7 @@ def test_at_the_end():
     np.testing.assert_allclose(sol.u[-1], [1.0, 1.0])
     sol = line(crossing(0.0, add(1.0)), dt=0.5, adaptive=False)
     np.testing.assert_allclose(sol.events.t, [1.0], rtol=1e-14)
-    assert sol.stats.naccept == 4
+    assert sol.stats.naccept in (4, 5)  # (by a rounding behind the second)
 
 
 def test_terminated():
