@@ -7,6 +7,8 @@ from .callbacks import (
     Integrator as Integrator,
     LeftRootFind as LeftRootFind,
     NoRootFind as NoRootFind,
+    PeriodicCallback as PeriodicCallback,
+    PresetTimeCallback as PresetTimeCallback,
     RightRootFind as RightRootFind,
     terminate as terminate,
     VectorContinuousCallback as VectorContinuousCallback,

@@ -10,12 +10,6 @@ from .numbers import NUMBERS
 _STIFF = "eo.Kvaerno5()"
 _NOT_STIFF = "eo.Tsit5(), or eo.Vern7() and eo.Vern9() for tight tolerances"
 
-_PIECES = (
-    "there are no known times to stop at yet. For doses and jumps there solve interval by "
-    "interval, or tell diffrax of the times, stepsize_controller=diffrax.ClipStepSizeController("
-    'diffrax.PIDController(rtol=1e-6, atol=1e-8), jump_ts=...): see "Doses and discontinuities" in '
-    "the documentation"
-)
 _CONTROLLER = (
     "it is a constant of the controller, such as stepsize_controller=eo.PIController(gamma=0.8)"
 )
@@ -46,7 +40,6 @@ _OPTIONS = _by_name(
         "it is called internalnorm, such as eo.MaxNorm()": "norm",
         _CONTROLLER: "gamma qmin qmax beta1 beta2",
         "it is called maxiters": "max_steps max_num_steps mxstep",
-        _PIECES: "tstops d_discontinuities jump_ts step_ts",
         "it is called callback, such as eo.ContinuousCallback(condition, affect)": (
             "events event callbacks"
         ),
@@ -114,7 +107,6 @@ _THINGS = _by_name(
         "it is diffrax's: solve(..., stepsize_controller=diffrax.ClipStepSizeController(...))": (
             "ClipStepSizeController"
         ),
-        _PIECES: "PresetTimeCallback",
         "an event is eo.ContinuousCallback(condition, affect), such as with eo.terminate": "Event",
         "there are ordinary differential equations only: reduce the index, or use Julia": (
             "DAEProblem"

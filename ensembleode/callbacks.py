@@ -9,7 +9,10 @@ from collections.abc import Callable
 from typing import Any, Literal
 
 import equinox as eqx
+import jax
 import numpy as np
+
+from .numbers import check_stops
 
 
 LeftRootFind = "left"
@@ -241,6 +244,105 @@ class DiscreteCallback(eqx.Module):
         self.save_positions = _positions(name, save_positions)
 
 
+class PresetTimeCallback(eqx.Module):
+    """An event at known times, which steps end at exactly: a dose, say.
+
+    **Arguments:**
+
+    - `times`: an array, in any order; a time that comes twice counts once, and those outside of
+        `tspan` are passed over. They may be traced, computed from `p`, and `prob_func` may give
+        each trajectory its own: as many for all, filled up with inf.
+    - `affect`: `affect(integrator) -> integrator`. At the start of `tspan` it changes the state
+        that the solution begins with, which is no event of `sim.events`.
+    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+
+    **Raises:** `TypeError` and `ValueError`, naming the argument.
+
+    >>> import jax.numpy as jnp, ensembleode as eo
+    >>> dose = lambda integrator: eo.remake(integrator, u=integrator.u + 10.0)
+    >>> doses = eo.PresetTimeCallback([12.0, 24.0], dose)
+    >>> prob = eo.ODEProblem(lambda u, p, t: -p * u, [10.0], (0.0, 36.0), 0.1, callback=doses)
+    >>> sol = eo.solve(prob, abstol=1e-9, reltol=1e-9)
+    >>> sol.events.t.tolist(), f"{sol.u[-1, 0]:.4f}"
+    ([12.0, 24.0], '4.1923')
+    """
+
+    times: Any
+    affect: Callable
+    save_positions: tuple[bool, bool] = eqx.field(static=True)
+
+    def __init__(
+        self, times: Any, affect: Callable, *, save_positions: tuple[bool, bool] = (True, True)
+    ):
+        name = "PresetTimeCallback"
+        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(times)):
+            check_stops(f"times of {name}", times)
+            if np.ndim(times) > 1:
+                raise ValueError(
+                    f"times of {name} must be those of one trajectory, got the shape "
+                    f"{np.shape(times)}; let prob_func pick a row of them."
+                )
+        _check_function(name, "affect", affect, "(integrator)")
+        self.times, self.affect = times, affect
+        self.save_positions = _positions(name, save_positions)
+
+
+class PeriodicCallback(eqx.Module):
+    """An event every `dt`, counted from the start of `tspan`.
+
+    The times are `t0 + phase + i dt`, up to the end of `tspan`, where nothing happens but for
+    `final_affect`.
+
+    **Arguments:**
+
+    - `affect`: `affect(integrator) -> integrator`.
+    - `dt`: the period, a positive Python number (as `tspan` has to be known, too, to count the
+        times; where they are not, `PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)` has as
+        many as you say).
+    - `phase`: how much later than the start the first one is, positive; where it is zero, that is
+        after a period.
+    - `initial_affect`: whether it happens at the start, too, as in
+        [`PresetTimeCallback`][ensembleode.PresetTimeCallback].
+    - `final_affect`: whether it happens at the end of `tspan`, too.
+    - `save_positions`: as of [`ContinuousCallback`][ensembleode.ContinuousCallback].
+
+    **Raises:** `TypeError` and `ValueError`, naming the argument.
+    """
+
+    affect: Callable
+    dt: float = eqx.field(static=True)
+    phase: float = eqx.field(static=True)
+    initial_affect: bool = eqx.field(static=True)
+    final_affect: bool = eqx.field(static=True)
+    save_positions: tuple[bool, bool] = eqx.field(static=True)
+
+    def __init__(
+        self,
+        affect: Callable,
+        dt: float,
+        *,
+        phase: float = 0.0,
+        initial_affect: bool = False,
+        final_affect: bool = False,
+        save_positions: tuple[bool, bool] = (True, True),
+    ):
+        name = "PeriodicCallback"
+        _check_function(name, "affect", affect, "(integrator)")
+        for argument, value in (("dt", dt), ("phase", phase)):
+            if isinstance(value, jax.core.Tracer):
+                raise TypeError(
+                    f"{argument} of {name} is traced, so how many times there are is not known: "
+                    "use eo.PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)."
+                )
+        if not 0 < dt < float("inf"):
+            raise ValueError(f"dt of {name} must be a positive number, got {dt!r}.")
+        if not 0 <= phase < float("inf"):
+            raise ValueError(f"phase of {name} must be zero or a positive number, got {phase!r}.")
+        self.affect, self.dt, self.phase = affect, float(dt), float(phase)
+        self.initial_affect, self.final_affect = bool(initial_affect), bool(final_affect)
+        self.save_positions = _positions(name, save_positions)
+
+
 class CallbackSet(eqx.Module):
     """Several callbacks, or sets of them, which `sim.events.which` counts from 0 in this order.
 
@@ -265,12 +367,22 @@ def all_of(callback: Any) -> tuple:
         return ()
     if isinstance(callback, CallbackSet):
         return callback.callbacks
-    if isinstance(callback, ContinuousCallback | VectorContinuousCallback | DiscreteCallback):
+    if isinstance(callback, _KINDS):
         return (callback,)
+    *most, last = (f"eo.{kind.__name__}" for kind in _KINDS)
     raise TypeError(
-        "callback must be an eo.ContinuousCallback, eo.VectorContinuousCallback, "
-        f"eo.DiscreteCallback or an eo.CallbackSet of several, got {type(callback).__name__}."
+        f"callback must be an {', '.join(most)}, {last} or an eo.CallbackSet of several, got "
+        f"{type(callback).__name__}."
     )
+
+
+_KINDS = (
+    ContinuousCallback,
+    VectorContinuousCallback,
+    DiscreteCallback,
+    PresetTimeCallback,
+    PeriodicCallback,
+)
 
 
 def _check_function(callback: str, name: str, fn: Any, arguments: str) -> None:

@@ -22,6 +22,7 @@ from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
 from .solvers.method import equations_of, Method
+from .solvers.time import next_time
 
 
 class Step(NamedTuple):
@@ -84,12 +85,14 @@ class Known(NamedTuple):
     - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
         polynomial is then the cubic of the states and slopes at both ends.
     - `own`: of the constants and the parameters, which each trajectory has to itself.
+    - `jumps`: whether the field jumps at known times, where steps begin right after them.
     """
 
     field: Callable
     method: Method | Any
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
+    jumps: bool = False
 
 
 class Again(Dense):
@@ -111,6 +114,9 @@ class Again(Dense):
             inner = _cubic(step.h, start, end, left, right)
         else:
             y, t, h = (start,), step.t, step.h
+            if self.known.jumps:  # (For other steps it makes no difference.)
+                t = next_time(_XP, step.t, jnp.sign(h))
+                h = h - (t - step.t)
             equations = equations_of(field)
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense

@@ -19,7 +19,9 @@ class Row(NamedTuple):
     - `kind`: `state`, the first one; `parameters`, arrays; `constants`, arrays that the program
         named by `option` closes over, a function `(u, p, t)`; `time`; `times` to save, and the
         `count` of them; `tolerance`, a number or one a component; `step`, the size of one; `bound`
-        of steps; `table`, several numbers, as many for each trajectory; `flag`, which all share.
+        of steps; `table`, several numbers, as many for each trajectory; `stops`, as many known
+        times to be stepped onto, in the order in which they come, and infinitely far where there
+        are no more; `flag`, which all share.
     - `default`: of the option.
     - `check`: refuses values (known ones) of the option, given its name and the value.
     - `aliases`: what other libraries call the option.
@@ -68,6 +70,25 @@ def _check_bound(name: str, value: Any) -> None:
     _check_step(name, value, signed=False)
 
 
+def check_stops(name: str, value: Any) -> None:
+    """
+    **Raises:** `TypeError` and `ValueError` for what are no known times of the option `name`.
+    """
+    import numpy as np
+
+    what = (
+        f"{name} must be a time, an array of times, or an array [trajectory, time], got {value!r}."
+    )
+    try:
+        times = check_real(value, what)
+    except ValueError:  # ragged
+        raise TypeError(what) from None
+    if times.ndim > 2:
+        raise ValueError(what)
+    if np.isnan(times).any():
+        raise ValueError(f"{name} has a time that is NaN; fill rows that are shorter with inf.")
+
+
 # (Fingerprints of stores tell the order of the rows.)
 NUMBERS = [
     Row("u0", "u0", "state"),
@@ -82,6 +103,8 @@ NUMBERS = [
     Row("dt", "dt", "step", None, _check_step, "first_step dt0 h0"),
     Row("dtmin", "dtmin", "bound", None, _check_bound, "min_step", digest="dtmin and dtmax"),
     Row("dtmax", "dtmax", "bound", None, _check_bound, "max_step", digest="dtmin and dtmax"),
+    Row("tstops", "tstops", "stops", None, check_stops, "step_ts"),
+    Row("d_discontinuities", "d_discontinuities", "stops", None, check_stops, "jump_ts"),
     Row("stop", "", "flag"),
     Row("callback_consts", "callback", "constants", digest="what callbacks close over"),
 ]

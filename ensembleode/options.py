@@ -4,6 +4,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax.numpy as jnp
+import jax.tree_util as jtu
 import numpy as np
 
 from .aliases import unknown_option
@@ -115,8 +116,8 @@ def _check_static(options: dict[str, Any]) -> None:
     if options["max_events"] is not None:
         options["max_events"] = as_count("max_events", options["max_events"])
     for row in NUMBERS:
-        if row.check and not ((value := options[row.option]) is None or is_tracer(value)):
-            row.check(row.option, value)
+        if row.check and _is_known(options[row.option]):
+            row.check(row.option, options[row.option])
     least, most = options["dtmin"], options["dtmax"]
     if not any(x is None or is_tracer(x) for x in (least, most)) and least > most:
         raise ValueError(f"dtmin is {least!r}, and dtmax is smaller: {most!r}.")
@@ -128,6 +129,10 @@ def _check_static(options: dict[str, Any]) -> None:
         )
     if options["save_everystep"] and options["saveat"] is not None:
         raise ValueError("saveat and save_everystep=True are both given; drop one of the two.")
+
+
+def _is_known(value: Any) -> bool:
+    return value is not None and not any(map(is_tracer, jtu.tree_leaves(value)))
 
 
 def check_count(name: str, value: Any) -> int:

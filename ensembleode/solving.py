@@ -75,6 +75,8 @@ def solve(
     dt: Any = None,
     dtmin: Any = None,
     dtmax: Any = None,
+    tstops: Any = None,
+    d_discontinuities: Any = None,
     adaptive: bool | None = None,
     maxiters: int | float | None = None,
     stepsize_controller: Any = None,
@@ -130,6 +132,12 @@ def solve(
         the log) whether the problem is stiff.
     - `dtmin`, `dtmax`: bounds of the steps of step-size control. A trajectory that needs shorter
         ones than `dtmin` ends with `ReturnCode.DtLessThanMin`.
+    - `tstops`: known times that steps end at exactly, as many as there are: an array in any order,
+        or an array `[trajectory, time]`, whose rows are filled up with inf; traced ones, too, such
+        as times computed from `p`. Those outside of `tspan` are ignored.
+    - `d_discontinuities`: likewise, times where `f` jumps. A step ends there, with `f` as it is up
+        to that time and at it, and the next begins one unit in the last place later, with `f`
+        evaluated anew.
     - `stepsize_controller`: what chooses the steps, by default the engine's
         [`PIController()`][ensembleode.PIController] (diffrax's own `PIDController` where
         `engine="diffrax"`); or a diffrax step-size controller, in place of the tolerances.
@@ -421,7 +429,7 @@ def job_for(
     if module.numbers_apart:
         every = every.with_numbers_apart()
     if every.events is not None:
-        every = every.with_one_list()
+        every = every.with_one_list().after_start()
         (state,) = every.field.out_avals
     has_dt = every.batched.dt is not None
     plan = Plan(

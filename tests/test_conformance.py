@@ -51,9 +51,11 @@ REFUSED = {
         "tspan of each": "tspan",
         "saveat of each": "saveat",
         "tolerance of each": "reltol",
+        "known times of each": "d_discontinuities",
         "spacing over tspan of each": "tspan",
     }.items()
 }
+REFUSED |= {(name, "known times of each"): (ValueError, "not told of tstops") for name in ON_JULIA}
 # One failing column fails the whole solve, which shares its steps.
 SHARED_STEPS = {"columns", "julia columns"}
 
@@ -81,6 +83,7 @@ OF_EXECUTORS = {
     "test_closure_of_each",
     "test_every_step",
     "test_gradient",
+    "test_known_times_of_each",
     "test_output_func",
     "test_parameters_of_each_and_shared",
     "test_retcodes",
@@ -254,6 +257,28 @@ def test_saveat_of_each(name, alg, mode):
         np.testing.assert_allclose(sim.u[:, :, 0], np.exp(-times), rtol=1e-7)
 
 
+def test_known_times_of_each(name, alg, mode):
+    """A pulse for each, at another time."""
+    starts = jnp.array([0.2, 0.7, 0.31])
+
+    def prob_func(prob, ctx):
+        start = starts[ctx.index]
+        times = jnp.stack([jnp.array(jnp.inf), start + 0.01, start])
+        return eo.remake(prob, p=start, d_discontinuities=times, tstops=times - 0.1)
+
+    def field(u, p, t):
+        return jnp.where((t > p) & (t <= p + 0.01), 100.0, 0.0) - u
+
+    ens = eo.EnsembleProblem(eo.ODEProblem(field, [0.0], (0.0, 1.0), 0.0), prob_func)
+    if error := refused(name, "known times of each"):
+        with error:
+            run(mode, ens, alg, 3)
+        return
+    sim = run(mode, ens, alg, 3, **TIGHT)
+    expected = 100 * (np.exp(starts + 0.01 - 1) - np.exp(starts - 1))
+    np.testing.assert_allclose(sim.u[:, -1, 0], expected, **CLOSE)
+
+
 def test_tolerance_of_each(name, alg, mode):
     def prob_func(prob, ctx):
         return eo.remake(prob, reltol=jnp.array([1e-3, 1e-11])[ctx.index], abstol=1e-12)
@@ -400,7 +425,7 @@ def test_reduction_without_u_init(alg):
         run("jit", ens, alg, 5, batch_size=2)
 
 
-@pytest.mark.parametrize("batch_size", [1, 3, 7, 100])
+@pytest.mark.parametrize("batch_size", [slow_unless(x in (3, 100), x) for x in (1, 3, 7, 100)])
 def test_batches_change_nothing(name, alg, mode, batch_size):
     whole = run(mode, ensemble(), alg, 7, saveat=0.5, **TIGHT)
     split = run(mode, ensemble(), alg, 7, saveat=0.5, batch_size=batch_size, **TIGHT)

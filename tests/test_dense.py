@@ -23,7 +23,6 @@ TS = np.linspace(0.0, 2.0, 41)
 QUICK = {
     ("compiled", eo.Tsit5),
     ("compiled", eo.Vern9),
-    ("compiled", eo.RK4),
     ("lanes", eo.Dopri8),
 }
 SLOW_ENGINES = [slow_unless(False, engine) for engine in ("lanes", "diffrax")]
@@ -98,7 +97,7 @@ def test_of_ensembles(name, alg):
         slow_unless(False, alg)
         for alg in (eo.Kvaerno3(), eo.KenCarp4(), eo.ImplicitEuler(), diffrax.KenCarp3())
     ]
-    + [diffrax.Heun(), slow_unless(False, diffrax.Dopri8())],
+    + [slow_unless(False, alg) for alg in (diffrax.Heun(), diffrax.Dopri8())],
     ids=lambda alg: f"{type(alg).__module__.partition('.')[0]}.{type(alg).__name__}",
 )
 def test_of_methods_of_diffrax(alg):
@@ -120,7 +119,9 @@ def test_of_methods_of_diffrax(alg):
 #
 
 
-@pytest.mark.parametrize("cls", [c for c in METHODS if c is not eo.ExplicitRK])
+@pytest.mark.parametrize(
+    "cls", [slow_unless(c.order > 3, c) for c in METHODS if c is not eo.ExplicitRK]
+)
 def test_order_between_steps(cls):
     """From an exact state, one step of half the size is 2^(order + 1) times as exact in it."""
     order = cls.tableau.interpolant.order

@@ -86,7 +86,7 @@ def test_same_bits_as_on_one(alg, options):
         np.testing.assert_array_equal(other.retcode, one.retcode)
 
 
-@pytest.mark.parametrize("batch_size", [1, 8, 20, 100])
+@pytest.mark.parametrize("batch_size", [slow_unless(x in (8, 20), x) for x in (1, 8, 20, 100)])
 def test_batches_are_dealt_out_too(batch_size):
     whole = solve(eo.EnsembleGPUArray())
     split = solve(eo.EnsembleThreads(), batch_size=batch_size)

@@ -119,7 +119,7 @@ def has_python(page):
 
 
 # What a newcomer reads.
-FIRST = ("README.md", "getting-started.md")
+FIRST = ("README.md",)
 
 
 @pytest.mark.parametrize(

@@ -57,11 +57,11 @@ def spans(t0s, t1s, **options):
     ("options", "rows"),
     [
         ({}, 2),
-        ({"save_start": False}, 1),
-        ({"save_end": False}, 1),
+        slow_unless(False, {"save_start": False}, 1),
+        slow_unless(False, {"save_end": False}, 1),
         ({"saveat": 0.1}, 1),
-        ({"saveat": 0.1, "save_start": False}, 1),
-        ({"saveat": [1.0, 1.0]}, 2),
+        slow_unless(False, {"saveat": 0.1, "save_start": False}, 1),
+        slow_unless(False, {"saveat": [1.0, 1.0]}, 2),
         ({"save_everystep": True, "maxiters": 16}, 1),
         ({"dt": 0.1, "adaptive": False}, 2),
     ],
@@ -84,6 +84,7 @@ def test_a_span_of_no_length_is_its_start(solve, options, rows):
     np.testing.assert_allclose(sim.u[1, sim.lengths[1] - 1], 2 * np.exp(0.1), atol=1)
 
 
+@pytest.mark.slow
 def test_gradients_of_a_span_of_no_length(solve):
     for options in ({}, {"saveat": jnp.array([1.0])}, {"save_everystep": True, "maxiters": 16}):
 
@@ -239,7 +240,6 @@ def test_rows_that_end_early(solve, direction, way):
         )
 
 
-@pytest.mark.parametrize("solve", ALGS, indirect=True)
 def test_statistics_are_over_the_rows_that_are_there(solve):
     rows = np.array([[0.0, 0.5, 1.0], [0.0, 0.5, np.inf]])
     ens = eo.EnsembleProblem(

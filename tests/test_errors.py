@@ -372,7 +372,6 @@ SIGNATURES = [
     ),
 ]
 
-DOSES = r"no known times to stop at yet.*interval by interval.*jump_ts=.*Doses and discontinuities"
 OTHER_NAMES = [
     *(
         case(
@@ -388,8 +387,8 @@ OTHER_NAMES = [
             "max_step": "it is called dtmax",
             "gamma": r"eo\.PIController\(gamma=",
             "events": r"called callback.*eo\.ContinuousCallback\(condition, affect\)",
-            "tstops": DOSES,
-            "d_discontinuities": DOSES,
+            "step_ts": "it is called tstops",
+            "jump_ts": "it is called d_discontinuities",
             "t_eval": "it is called saveat",
             "dense_output": r"save_everystep=True.*sol\(t\)",
             "save_idxs": "output_func=lambda",
@@ -427,7 +426,6 @@ OTHER_NAMES = [
             "OwrenZen5": r"eo\.Vern7\(\).*eo\.JuliaAlg\('OwrenZen5\(\)'\)",
             "EM": "no stochastic ones",
             "VelocityVerlet": "symplectic",
-            "PresetTimeCallback": DOSES,
             "Event": r"eo\.ContinuousCallback\(condition, affect\)",
             "SaveAt": "saveat=",
         }.items()

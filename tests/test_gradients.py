@@ -129,8 +129,14 @@ WAYS_FORWARD = {
 }
 
 
-@pytest.mark.parametrize("name", ALGORITHMS)
-@pytest.mark.parametrize("way", WAYS_FORWARD)
+@pytest.mark.parametrize(
+    ("way", "name"),
+    [
+        slow_unless(way == "jvp" or name == "threads", way, name)
+        for way in WAYS_FORWARD
+        for name in ALGORITHMS
+    ],
+)
 def test_forward_mode_of_a_reverse_adjoint_names_the_remedy(name, way):
     loss, x = loss_of("linear", ALGORITHMS[name], sensealg=eo.BacksolveAdjoint())
     with pytest.raises(TypeError, match=r"sensealg=ForwardDiffSensitivity\(\) for forward mode"):

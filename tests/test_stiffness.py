@@ -10,6 +10,7 @@ from ensembleode import solvers, stiffness
 from ensembleode.ground.logs import log_once
 from ensembleode.stiffness import real_stability_boundary
 
+from .marks import slow_unless
 from .problems import decay, lorenz, lotka_volterra
 
 
@@ -67,7 +68,10 @@ NOT_STIFF = {
 }
 
 
-@pytest.mark.parametrize(("f", "u0", "end", "p", "options"), STIFF.values(), ids=STIFF)
+@pytest.mark.parametrize(
+    ("f", "u0", "end", "p", "options"),
+    [slow_unless(i % 2 == 0, *case, id=name) for i, (name, case) in enumerate(STIFF.items())],
+)
 def test_a_stiff_problem_is_called_one(f, u0, end, p, options, caplog):
     sol = run(f, u0, end, p, **options)
     assert sol.retcode == eo.ReturnCode.MaxIters

@@ -18,10 +18,15 @@ import numpy as np
 
 from ..callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator
 from ..ground.state_tree import StateTree
-from ..tracing.program import Program, program_of, trace, with_constants
+from ..tracing.program import is_tracer, Program, program_of, trace, with_constants
 from ..tracing.purity import check_once, numbers_in
 from ..tracing.written_numbers import with_numbers_apart
 from .extended_state import Extension
+
+
+# The rows of an event among those of a trajectory: the state before it, the state after it, and its
+# time, as the first component of a state of zeros.
+EVENT_ROWS = 3
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,11 +55,14 @@ class Jump:
         1 or 0: `[size + 1]`. (As it is traced, what it makes of `changes` stands before that end.)
     - `ends`: whether it does, where that is the same always; else None.
     - `changes`: which leaves of the parameters it changes.
+    - `moves`: of a state with tangents, how its time moves (see `moving_jumps.Moving`): then the
+        part makes the rows of that, and whether the trajectory ends.
     """
 
     part: Part
     ends: bool | None
     changes: tuple[int, ...] = ()
+    moves: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -90,12 +98,16 @@ class Discrete:
     """A discrete callback.
 
     - `condition`: positive where it acts: `[1]`.
+    - `scheduled`: whether that is at known times only, which steps end at.
+    - `at_start`: whether one of them may be the start.
     """
 
     which: int
     condition: Part
     jump: Jump
     save_positions: tuple[bool, bool]
+    scheduled: bool = False
+    at_start: bool = False
 
     @property
     def is_kept(self) -> bool:
@@ -211,30 +223,32 @@ class Tracing:
     """Traces the functions of callbacks.
 
     **Arguments:** `u`: the abstract state, an array; `tree`: what it is made of where it is a
-    pytree; `p`: the parameters, of which leaves are traced where `is_number` says so; `dtype`: that
-    of time.
+    pytree; `p`: the parameters, of which leaves are traced where `is_number` says so; `t0`: the
+    first time.
     """
 
-    def __init__(
-        self, u: Any, tree: StateTree | None, p: Any, is_number: Callable, dtype: np.dtype
-    ):
-        self.u, self.tree, self.is_number = u, tree, is_number
-        self.t = jax.ShapeDtypeStruct((), dtype)
+    def __init__(self, u: Any, tree: StateTree | None, p: Any, is_number: Callable, t0: Any):
+        self.u, self.tree, self.is_number, self.t0 = u, tree, is_number, t0
+        self.t = jax.ShapeDtypeStruct((), t0.dtype)
         numeric, self.static = eqx.partition(p, is_number)
         leaves, self.structure = jtu.tree_flatten(numeric)
         self.leaves = [jax.ShapeDtypeStruct(np.shape(x), jnp.result_type(x)) for x in leaves]
         # What the programs so far close over.
         self.consts: list = []
 
-    def events(self, callback: Any) -> Events:
+    def events(self, callback: Any, known: Sequence[Any]) -> Events:
         """
+        **Arguments:** `known`: the times of each callback, where they are; else None.
+
         **Raises:** `TypeError` and `ValueError`, which name the callback and its argument, for
         conditions and affects that can't be called or return something else.
         """
         continuous, discrete = [], []
-        for number, x in enumerate(all_of(callback)):
+        for number, (x, times) in enumerate(zip(all_of(callback), known, strict=True)):
             name = f"callback {number}, a {type(x).__name__}"
-            if isinstance(x, DiscreteCallback):
+            if times is not None:
+                discrete.append(self._scheduled(number, name, x, times))
+            elif isinstance(x, DiscreteCallback):
                 discrete.append(self._discrete(number, name, x))
             else:
                 continuous.append(self._continuous(number, name, x))
@@ -258,6 +272,22 @@ class Tracing:
         condition = self._condition(name, x.condition, (), is_discrete=True)
         jump = self._jump(name, "affect", x.affect, extras={})
         return Discrete(number, condition, jump, x.save_positions)
+
+    def _scheduled(self, number: int, name: str, x: Any, times: Any) -> Discrete:
+        def condition(u, t, integrator):
+            del u, integrator
+            return jnp.any(t == times)
+
+        part = self._condition(name, condition, (), is_discrete=True)
+        jump = self._jump(name, "affect", x.affect, extras={})
+        known = not (is_tracer(times) or is_tracer(self.t0))
+        at_start = not known or bool((times == self.t0).any())
+        if at_start and jump.ends is not False:
+            raise ValueError(
+                f"affect of {name} may terminate a trajectory, and may be at its start: leave that "
+                "time out."
+            )
+        return Discrete(number, part, jump, x.save_positions, True, at_start)
 
     def _condition(
         self, name: str, condition: Callable, shape: tuple, *, is_discrete: bool = False

@@ -163,6 +163,45 @@ class Trajectories:
             shared=shared._replace(u0=None) if held else shared,
         )
 
+    def after_start(self) -> "Trajectories":
+        """With the states after what callbacks do at the start (see `with_one_list`)."""
+        assert self.events is not None
+        acting = [x for x in self.events.discrete if x.at_start]
+        if not acting:
+            return self
+
+        def of_one(u0: Any, p: tuple, t0: Any) -> Any:
+            for x in acting:
+                given = {"uprev": u0, "tprev": t0}
+                (wanted,) = x.condition.program((), u0, (*p, *_extras(x.condition, given)), t0)
+                out = x.jump.part.program((), u0, (*p, *_extras(x.jump.part, given)), t0)
+                u0 = jnp.where(wanted > 0, out[:-1].reshape(u0.shape), u0)
+            return u0
+
+        jaxpr: Any = self.field.jaxpr
+        avals = [v.aval for v in jaxpr.invars]
+        batched = [self.batched.u0, *self.batched.p, self.batched.t0]
+
+        def changed(lane: Lane) -> Lane:
+            u0, *p, t0 = map(jnp.asarray, (lane.u0, *lane.p, lane.t0))
+            several = any(
+                x.ndim > a.ndim for x, a, b in zip((u0, *p, t0), avals, batched, strict=True) if b
+            )
+            fn = of_one
+            if several:
+                axes = [0 if b else None for b in batched]
+                fn = jax.vmap(of_one, in_axes=(axes[0], tuple(axes[1:-1]), axes[-1]))
+            return lane._replace(u0=fn(u0, tuple(p), t0))
+
+        own = any(batched)
+        known = None if own else changed(self.shared).u0
+        shared = self.shared._replace(u0=known)
+        return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
+
+
+def _extras(part: Part, given: dict[str, Any]) -> list[Any]:
+    return [given[name] for name in part.extras]
+
 
 def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:
     """Arrays, each with how many axes it has of one trajectory, as a vector of each trajectory."""

@@ -18,6 +18,7 @@ import numpy as np
 from ..ground.lifting import lift_numpy, NUMPY_INDEXED
 from ..ground.logs import log_once
 from ..ground.recent import jit_recent
+from ..numbers import of_kind
 from ..problem import EnsembleContext, EnsembleProblem
 from ..tracing.program import being_staged, is_tracer
 from .called_prob_func import called
@@ -25,6 +26,10 @@ from .lane import Trajectories
 from .saving import grid, Saving, Spacing
 from .traced_prob_func import as_input, Impure, trace_checked
 from .trajectory_maker import Maker
+
+
+# The options of which there may be a row for each trajectory.
+_TIMES = [row.option for row in of_kind("times", "stops")]
 
 
 def describe(
@@ -170,13 +175,17 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
 def _is_plain(maker: Maker, key: Any) -> bool:
     """Whether all trajectories are the problem as it is, so that there is nothing to trace but f.
 
-    (A row of `saveat` for each is looked up by the index.)
+    (A row of times for each is looked up by the index.)
     """
     if maker.ens.prob_func is not None:
         return False
     if any(map(is_tracer, jtu.tree_leaves((maker.ens.prob, maker.solve_options, key)))):
         return False
-    given: Any = maker.solve_options.get("saveat"), maker.ens.prob.options.get("saveat")
+    given: Any = [
+        options.get(name)
+        for options in (maker.solve_options, maker.ens.prob.options)
+        for name in _TIMES
+    ]
     try:
         return all(np.ndim(x) < 2 for x in given)
     except ValueError:  # ragged, which is found later

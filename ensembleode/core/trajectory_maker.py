@@ -17,12 +17,14 @@ from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
 from .events import Events, Tracing
 from .extended_state import Extension, integrals_of, with_integrand
+from .known_times import in_order, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
 
 
 _CONSTANTS = of_kind("constants")
 _TOLERANCES = of_kind("tolerance")
+_STOPS = of_kind("stops")
 
 
 class Maker:
@@ -80,7 +82,8 @@ class Maker:
         self._keep("tree", tree, "the structure or the shapes of u0", index)
         self._keep("u0", (u0.shape, u0.dtype), "the shape or dtype of u0", index)
         self._keep("p", types, "the shapes or dtypes in p", index)
-        _check_rows(options["saveat"], self.n)
+        for name in ("saveat", *(row.option for row in _STOPS)):
+            _check_rows(name, options[name], self.n)
         saving, times = resolve_saving(options, *prob.tspan, dtype, index, defer=self.concrete)
         self._keep("saving", saving, "which times are saved", index)
         self.options = {k: options[k] for k in (*STATIC_OPTIONS, "maxiters_given")}
@@ -91,9 +94,17 @@ class Maker:
                 continue
             fn = prob.f if row.option == "f" else options[row.option]
             numbers[row.name] = self._trace(row.option, fn, prob, p, types, dtype, index)
-        about = u0, tree, prob.p, types, dtype, index
-        numbers["callback_consts"] = self._trace_callbacks(options["callback"], *about)
-        numbers["t0"], numbers["t1"] = (_as_real(t, dtype) for t in prob.tspan)
+        t0, t1 = numbers["t0"], numbers["t1"] = [_as_real(t, dtype) for t in prob.tspan]
+        callback = options["callback"]
+        known = scheduled(callback, t0, t1, dtype)
+        about = known, u0, tree, prob.p, types, t0, index
+        numbers["callback_consts"] = self._trace_callbacks(callback, *about)
+        for row in _STOPS:
+            more = known if row.name == "tstops" else ()
+            times = in_order(row, options[row.option], more, t0, t1, dtype, index)
+            what = f"how many times there are in {row.option} (fill up with inf)"
+            self._keep(row.name, np.shape(times), what, index)
+            numbers[row.name] = times
         for row in NUMBERS:
             if row.name not in numbers:
                 numbers[row.name] = _as_given(row, options, u0.shape, dtype)
@@ -129,16 +140,16 @@ class Maker:
         self._traced[name] = same, (program, consts)
         return consts
 
-    def _trace_callbacks(self, callback, u0, tree, p, types, dtype, index) -> tuple:
+    def _trace_callbacks(self, callback, known, u0, tree, p, types, t0, index) -> tuple:
         others = [x for x in jtu.tree_leaves(p) if not self._is_number(x)]
-        same = (callback, jtu.tree_structure(p), types, *others)
+        same = (callback, jtu.tree_structure(p), types, *known, *others)
         before, (events, consts) = self._traced.get("callback", ((), (None, ())))
         if callback is None:
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-            tracing = Tracing(u, tree, p, self._is_number, dtype)
-            events = tracing.events(callback)
+            tracing = Tracing(u, tree, p, self._is_number, t0)
+            events = tracing.events(callback, known)
             consts = tuple(tracing.consts)
         self._keep("callback", events, "the computation that a callback does", index)
         self._traced["callback"] = same, (events, consts)
@@ -189,14 +200,14 @@ def _with_tolerances(options: dict, tree: StateTree) -> dict:
     return options | {k: tree.tolerance(k, options[k]) for k in names}
 
 
-def _check_rows(saveat: Any, n: int | None) -> None:
+def _check_rows(name: str, times: Any, n: int | None) -> None:
     try:
-        shape = np.shape(saveat)
-    except ValueError:  # ragged, which is found later
+        shape = np.shape(times)
+    except (ValueError, TypeError):  # ragged, which is found later; or a list of traced times
         return
     if len(shape) == 2 and shape[0] and shape[0] != n:
         raise ValueError(
-            f"saveat has the shape {shape}; two-dimensional, it must be [trajectory, time] with "
+            f"{name} has the shape {shape}; two-dimensional, it must be [trajectory, time] with "
             f"{'an ensemble' if n is None else f'{n} trajectories'}."
         )
 

@@ -31,6 +31,16 @@ def refusal_of_ours(
     return None
 
 
+def refusal_backwards(options: dict) -> str | None:
+    """Why known times can't be stepped onto, where a gradient solves the ODE backwards."""
+    if type(options["sensealg"]).__name__ != "BacksolveAdjoint":
+        return None
+    return (
+        "sensealg=BacksolveAdjoint() solves the ODE once more, backwards, and would miss the known "
+        "times on the way; leave it out."
+    )
+
+
 def check_backsolve(options: dict) -> None:
     """
     **Raises:** `ValueError` for what can't be solved backwards.

@@ -4,6 +4,7 @@ from typing import Any
 
 from ..core.lane import Trajectories
 from ..ensemble import EnsembleColumns
+from ..numbers import of_kind
 from ..solution import EngineChoice
 from . import compiled, diffrax, julia, lanes
 from .engine import Engine
@@ -25,6 +26,7 @@ def choose(
     options, field, batched = every.options, every.field, every.batched
     (state,) = field.out_avals
     named = {e.name: e for e in ENGINES}
+    has_known_times = any(getattr(batched, row.name) is not None for row in of_kind("stops"))
 
     def chosen(candidate, why):
         sensealg = options["sensealg"]
@@ -36,6 +38,8 @@ def choose(
         columns = isinstance(ensemblealg, EnsembleColumns)
         if reason is None and columns and not candidate.solves_columns:
             reason = "it solves trajectories one by one, not as the columns of a matrix."
+        if reason is None and has_known_times:
+            reason = candidate.known_times_refusal(options)
         if reason is None and every.extension is not None:
             reason = candidate.extended_refusal(options)
         if reason is None and every.events is not None:

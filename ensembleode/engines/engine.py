@@ -67,6 +67,12 @@ class Engine(abc.ABC):
         del field, state, batched
         return None
 
+    def known_times_refusal(self, options: dict) -> str | None:
+        """Why this engine can't step onto known times (`tstops`, `d_discontinuities`) with these
+        options; None when it can."""
+        del options
+        return None
+
     @abc.abstractmethod
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """The solver with its static options, as something hashable.

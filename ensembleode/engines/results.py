@@ -34,8 +34,8 @@ class Saved(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Return codes, and steps accepted and tried; and with callbacks, how often a trajectory went
-    on anew."""
+    """Return codes, steps accepted and tried, and how often what a method carries was made anew on
+    the way (None: never)."""
 
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
@@ -96,10 +96,10 @@ def result_of(
             t = numbers.times if saved.t is None else saved.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
     nf = method.evaluations(counts.ntried)
+    if counts.restarts is not None:
+        nf = nf + counts.restarts * method.evaluations(0)
     if not has_dt:
         nf = nf + 2  # the automatic first step
-    if counts.restarts is not None and method.evaluations(0):
-        nf = nf + counts.restarts
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
     nreject = counts.ntried - counts.naccept
     about = length, codes, counts.naccept, nreject, nf

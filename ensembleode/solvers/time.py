@@ -10,6 +10,7 @@ All functions are elementwise, over whatever has the operations of an
 [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic], `xp`.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax.numpy as jnp
@@ -63,6 +64,15 @@ def adaptive_step(xp: Arithmetic, t: Any, stop: Any, direction: Any, h: Any) -> 
     return xp.where((h >= left) | (xp.abs(stop - t2) < reach), stop, t2)
 
 
+def end_of_stretch(xp: Arithmetic, stops: Sequence[Any], t1: Any, direction: Any) -> Any:
+    """The end of the stretch of time that begins now, which no step goes beyond: the nearest of the
+    next known times, or the end of the solve."""
+    end = t1
+    for stop in stops:
+        end = xp.where(direction * (end - stop) > 0, stop, end)
+    return end
+
+
 class StepBounds(NamedTuple):
     """What bounds the steps, positive; None where nothing does."""
 
@@ -104,3 +114,14 @@ def min_step(xp: Arithmetic, t: Any, span: Any) -> Any:
     spacing = xp.bitcast(xp.bitcast(t, integer) & exponent, t.dtype) * info.eps
     # At zero they are dense beyond use.
     return xp.maximum(spacing, info.eps**2 * xp.abs(span))
+
+
+def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:
+    """The time that follows on `t`, forwards or backwards: one unit in the last place later.
+
+    (The neighbours of zero are numbers that many machines take for zero; so a larger one follows.)
+    """
+    info = np.finfo(t.dtype)
+    bits = xp.bitcast(t, np.dtype(f"int{info.bits}"))
+    moved = xp.bitcast(xp.where(direction * t > 0, bits + 1, bits - 1), t.dtype)
+    return xp.where(xp.equal(t, 0.0), direction * float(info.tiny), moved)

@@ -48,7 +48,9 @@ def reference(**options):
 
 @by_engine
 @by_solver
-@pytest.mark.parametrize("saveat", [None, [0.3, 0.77, END]], ids=["ends", "dense"])
+@pytest.mark.parametrize(
+    "saveat", [slow_unless(False, None, id="ends"), pytest.param([0.3, 0.77, END], id="dense")]
+)
 def test_order(alg, engine, saveat):
     exact = reference(saveat=saveat).u
     steps = [0.04, 0.02, 0.01]

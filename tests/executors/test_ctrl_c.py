@@ -83,7 +83,8 @@ WHERE = {
 @pytest.mark.parametrize(
     ("engine", "where"),
     [
-        *(("compiled", x) for x in ("serial", "one", "threads", "arrays", "kernel")),
+        *(("compiled", x) for x in ("serial", "threads", "arrays", "kernel")),
+        slow_unless(False, "compiled", "one"),
         slow_unless(False, "compiled", "split"),
         ("compiled", "distributed"),
         ("lanes", "one"),
@@ -154,7 +155,7 @@ def test_columns(engine):
     np.testing.assert_array_equal(again.u, expected.u)
 
 
-@pytest.mark.parametrize("engine", ["compiled", "lanes"])
+@pytest.mark.parametrize("engine", ["compiled", slow_unless(False, "lanes")])
 @pytest.mark.parametrize("way", [{}, {"dt": 1e-3, "adaptive": False}, {"save_everystep": True}])
 def test_a_problem_alone(engine, way):
     prob = ensemble().prob

@@ -55,6 +55,7 @@ def download(client, id, **params):
     return {k: unpacked(v) if isinstance(v, dict) and "data" in v else v for k, v in found.items()}
 
 
+@pytest.mark.slow
 def test_a_drawn_ensemble(running):
     job = created(running.client, **DRAWN)
     assert job["status"] in ("queued", "running")

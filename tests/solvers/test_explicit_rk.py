@@ -92,6 +92,7 @@ def test_order_and_tolerances(engine):
     assert error(abstol=1e-9, reltol=1e-9) < 1e-6
 
 
+@pytest.mark.slow
 def test_gradients():
     alg = eo.ExplicitRK(eo.Tableau(**KUTTA))
 

@@ -16,6 +16,8 @@ import pytest
 
 import ensembleode as eo
 
+from ..marks import slow_unless
+
 
 K: Any = 1.0
 HELD: dict = {"k": 1.0, "nested": [{"k": 1.0}]}
@@ -293,7 +295,9 @@ def solve(f=None, prob_func=None, output_func=None, p: Any = 0.0, n=2):
     return np.asarray(sim.u).ravel().tolist()
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda x: x.__name__)
+@pytest.mark.parametrize(
+    "way", [slow_unless(i % 4 == 0, x, id=x.__name__) for i, x in enumerate(WAYS)]
+)
 def test_what_has_changed_is_seen(way, monkeypatch):
     """In f, in prob_func and in output_func."""
     k, change = way(monkeypatch)

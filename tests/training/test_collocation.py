@@ -42,7 +42,10 @@ def moment(kernel, power):
     return np.trapezoid(np.asarray(kernel(x)) * x**power, x)
 
 
-@pytest.mark.parametrize("name", KERNELS)
+QUICK = ("epanechnikov", "gaussian", "silverman")
+
+
+@pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in KERNELS])
 def test_kernel(name):
     kernel = KERNELS[name]
     np.testing.assert_allclose(kernel(jnp.zeros(())), PEAKS[name], rtol=1e-14)
@@ -91,7 +94,7 @@ def by_numpy(ts, data, kernel, bandwidth, at):
     return np.array(du), np.array(u)
 
 
-@pytest.mark.parametrize("kernel", KERNELS)
+@pytest.mark.parametrize("kernel", [slow_unless(x in QUICK, x) for x in KERNELS])
 def test_weighted_least_squares(kernel):
     rng = np.random.default_rng(0)
     ts = np.sort(rng.uniform(-2.0, 3.0, 21))

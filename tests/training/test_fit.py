@@ -626,9 +626,10 @@ ONCE = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [slow_unless("solve" not in name or name == "a solve on two", name) for name in ONCE]
-)
+QUICK_ONCE = ("one device", "dist", "microbatches", "no data", "a solve on two")
+
+
+@pytest.mark.parametrize("name", [slow_unless(name in QUICK_ONCE, name) for name in ONCE])
 def test_a_step_is_compiled_once(name, tmp_path, monkeypatch):
     """At the start, and after it goes on from a checkpoint."""
     given = {"loss": lambda p, b: (p * b["x"] - b["y"]) ** 2, "data": line(8), **ONCE[name]}

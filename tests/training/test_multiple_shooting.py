@@ -72,7 +72,7 @@ def test_groups(n, data):
     assert groups.has_next.tolist() == [True] * (len(ranges) - 1) + [False]
 
 
-QUICK = {("serial", 6), ("threads", 6), ("arrays", 6), ("columns", 5)}
+QUICK = {("threads", 6), ("columns", 5)}
 
 
 @pytest.mark.parametrize(
@@ -121,6 +121,7 @@ def test_one_group_is_a_plain_fit():
 
 
 @pytest.mark.parametrize("own_times", [True, slow_unless(False, False)])
+@pytest.mark.slow
 def test_several_trajectories(own_times):
     data = np.stack([DATA, 1 + DATA**2])
     ts = np.stack([TS, TS**2]) if own_times else TS

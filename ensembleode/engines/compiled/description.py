@@ -14,6 +14,7 @@ from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Program
 from .numbers import Layout
+from .stops import known_times
 
 
 @dataclasses.dataclass(frozen=True)
@@ -61,16 +62,40 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers say what a step was: the state, what was carried (where that is not
-        made of the state again), the time and the size."""
+        made of the state again), the time and the size; its end, where `records_end`, and with
+        callbacks what acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
-        return self.size + len(carried) + 2
+        ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
+        return self.size + len(carried) + ends + 2
+
+    @property
+    def records_end(self) -> bool:
+        """Whether a step may end before the attempt, or the next one begin later."""
+        jumps = self.method.remembers and self.has("d_discontinuities")
+        return self.events is not None or jumps
 
     @property
     def is_uniform(self) -> bool:
         """Whether all trajectories take the same steps, of a fixed size."""
         named = [x for x in self.layout.numbers if x.name in ("t0", "t1", "dt")]
-        own = self.has("tstops") or any(x.is_own for x in named)
+        own = self.has_stops or any(x.is_own for x in named)
         return self.controller is None and not own and self.events is None
+
+    @property
+    def restarts(self) -> bool:
+        """Whether what the method carries may be made anew on the way."""
+        return self.events is not None or self.has("d_discontinuities")
+
+    @property
+    def counted(self) -> tuple[str, ...]:
+        """What is counted of each trajectory besides its steps and rows."""
+        events = ("events",) if self.events is not None else ()
+        return (*events, "restarts") if self.restarts else events
+
+    @property
+    def has_stops(self) -> bool:
+        """Whether there are known times to be stepped onto."""
+        return bool(known_times(self.layout))
 
     @property
     def adaptive(self) -> bool:

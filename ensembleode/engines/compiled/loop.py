@@ -28,6 +28,7 @@ from .functions import FUNCTIONS
 from .numbers import Held
 from .queue import Pool, Queue
 from .saved_rows import Outputs, SavedRows, Step
+from .stops import Stops
 
 
 # Where lanes end together: turns between two looks at whether they are to stop, a power of two.
@@ -85,10 +86,11 @@ class Loop:
         self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
         # With known times to stop at on the way.
-        self.has_stops = problem.has("tstops")
-        if self.has_stops:
-            self._tstop = b.variable(dtype, 0)
-        self.has_anchor = self.has_stops or (problem.events is not None and not problem.adaptive)
+        self.stops = Stops(b, held, dtype) if problem.has_stops else None
+        # How often what the method carries was made anew on the way.
+        self.restarts = b.variable(I32, 0) if problem.restarts else None
+        restarts = problem.has_stops or problem.events is not None
+        self.has_anchor = restarts and not problem.adaptive
         if self.has_anchor:
             self._anchor, self._tried_before = b.variable(dtype, 0), b.variable(I32, 0)
         self.naccept = b.variable(I32, 0)
@@ -192,8 +194,8 @@ class Loop:
         several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
-        if self.has_stops:
-            several += [self._tstop]
+        if self.stops is not None:
+            several += self.stops.variables()
         if self.has_anchor:
             several += [self._anchor, self._tried_before]
         if self.happening is not None:
@@ -224,7 +226,7 @@ class Loop:
     @property
     def tstop(self) -> Value:
         """The end of the stretch of time that the lanes are in, which no step goes beyond."""
-        return self._tstop.get() if self.has_stops else self.t1
+        return self.t1 if self.stops is None else self.stops.tstop.get()
 
     @property
     def anchor(self) -> tuple[Value, Value | int]:
@@ -315,6 +317,8 @@ class Loop:
             carry, h = self.first_step(held, self.state(), t0, fresh)
         else:
             carry, h = self.pool.first(index, fresh, self.carry)
+        if self.restarts is not None:
+            self.restarts.set_where(fresh, 0)
         self.restart(fresh, carry, h)
         self.naccept.set_where(fresh, 0)
         wanted = self.queue.wanted.gather(held.index.get(), fresh, False)
@@ -341,28 +345,36 @@ class Loop:
             self.happening.begin(fresh)
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
-        """Begin a stretch of time where the lanes of the mask are, with what the method carries
-        there and a step of the size `h`, of any sign."""
+        """Begin where the lanes of the mask are, with what the method carries there and a step of
+        the size `h`, of any sign."""
         for variable, x in zip(self.carry, carry, strict=True):
             self._set(variable, mask, x)
         t, h = self.t.get(), abs(h)
         if self.problem.adaptive:
             h = self.bounds(self.held).first(self.b, h, t, self.t1 - self.t0)
         self._set(self.h, mask, h)
-        if self.has_stops:
-            self._tstop.set_where(mask, self._next_stop(t))
-        if self.has_anchor:
+        if self.stops is not None:
+            self._after_stop(mask, self.stops.begin(mask, self.t))
+        elif self.has_anchor:
             self.set_anchor(mask)
 
-    def _next_stop(self, t: Value) -> Value:
-        """The first of the known times after this one, or `t1`."""
-        direction, found = self.direction, self.t1
-        (stops,) = [x for x in self.problem.layout.numbers if x.name == "tstops"]
-        for i in range(stops.size):
-            stop = self.held.number("tstops", i)
-            between = (direction * (stop - t) > 0.0) & (direction * (found - stop) > 0.0)
-            found = self.b.where(between, stop, found)
-        return found
+    def begin_anew(self, mask: Value) -> None:
+        """Make anew what the method carries, where the lanes of the mask are."""
+        b = self.b
+        equations = self.equations(self.held, mask)
+        made = self.problem.method.init(b, equations, self.state(), self.t.get())
+        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
+            variable.set_where(mask, x)
+        assert self.restarts is not None
+        self.restarts.set(self.restarts.get() + b.cast(mask, I32))
+
+    def _after_stop(self, here: Value, jumps: Value) -> None:
+        """Begin a stretch of time in the lanes `here`, some of which are where `f` jumps."""
+        b = self.b
+        if self.problem.has("d_discontinuities"):
+            b.if_(b.any(jumps), lambda: self.begin_anew(jumps), likely=False)
+        if self.has_anchor:
+            self.set_anchor(here)
 
     def _set(self, variable: Variable, mask: Value, x: Any) -> None:
         """(Lanes that go together begin together.)"""
@@ -383,7 +395,19 @@ class Loop:
         self.commit(step, verdict, size)
         if self.happening is not None:
             self.happening.act(step)
+        if self.stops is not None:
+            self._pass_stops(step, self.stops)
         return step, verdict
+
+    def _pass_stops(self, step: Step, stops: Stops) -> None:
+        """Go on from the known times that lanes have come to."""
+        b = self.b
+        here = step.accepted & self.active.get() & step.t2.eq(self.tstop)
+
+        def go_on() -> None:
+            self._after_stop(here, stops.arrive(here, self.t))
+
+        b.if_(b.any(here), go_on, likely=False)
 
     def attempt(self) -> tuple[Step, Value]:
         """The step that time allows; and of a fixed one whether time can't resolve it."""
@@ -486,14 +510,6 @@ class Loop:
             self.h.set(verdict.next_h)
         self.naccept.set(self.naccept.get() + b.cast(accepted, I32))
         self.ntried.set(self.ntried.get() + b.cast(active, I32))
-        if self.has_stops:
-            here = accepted & self.active.get() & step.t2.eq(self.tstop)
-
-            def go_on_anew() -> None:
-                carry, h = self.first_step(self.held, self.state(), self.t.get(), here)
-                self.restart(here, carry, h)
-
-            b.if_(b.any(here), go_on_anew, likely=False)
 
     #
     # Ends
@@ -545,10 +561,14 @@ class Loop:
         counts = [self.code.get(), naccept, ntried]
         if self.saved.row is not None:
             counts.append(b.cast(self.saved.row.get(), I32))
+        more = {}
         if self.happening is not None:
-            # (In the places after that of the rows, though there may be none.)
-            for i, x in enumerate((self.happening.count, self.happening.restarts)):
-                self.outputs.counts.scatter(index + n * (4 + i), ended, x.get())
+            more["events"] = self.happening.count
+        if self.restarts is not None:
+            more["restarts"] = self.restarts
+        # (In the places after that of the rows, though there are none.)
+        for i, name in enumerate(p.counted):
+            self.outputs.counts.scatter(index + n * (4 + i), ended, more[name].get())
         for i, x in enumerate(counts):
             self.outputs.counts.scatter(index + n * i, ended, x)
         self._free(ended)

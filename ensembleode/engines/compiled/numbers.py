@@ -15,7 +15,7 @@ import numpy as np
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import Inputs
-from ...numbers import but
+from ...numbers import but, of_kind
 from .builder import Buffer, Builder, I64, Value, Variable
 from .reading import Memory
 
@@ -32,6 +32,10 @@ _OPERANDS = sorted(
     but("times", "flag"),
     key=lambda x: (x.kind != "constants", x.kind != "parameters", x.dtype is not None),
 )
+
+
+# Those that are read where they lie, row by row.
+_IN_MEMORY = [x.name for x in of_kind("stops")]
 
 
 class Number(NamedTuple):
@@ -138,6 +142,8 @@ class Held:
         shared = 0
         for i, number in enumerate(layout.numbers):
             self._places.setdefault((number.group, number.dtype), []).append(i)
+            if number.name in _IN_MEMORY:
+                continue
             if number.is_own and number.name != "u0" and number.size <= _MOST_HELD:
                 self._held[i] = [b.variable(number.dtype, 0) for _ in range(number.size)]
             elif not number.is_own and shared + number.size <= _MOST_SHARED:
@@ -165,6 +171,18 @@ class Held:
         i = self.layout.find(name)
         assert i is not None, name
         return self._component(i, component if self.layout.numbers[i].size > 1 else 0)
+
+    def size(self, name: str) -> int:
+        """How many numbers a trajectory has of a name."""
+        i = self.layout.find(name)
+        assert i is not None, name
+        return self.layout.numbers[i].size
+
+    def element(self, name: str, component: Value) -> Value:
+        """A number of a name, which lies in memory; the component may differ from lane to lane."""
+        i = self.layout.find(name)
+        assert i is not None, name
+        return self._element(i, component)
 
     def u0(self, index: Value, fresh: Value) -> list[Value]:
         """The initial states of these trajectories; zero in the other lanes."""

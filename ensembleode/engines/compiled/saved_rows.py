@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.events import EVENT_ROWS
 from ...solvers.method import Attempt
 from .builder import Buffer, Builder, I64, Value, Variable
 from .description import Description
@@ -12,9 +13,9 @@ from .numbers import Held
 
 class Outputs(NamedTuple):
     """Where the results go, as row-major arrays: `u [trajectory, row, component]`, `t [trajectory,
-    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows; with
-    callbacks two more: events, and how often it went on anew), of `n` trajectories. (On a GPU the
-    trajectories come last: see `numbers.Order`.)
+    row]` where every step is saved, `counts [4, trajectory]` (code, accepted, tried, rows; and what
+    else `Description.counted` has), of `n` trajectories. (On a GPU the trajectories come last: see
+    `numbers.Order`.)
 
     With callbacks there is `room` for the events of a trajectory (else it is None): of each three
     rows of `u`, behind those that are saved, with the state before it, the state after it, and its
@@ -27,10 +28,6 @@ class Outputs(NamedTuple):
     n: Value
     room: Value | None = None
     marks: Buffer | None = None
-
-
-# Rows of `Outputs.u` that an event has.
-EVENT_ROWS = 3
 
 
 class Step(NamedTuple):

@@ -30,9 +30,9 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt, Equations
 from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
-from ...solvers.time import min_step, StepBounds, STRETCH
+from ...solvers.time import min_step, next_time, StepBounds, STRETCH
 from ...tracing.program import Static
-from ..checks import check_backsolve, check_controller, check_steps
+from ..checks import check_backsolve, check_controller, check_steps, refusal_backwards
 from ..compiled.stopping import stopped
 from . import implicit
 from .control import ARRAYS, norm_of_tree, OwnController
@@ -82,6 +82,15 @@ def refusal(alg: Any, options: dict) -> str | None:
         f"it solves equations of the form {alg.term_structure}, not du/dt = f(u, p, t). Use an ODE "
         "solver, such as Tsit5()."
     )
+
+
+def known_times_refusal(options: dict) -> str | None:
+    """Why known times can't be stepped onto with these options; None when they can."""
+    if isinstance(options["stepsize_controller"], diffrax.StepTo):
+        return (
+            "stepsize_controller=StepTo(...) takes the steps that it is given: put the times there."
+        )
+    return refusal_backwards(options)
 
 
 def versions() -> dict[str, str]:
@@ -300,10 +309,16 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
         saveat = save(t0=saving.start, steps=True, dense=_keeps(plan))
+    t0 = lane.t0
+    if lane.d_discontinuities is not None:
+        # diffrax steps over the others itself.
+        direction = jnp.where(lane.t1 < t0, -1, 1).astype(t0.dtype)
+        at_start = lane.d_discontinuities[0] == t0
+        t0 = jnp.where(at_start, next_time(ARRAYS, jnp.asarray(t0), direction), t0)
     sol = diffrax.diffeqsolve(
         terms,
         method.solver,
-        lane.t0,
+        t0,
         lane.t1,
         None,
         lane.u0,
@@ -449,7 +464,7 @@ class _Controller(diffrax.AbstractAdaptiveStepSizeController):
         return keep, next_t0, next_t1, jump, (state, failures, span, nf), result
 
 
-def _controller(method: _Method, lane: Lane) -> _Controller:
+def _controller(method: _Method, lane: Lane) -> Any:
     dt = None if lane.dt is None else jnp.abs(lane.dt)
     inner: Any = method.controller
     rtol, atol = lane.reltol, lane.abstol
@@ -468,7 +483,11 @@ def _controller(method: _Method, lane: Lane) -> _Controller:
         rtol, atol, norm = inner.rtol, inner.atol, inner.norm
     else:
         rtol, atol = 1e-3, 1e-6
-    return _Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
+    controller = _Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
+    if lane.tstops is None and lane.d_discontinuities is None:
+        return controller
+    # (It sorts them in the direction of time.)
+    return diffrax.ClipStepSizeController(controller, lane.tstops, lane.d_discontinuities)
 
 
 def _finite(y: Any) -> Any:
@@ -548,6 +567,8 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     else:
         reached = jnp.isfinite(sol.ts)
         t = sol.ts
+        if saving.mode == "steps" and saving.start:
+            t = t.at[0].set(lane.t0)
     if saving.mode == "times":
         t = lane.saveat
         reached = reached & jnp.isfinite(t)
@@ -570,11 +591,20 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     )
     nf = None
     if isinstance(method.solver, implicit.Method):
-        nf = jnp.asarray(sol.controller_state[-1], jnp.int32)
+        # (With known times, it is within the state of what steps onto them.)
+        state = getattr(sol.controller_state, "inner_state", sol.controller_state)
+        nf = jnp.asarray(state[-1], jnp.int32)
     elif method.stages is not None:
         nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
         if method.adaptive and lane.dt is None:
             nf = nf + 2  # the automatic first step
+        if method.fsal and (jumps := getattr(sol.controller_state, "jump_info", None)):
+            # Those that were passed, of which some may be the same.
+            passed, times = jumps
+            forwards = jnp.where(lane.t1 < lane.t0, -1, 1).astype(times.dtype)
+            before = jnp.concatenate([(forwards * lane.t0)[None], times[:-1]])
+            here = jnp.arange(len(times), dtype=jnp.int32) < jnp.asarray(passed, jnp.int32)
+            nf = nf + jnp.sum((times > before) & here, dtype=jnp.int32)
     length = jnp.sum(reached, dtype=jnp.int32)
     return Result(u, t, inner, length, retcode, naccept, steps - naccept, nf)
 

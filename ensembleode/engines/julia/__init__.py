@@ -67,6 +67,11 @@ class Julia(Engine):
             return f"sensealg={type(sensealg).__name__}() is not one of the Julia engine."
         return None
 
+    def known_times_refusal(self, options: dict) -> str | None:
+        """Why this engine can't step onto known times with these options; None when it can."""
+        del options
+        return "it is not told of tstops and d_discontinuities; use another engine."
+
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
         """The solver with its options.
 

@@ -22,7 +22,7 @@ from ...core.plan import Plan, Result
 from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
 from ...tracing.program import Program, Static
-from ..checks import refusal_of_ours
+from ..checks import refusal_backwards, refusal_of_ours
 from ..compiled.compiler import available
 from ..engine import Engine
 from ..explicit import method, REVERSE
@@ -68,6 +68,10 @@ class Lanes(Engine):
     def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
         """Why this engine can't run this field, on such a state; None when it can."""
         return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
+
+    def known_times_refusal(self, options: dict) -> str | None:
+        """Why this engine can't step onto known times with these options; None when it can."""
+        return refusal_backwards(options)
 
     def extended_refusal(self, options: dict) -> str | None:
         """Why it can't with these options; None when it can."""

@@ -21,6 +21,7 @@ from ..results import Counts, Numbers, result_of, Saved
 from .leaves import first_of, Leaves
 from .loop import Chunk, Output, solve_chunk, State, Stepping
 from .replay import Wide
+from .stops import has_jumps
 
 
 # Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
@@ -174,7 +175,10 @@ def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None) -> Res
     u0, end = (jnp.moveaxis(field.join(x), -1, 0) for x in (chunk.u0, state.y))
     saved = Saved(None, None, None) if out is None else Saved(out.u, out.t, out.row)
     numbers = Numbers(u0, chunk.t0, chunk.t1, chunk.times)
-    counts = Counts(state.code.astype(jnp.int8), state.naccept, state.ntried)
+    restarts = None
+    if has_jumps(chunk.more):
+        restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
+    counts = Counts(state.code.astype(jnp.int8), state.naccept, state.ntried, restarts)
     has_dt = chunk.dt is not None
     about = numbers, end, saved, counts, setup.controlled
     return result_of(setup.plan, stepping.method, has_dt, *about)

@@ -52,7 +52,7 @@ class _Dense(NamedTuple):
 
     def at(self, theta: Any) -> tuple[Leaves, Any]:
         """The state and the time at `theta`, from 0 at the start of the step to 1 at its end."""
-        t, h, y, _ = self.taken
+        t, h, y, *_ = self.taken
         if isinstance(theta, float) and theta == 0:
             return y, t
         method = self.replay.stepping.method
@@ -63,7 +63,7 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Integrate back over one step, from its end or a saved time to the one before."""
     adjoint, _, grad, rows = pulled
     taken = replay.safe(taken)
-    t, h, y, carry = taken
+    t, h, y, carry, _ = taken
     method = replay.stepping.method
     equations = equations_of(replay.field(replay.chunk.args))
     if carry is None:

@@ -15,10 +15,11 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt, equations_of, evaluated_once, Method
 from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import initial_step, squared_error, Tolerances
-from ...solvers.time import adaptive_step, fixed_step, StepBounds
+from ...solvers.time import adaptive_step, fixed_step, next_time, StepBounds
 from ...solvers.verdicts import Verdict
 from ..compiled.stopping import stopped
 from .leaves import first_of, is_finite, LANES, Leaves, OfLanes, over, select
+from .stops import arrive, begin, has_jumps, has_own, Stops
 
 
 # Turns between two looks at whether the loop is to stop.
@@ -81,6 +82,7 @@ class State(NamedTuple):
     - `memory`: what the controller remembers, a tuple; None with a fixed step.
     - `code`: the return code; `GOING` where the lane goes on, which is `active` then.
     - `failures`: see `count_failures`; None with a fixed step.
+    - `stops`: where the lanes are among their known times; None without such times.
     - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk.
     """
 
@@ -94,6 +96,7 @@ class State(NamedTuple):
     failures: Int[Array, "lane"] | Any
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
+    stops: Stops | Any = None
 
     @property
     def active(self) -> Bool[Array, "lane"]:
@@ -143,14 +146,18 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
         remembered = stepping.controller.initial_memory()
         memory = tuple(jnp.broadcast_to(np.float32(x), (lanes,)) for x in remembered)
         usable = finite & jnp.isfinite(h)
-    if stepping.adaptive or h.ndim or t0.ndim or t1.ndim:
+    if stepping.adaptive or h.ndim or t0.ndim or t1.ndim or has_own(chunk.more):
         h, t0, t1 = (jnp.broadcast_to(x, (lanes,)) for x in (h, t0, t1))
     if t0.ndim:
         carry = of_each_lane(carry, lanes)
     none = jnp.zeros(lanes, jnp.int32)
+    stops, jumps = begin(chunk.more, t0, t1)
+    t = t0
+    if stops is not None:
+        t, carry = _beyond(stepping, field, chunk, jumps, y, t, carry)
     return State(
         tries=jnp.zeros((), jnp.int32),
-        t=t0,
+        t=t,
         h=h.astype(dtype),
         y=y,
         carry=carry,
@@ -159,7 +166,28 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
         failures=None if memory is None else none,
         naccept=none,
         ntried=none,
+        stops=stops,
     )
+
+
+def _beyond(
+    stepping: Stepping, field: Callable, chunk: Chunk, jumps: Any, y: Leaves, t: Any, carry: Any
+) -> tuple[Any, Any]:
+    """The time right after `t`, and what the method carries from there, in the lanes where `f`
+    jumps."""
+    following = next_time(LANES, t, jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(t))
+    # (The derivative of `t` remains.)
+    t = t + jax.lax.stop_gradient(jnp.where(jumps, following - t, 0))
+
+    def anew():
+        made = stepping.method.init(LANES, equations_of(field), y, t)
+        if t.ndim:
+            made = of_each_lane(made, lanes_of(chunk))
+        return jax.tree.map(lambda a, b: jnp.where(over(jumps, a), a, b), made, carry)
+
+    if not jax.tree.leaves(carry):
+        return t, carry
+    return t, jax.lax.cond(jnp.any(jumps), anew, lambda: carry)
 
 
 def of_each_lane(carry: Any, lanes: int) -> Any:
@@ -191,7 +219,27 @@ def running(state: State) -> Any:
 def advance(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> tuple[State, Step]:
     """Try one step in every lane that is active: attempt, control, commit."""
     tried = _attempt(stepping, field, chunk, state)
-    return _commit(stepping, chunk, state, *_control(stepping, chunk, state, tried))
+    state, step = _commit(stepping, chunk, state, *_control(stepping, chunk, state, tried))
+    if state.stops is None:
+        return state, step
+    return _go_on(stepping, field, chunk, state, step), step
+
+
+def _go_on(stepping: Stepping, field: Callable, chunk: Chunk, state: State, step: Step) -> State:
+    """The state in the next stretch of time, in lanes that have come to the end of one."""
+    stops, t1 = state.stops, chunk.t1 + jnp.zeros_like(state.t)
+    direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(state.t)
+    stepped, here = step.accepted, step.accepted & state.active & (state.t == stops.tstop)
+    if not state.t.ndim:
+        # (All lanes go on together.)
+        stepped, here = jnp.array(True), state.t == stops.tstop
+    stops = stops._replace(anew=stops.anew & ~stepped)
+    arrival = state.t, t1, direction, state.tries, here
+    stops, jumps = arrive(chunk.more, stops, *arrival)
+    t, carry = state.t, state.carry
+    if has_jumps(chunk.more):
+        t, carry = _beyond(stepping, field, chunk, jumps, state.y, t, carry)
+    return state._replace(t=t, carry=carry, stops=stops)
 
 
 class _Tried(NamedTuple):
@@ -208,7 +256,10 @@ class _Tried(NamedTuple):
 def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> _Tried:
     """A step, as long as time has it."""
     t, y, active = state.t, state.y, state.active
-    tstop = chunk.t1 + jnp.zeros_like(t)
+    tstop, stops = chunk.t1 + jnp.zeros_like(t), state.stops
+    anchor, number = chunk.t0, state.tries
+    if stops is not None:
+        tstop, anchor, number = stops.tstop, stops.anchor, number - stops.tried
     # Steps are constants to whoever differentiates, but for the last, which moves with its end.
     size = jax.lax.stop_gradient(state.h)
     unresolved = None
@@ -217,7 +268,7 @@ def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
         size = jnp.minimum(size, jax.lax.stop_gradient(jnp.abs(tstop - t)))
     else:
         # All lanes that go on have taken as many steps.
-        t2, unresolved = fixed_step(LANES, chunk.t0, tstop, t, size, state.tries)
+        t2, unresolved = fixed_step(LANES, anchor, tstop, t, size, number)
         unresolved = unresolved & (active if t.ndim else jnp.any(active))
         t2 = jnp.where(unresolved, t, t2)
     # As time has it after rounding: otherwise the state would be ahead of it, or behind.
@@ -244,7 +295,8 @@ def _control(
         # The steps are constants to whoever differentiates the solution.
         at = jax.lax.stop_gradient((attempt, y))
         squared = squared_error(LANES, stepping.norm, chunk.tol, *at)
-        times = verdicts.Times(t, t2, chunk.t1, chunk.t1 - chunk.t0)
+        tstop = chunk.t1 if state.stops is None else state.stops.tstop
+        times = verdicts.Times(t, t2, tstop, chunk.t1 - chunk.t0)
         before, is_first = state.memory, state.naccept == 0
         judged = times, size, squared, before, active, is_first
         verdict = verdicts.judge(LANES, stepping.controller, chunk.bounds, *judged)

@@ -31,6 +31,7 @@ from .loop import (
     State,
     Stepping,
 )
+from .stops import begin_of_steps, has_jumps
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
@@ -41,12 +42,15 @@ class Record(NamedTuple):
     """Steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
 
     `carry` is what the step was carried, where cotangents of it are (see `_is_chained`); else None.
+    `anew` is true where that was made anew from the state, at the first step after a discontinuity;
+    None where there are none, or nothing is carried.
     """
 
     t: Any
     h: Any
     y: Leaves
     carry: Any
+    anew: Any = None
 
 
 class Pulled(NamedTuple):
@@ -130,10 +134,12 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
     def room(n, x):
         return jnp.zeros((n, *x.shape), x.dtype)
 
-    carry = None
+    carry = anew = None
     if _is_chained(stepping, saving):
         carry = jax.eval_shape(lambda x: of_each_lane(x, lanes), state.carry)
-    record = Record(state.t, jax.ShapeDtypeStruct((lanes,), state.h.dtype), state.y, carry)
+        anew = jax.eval_shape(lambda x: _anew(like, x), state)
+    h = jax.ShapeDtypeStruct((lanes,), state.h.dtype)
+    record = Record(state.t, h, state.y, carry, anew)
     return Buffers(
         jax.tree.map(lambda x: room(length, x), record),
         jax.tree.map(lambda x: room(segments, x), state),
@@ -147,6 +153,13 @@ def _is_chained(stepping: Stepping, saving: Saving) -> bool:
     what is handed on, that is pulled back only once.
     """
     return stepping.method.remembers or saving.mode == "times"
+
+
+def _anew(chunk: Chunk, state: State) -> Any:
+    """Where what is carried to the next step was made anew, one a lane."""
+    if not has_jumps(chunk.more):
+        return None
+    return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
 
 
 class Replay(NamedTuple):
@@ -176,7 +189,8 @@ class Replay(NamedTuple):
         took, t = taken.h != 0, taken.t
         if t.ndim:
             t = jnp.where(took, t, self.chunk.t0)
-        return Record(t, taken.h, select(took, taken.y, self.chunk.u0), _where(took, taken.carry))
+        y, carry = select(took, taken.y, self.chunk.u0), _where(took, taken.carry)
+        return taken._replace(t=t, y=y, carry=carry)
 
 
 def pull_back(
@@ -288,12 +302,13 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
 
     def one(carry):
         state, record, length = carry
-        carried = None
+        carried = anew = None
         if record.carry is not None:
-            carried = of_each_lane(state.carry, lanes_of(chunk))
+            carried, anew = of_each_lane(state.carry, lanes_of(chunk)), _anew(chunk, state)
         state, tried = advance(stepping, field, chunk, state)
         h = jnp.where(tried.accepted, tried.h, jnp.zeros_like(tried.h))
-        return state, _write(record, length, Record(tried.t, h, tried.y, carried)), length + 1
+        taken = Record(tried.t, h, tried.y, carried, anew)
+        return state, _write(record, length, taken), length + 1
 
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
@@ -312,8 +327,9 @@ def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Cal
         length = length + 1
     steps = jnp.arange(t.shape[0] - 1, dtype=length.dtype)
     took = steps[:, None] < length[None] - 1
-    h = jnp.where(took, t[1:] - t[:-1], 0)
-    t = jnp.where(took, t[:-1], chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[None])
+    begins = begin_of_steps(chunk.more, t[:-1], jnp.sign(chunk.t1 - chunk.t0))
+    h = jnp.where(took, t[1:] - begins, 0)
+    t = jnp.where(took, begins, chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[None])
 
     def finite(x, u0):
         wide = took.reshape(len(steps), *(1,) * (x.ndim - 2), -1)
@@ -325,10 +341,10 @@ def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Cal
 def _carried(method: Method, field: Callable, record: Record) -> Any:
     """What each step of the record was carried."""
     equations = equations_of(field)
-    t, _, y, _ = _read(record, 0)
+    t, _, y, *_ = _read(record, 0)
 
     def one(carry, taken):
-        t, h, y, _ = taken
+        t, h, y, *_ = taken
         attempt = method.step(LANES, equations, y, carry, t, h)
         return _where(h != 0, attempt.carry, carry), carry
 
@@ -372,13 +388,17 @@ def _replay_all(
 def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Pull the cotangents back through one step."""
     adjoint, to_carry, grad, rows = pulled
-    t, h, y, carry = replay.safe(taken)
+    t, h, y, carry, anew = replay.safe(taken)
     method, took = replay.stepping.method, h != 0
     is_dense = replay.saving.mode == "times"
 
     def forward(y, carry, args):
         equations = equations_of(replay.field(replay.wide.combined(args)))
-        given = method.init(LANES, equations, y, t) if carry is None else carry
+        given = carry
+        if carry is None or anew is not None:
+            given = method.init(LANES, equations, y, t)
+        if anew is not None:
+            given = _where(anew, of_each_lane(given, lanes_of(replay.chunk)), carry)
         attempt = method.step(LANES, equations, y, given, t, h)
         after = None if carry is None else attempt.carry
         if not is_dense:

@@ -176,7 +176,14 @@ METHODS = [
 ]
 
 
-@pytest.mark.parametrize("saving", SAVINGS, ids=["ends", "steps", "times"])
+@pytest.mark.parametrize(
+    "saving",
+    [
+        pytest.param(SAVINGS[0], marks=pytest.mark.slow, id="ends"),
+        pytest.param(SAVINGS[1], marks=pytest.mark.slow, id="steps"),
+        pytest.param(SAVINGS[2], id="times"),
+    ],
+)
 @pytest.mark.parametrize("alg", METHODS, ids=lambda x: type(x).__name__)
 def test_as_the_lanes_engine(alg, saving):
     """The same steps of every method, and so the same numbers but for rounding."""

@@ -454,6 +454,7 @@ def small_records(monkeypatch):
     "saving",
     [*map(functools.partial(slow_unless, False), ("steps", "times", "own times")), "end"],
 )
+@pytest.mark.slow
 def test_the_gradient_of_many_segments_is_that_of_one(small_records, saving):
     """Lanes that end in different segments, and the last segment not full."""
 
@@ -582,6 +583,7 @@ numbers = st.floats(-2, 2, width=32)
 
 @settings(max_examples=20, deadline=None)
 @given(*(st.lists(numbers, min_size=n, max_size=n) for n in (9, 3, 3, 3)))
+@pytest.mark.slow
 def test_pull_backs_of_linear_systems(a, u0, first, second):
     """They are those of the matrix exponential, and linear in the cotangent."""
     a = jnp.array(a).reshape(3, 3)

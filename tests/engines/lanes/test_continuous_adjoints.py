@@ -66,7 +66,7 @@ def distance(tree, other):
 
 @each_adjoint
 @pytest.mark.parametrize(
-    "saving", [slow_unless(s == "times", s) for s in ("ends", "end", "times", "own times")]
+    "saving", [slow_unless(s == "ends", s) for s in ("ends", "end", "times", "own times")]
 )
 def test_the_gradient_is_that_of_the_steps(saving, sensealg):
     """With rows within steps, at both ends and none; forwards and backwards in time."""
@@ -311,6 +311,7 @@ def test_times_have_gradients(sensealg):
     "saving",
     [slow_unless(False, {}), {"saveat": np.array([0.4, 1.0])}, slow_unless(False, {"dt": 1 / 64})],
 )
+@pytest.mark.slow
 def test_a_failed_lane_pulls_back_nothing(saving, sensealg):
     """Though its cotangent is NaN; what others have, their own and shared, is as without it."""
     u0s = jnp.array([0.5, 3.0, 0.7, jnp.nan, 2.0])

@@ -77,7 +77,7 @@ def errors(cls, steps, span, inside):
 
 
 @pytest.mark.parametrize("span", SPANS, ids=["forwards", "backwards"])
-@methods(METHODS)
+@methods([slow_unless(cls.order > 4, cls) for cls in METHODS])
 def test_order(cls, span):
     """Of the states at the end, and within the steps."""
     steps = 8 if cls is eo.Vern8 else STEPS[cls.order]

@@ -433,7 +433,7 @@ def test_every_rule_has_a_case():
 
 @pytest.mark.parametrize(
     ("name", "i"),
-    [slow_unless(name not in LONG, name, i, id=f"{name}-{i}") for name, i in ALL],
+    [slow_unless(i == 0 and name not in LONG, name, i, id=f"{name}-{i}") for name, i in ALL],
 )
 def test_agrees_with_jax(name, i):
     fn, *args = CASES[name][i]

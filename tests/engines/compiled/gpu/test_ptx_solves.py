@@ -331,7 +331,7 @@ GRADIENTS = {
     "non-FSAL": {"alg": eo.Vern7(), "saveat": jnp.array([0.25, 0.4])},
     "forward": {"sensealg": eo.ForwardDiffSensitivity()},
 }
-QUICK_GRADIENTS = {("times", "float64"), ("fixed", "float32")}
+QUICK_GRADIENTS = {("times", "float64")}
 
 
 @pytest.mark.parametrize(

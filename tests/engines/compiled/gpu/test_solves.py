@@ -58,7 +58,7 @@ OPTIONS = {
 }
 
 
-QUICK = ("times", "own times", "steps", "fixed", "tolerances of components", "non-FSAL")
+QUICK = ("own times", "steps", "fixed", "non-FSAL")
 
 
 @pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in OPTIONS])

@@ -1,0 +1,92 @@
+"""Known times to be stepped onto: from `tstops` and `d_discontinuities` to tables of times in the
+order in which they come."""
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..callbacks import all_of, PeriodicCallback, PresetTimeCallback
+from ..numbers import Row
+from ..solvers.arithmetic import ArrayArithmetic
+from ..solvers.time import next_time
+from ..tracing.program import is_tracer
+
+
+def in_order(
+    row: Row, value: Any, more: Sequence[Any], t0: Any, t1: Any, dtype: np.dtype, index: Any
+) -> Any:
+    """The known times of one trajectory, sorted: `[time]`. Those that its time span does not have
+    come last, infinitely late; so do those that are NaN.
+
+    A discontinuity may be at the start, as what matters of it is what comes after. Of one right
+    before the end nothing does.
+
+    **Arguments:** `row`: what they are; `value`: as it is given, a time, several, or a row for each
+    trajectory, of which `index` picks one; `more`: other times, `[time]`; `t0` and `t1`: the ends
+    of the time span.
+    """
+    times = _as_array(value, dtype)
+    if times is not None and times.ndim == 2:
+        times = (jnp.asarray(times) if is_tracer(index) else times)[index]
+    several = [x for x in (times, *more) if x is not None and x.size]
+    if not several:
+        return None
+    times = several[0]
+    if len(several) > 1:
+        times = (jnp if any(map(is_tracer, several)) else np).concatenate(several)
+    xp: Any = jnp if any(map(is_tracer, (times, t0, t1))) else np
+    direction = xp.where(t1 < t0, -1, 1).astype(dtype)
+    start, end, times = direction * t0, direction * t1, direction * times
+    inside = (times > start) & (times < end)
+    if row.name == "d_discontinuities":
+        following = next_time(ArrayArithmetic(xp), times, xp.ones_like(times))
+        inside = (times >= start) & (following < end)
+    return direction * xp.sort(xp.where(inside, times, np.inf).astype(dtype))
+
+
+def scheduled(callback: Any, t0: Any, t1: Any, dtype: np.dtype) -> list[Any]:
+    """The known times of each callback, `[time]`; None of those that have none.
+
+    **Raises:** `TypeError` for a period over a time span that isn't known.
+    """
+    found: list[Any] = []
+    for x in all_of(callback):
+        times = None
+        if isinstance(x, PresetTimeCallback):
+            times = _as_array(x.times, dtype)
+        elif isinstance(x, PeriodicCallback):
+            times = _periodic(x, t0, t1, dtype)
+        # (Compared with themselves where they are stepped onto: so not computed twice.)
+        found.append(jax.lax.optimization_barrier(times) if is_tracer(times) else times)
+    return found
+
+
+def _periodic(callback: PeriodicCallback, t0: Any, t1: Any, dtype: np.dtype) -> Any:
+    if is_tracer(t0) or is_tracer(t1):
+        raise TypeError(
+            "callback is an eo.PeriodicCallback, and tspan is traced, so how many times there are "
+            "is not known: use eo.PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)."
+        )
+    direction = -1 if t1 < t0 else 1
+    phase, dt = (dtype.type(direction * x) for x in (callback.phase, callback.dt))
+    first = 0 if callback.phase else 1
+    count = math.ceil(abs(float(t1) - float(t0)) / callback.dt) + 2
+    # (By multiplication: roundings don't add up.)
+    times = (t0 + phase) + np.arange(first, count).astype(dtype) * dt
+    times = times[direction * (t1 - times) > 0]
+    initial, final = [t0] * callback.initial_affect, [t1] * callback.final_affect
+    return np.concatenate([initial, times, final]).astype(dtype)
+
+
+def _as_array(value: Any, dtype: np.dtype) -> Any:
+    """Of at least one axis. (Traced times may be in a list.)"""
+    if isinstance(value, list | tuple) and any(map(is_tracer, value)):
+        value = jnp.stack([jnp.asarray(x, dtype) for x in value])
+    if value is None:
+        return None
+    times = value.astype(dtype) if is_tracer(value) else np.asarray(value, dtype)
+    return times[None] if times.ndim == 0 else times

@@ -1,0 +1,72 @@
+"""Where the lanes of a kernel are among their known times, `tstops` and `d_discontinuities`: tables
+that are sorted, in memory, and the row of each that comes next."""
+
+import numpy as np
+
+from ...numbers import of_kind
+from ...solvers.time import end_of_stretch, next_time
+from .builder import BOOL, Builder, I64, Value, Variable
+from .numbers import Held, Layout
+
+
+_NAMES = [row.name for row in of_kind("stops")]
+
+
+def known_times(layout: Layout) -> list[str]:
+    """The names of the tables that there are."""
+    return [name for name in _NAMES if layout.find(name) is not None]
+
+
+class Stops:
+    """The variables of the lanes for their known times.
+
+    - `tstop`: the end of the stretch of time that a lane is in, which no step goes beyond.
+    """
+
+    def __init__(self, b: Builder, held: Held, dtype: np.dtype):
+        self.b, self._held = b, held
+        self.tstop = b.variable(dtype, 0)
+        self._rows = {name: b.variable(I64, 0) for name in known_times(held.layout)}
+
+    def variables(self) -> list[Variable]:
+        return [self.tstop, *self._rows.values()]
+
+    def begin(self, fresh: Value, t: Variable) -> Value:
+        """At the start of the trajectories in the lanes that are fresh: see `arrive`."""
+        for row in self._rows.values():
+            row.set_where(fresh, 0)
+        return self.arrive(fresh, t)
+
+    def arrive(self, here: Value, t: Variable) -> Value:
+        """In the lanes `here`, whose stretch of time ends at `t`: go on to the next one, which
+        begins a unit in the last place later where `f` jumps.
+
+        **Returns:** where it does.
+        """
+        b, held = self.b, self._held
+        t1 = held.number("t1")
+        direction = b.sign(t1 - held.number("t0"))
+        jumps = b.constant(False, BOOL, of_lanes=True)
+        if "d_discontinuities" in self._rows:
+            jumps = here & self._next("d_discontinuities", direction).eq(t.get())
+            t.set_where(jumps, next_time(b, t.get(), direction))
+        for name in self._rows:
+            self._pass(name, t.get(), direction, here)
+        ahead = [self._next(name, direction) for name in self._rows]
+        self.tstop.set_where(here, end_of_stretch(b, ahead, t1, direction))
+        return jumps
+
+    def _pass(self, name: str, t: Value, direction: Value, here: Value) -> None:
+        """Go to the first row after the time `t`, which may be the time of several."""
+        b, row = self.b, self._rows[name]
+
+        def due() -> Value:
+            return here & (direction * (t - self._next(name, direction)) >= 0.0)
+
+        b.while_(lambda: b.any(due()), lambda: row.set(row.get() + b.cast(due(), I64)))
+
+    def _next(self, name: str, direction: Value) -> Value:
+        """The time of the next row, infinitely far where there is none."""
+        b, row, size = self.b, self._rows[name].get(), self._held.size(name)
+        found = self._held.element(name, b.minimum(row, size - 1))
+        return b.where(row < size, found, direction * np.inf)

@@ -1,0 +1,116 @@
+"""Where the lanes of a chunk are among their known times, `tstops` and `d_discontinuities`."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Int
+
+from ...numbers import of_kind
+from ...solvers.time import end_of_stretch, next_time
+from .leaves import LANES, OfLanes
+
+
+_NAMES = [row.name for row in of_kind("stops")]
+
+
+class Stops(NamedTuple):
+    """(Without an axis where all lanes share their steps.)
+
+    - `rows`: of each table, which is sorted, the row of the next time.
+    - `tstop`: the end of the stretch of time that the lane is in, which no step goes beyond.
+    - `anchor`: where that begins, and `tried`: how many steps the chunk had tried until then: from
+        there fixed steps are laid out.
+    - `anew`: whether the stretch begins after a discontinuity, in which no step was taken yet.
+    - `restarts`: how many such stretches there were.
+    """
+
+    rows: tuple[Int[Array, "*lane"], ...]
+    tstop: OfLanes
+    anchor: OfLanes
+    tried: Int[Array, "*lane"]
+    anew: Bool[Array, "*lane"]
+    restarts: Int[Array, "*lane"]
+
+
+def tables_of(more: Any) -> dict[str, Any]:
+    """The tables of known times among the other numbers of a chunk: `[time]` or `[time, lane]`."""
+    return {name: more[name] for name in _NAMES if more and more.get(name) is not None}
+
+
+def has_own(more: Any) -> bool:
+    """Whether lanes have known times of their own."""
+    return any(x.ndim > 1 for x in tables_of(more).values())
+
+
+def has_jumps(more: Any) -> bool:
+    """Whether `f` jumps at known times."""
+    return "d_discontinuities" in tables_of(more)
+
+
+def begin(more: Any, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
+    """At the start of all lanes; and which of them start at a discontinuity. None without known
+    times."""
+    tables = tables_of(more)
+    if not tables:
+        return None, None
+    none = jnp.zeros(t.shape, jnp.int32)
+    never = jnp.zeros(t.shape, bool)
+    stops = Stops((none,) * len(tables), t, t, none, never, none)
+    return arrive(more, stops, t, t1, jnp.sign(t1 - t), none, ~never)
+
+
+def arrive(
+    more: Any, stops: Stops, t: OfLanes, t1: OfLanes, direction: Any, tries: Any, here: Any
+) -> tuple[Stops, Any]:
+    """At the times `t` in the lanes where that is the end of their stretch, `here`: the next
+    stretch; and in which of them `f` jumps, so that it begins a unit in the last place later."""
+    tables = tables_of(more)
+    jumps = jnp.zeros_like(here)
+    if (table := tables.get("d_discontinuities")) is not None:
+        row = stops.rows[list(tables).index("d_discontinuities")]
+        jumps = here & (_at(table, row, direction) == t)
+    t = jnp.where(jumps, next_time(LANES, t, direction), t)
+    rows = tuple(
+        _passed(table, row, t, direction, here)
+        for table, row in zip(tables.values(), stops.rows, strict=True)
+    )
+    ahead = [_at(x, row, direction) for x, row in zip(tables.values(), rows, strict=True)]
+    stops = Stops(
+        rows,
+        jnp.where(here, end_of_stretch(LANES, ahead, t1, direction), stops.tstop),
+        jnp.where(here, t, stops.anchor),
+        jnp.where(here, tries, stops.tried),
+        jnp.where(here, jumps, stops.anew),
+        stops.restarts + jumps.astype(stops.restarts.dtype),
+    )
+    return stops, jumps
+
+
+def _passed(table: Any, row: Any, t: Any, direction: Any, here: Any) -> Any:
+    """The first row after the time `t`, of the lanes `here`."""
+
+    def due(row):
+        return here & (direction * (t - _at(table, row, direction)) >= 0)
+
+    return jax.lax.while_loop(
+        lambda row: jnp.any(due(row)), lambda row: row + due(row).astype(row.dtype), row
+    )
+
+
+def _at(table: Any, row: Any, direction: Any) -> Any:
+    """The time of a row, infinitely far where there are no more."""
+    if table.ndim == 1:
+        time = table.at[row].get(mode="clip")
+    else:
+        time = jnp.take_along_axis(table, jnp.minimum(row, len(table) - 1)[None], axis=0)[0]
+    return jnp.where(row < len(table), time, direction * jnp.inf)
+
+
+def begin_of_steps(more: Any, t: Any, direction: Any) -> Any:
+    """Where the steps begin that follow on those that end at the times `[step, lane]`."""
+    table = tables_of(more).get("d_discontinuities")
+    if table is None:
+        return t
+    jumps = jnp.any(t[:, None] == table.reshape(1, len(table), -1), axis=1)
+    return jnp.where(jumps, next_time(LANES, t, direction + jnp.zeros_like(t)), t)
