@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ..fields import parameters_of, staged
@@ -41,14 +42,16 @@ class Moving:
 
     - `field`: of the state without tangents; `affect`: what the jump does to that.
     - `conditions`: of a continuous callback, `[length]`; None of a discrete one.
-    - `follows`: whether a discrete callback may act at the time of a continuous one, and moves with
-        it.
+    - `times`: of a discrete callback that acts at known times, where these are among the numbers.
+    - `follows`: of another one, whether it may act at the time of a callback that moves, and moves
+        with that.
     """
 
     field: Program
     affect: Part
     conditions: Part | None
     length: int = 1
+    times: tuple[int, ...] = ()
     follows: bool = False
     levels: tuple[Level, ...] = ()
 
@@ -105,6 +108,8 @@ class Moving:
             return out[:-1].reshape(u.shape), out[-1] > 0
 
         delta = shift(extras["moved"][0]) if self.follows else None
+        if self.times:
+            delta = _of_known(t, [numbers[i] for i in self.times])
         if self.conditions is not None:
             conditions = self.conditions
 
@@ -131,6 +136,15 @@ class Moving:
         return dataclasses.replace(self, levels=(*self.levels, level))
 
 
+def _of_known(t: Any, tables: Sequence) -> Any:
+    """How much later this one of the known times is than it is: see `shift`."""
+    times = jnp.concatenate([x.reshape(-1) for x in tables])
+    here = times == t
+    moves = jnp.sum(jnp.where(here, shift(times), jnp.zeros_like(times)))
+    # (A time may come twice.)
+    return moves / jnp.maximum(jnp.sum(here.astype(times.dtype)), 1.0)
+
+
 def _evaluated(part: Part, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any) -> Any:
     n = part.n_consts
     p = (*numbers[n:], *(extras[name] for name in part.extras))
@@ -143,9 +157,26 @@ def moving_of(
     """How a jump of a callback among these moves, of this field."""
     if jump.moves is not None:
         return jump.moves
-    if isinstance(callback, Discrete):
-        return Moving(field, jump.part, None, follows=bool(events.continuous))
-    return Moving(field, jump.part, callback.conditions, callback.length)
+    if isinstance(callback, Continuous):
+        return Moving(field, jump.part, callback.conditions, callback.length)
+    if callback.scheduled:
+        return Moving(field, jump.part, None, times=_tables(callback.condition))
+    return Moving(field, jump.part, None, follows=follow(events))
+
+
+def follow(events: Events) -> bool:
+    """Whether there are discrete callbacks that may act at the time of one that moves."""
+    known = any(x.scheduled for x in events.discrete)
+    others = any(not x.scheduled for x in events.discrete)
+    return others and (known or bool(events.continuous))
+
+
+def _tables(condition: Part) -> tuple[int, ...]:
+    """Which of the numbers the condition of a callback at known times compares the time with."""
+    jaxpr = condition.program.jaxpr
+    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
+    numbers = [*jaxpr.constvars, *jaxpr.invars[1:-1]]
+    return tuple(i for i, v in enumerate(numbers) if v in read)
 
 
 #
