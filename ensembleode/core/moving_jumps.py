@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
-import jax.extend.core as jex
 import jax.numpy as jnp
 
 from ..fields import parameters_of, staged
@@ -42,7 +41,7 @@ class Moving:
 
     - `field`: of the state without tangents; `affect`: what the jump does to that.
     - `conditions`: of a continuous callback, `[length]`; None of a discrete one.
-    - `times`: of a discrete callback that acts at known times, where these are among the numbers.
+    - `passed`: of a discrete callback that acts at known times, how long ago that was, `[1]`.
     - `follows`: of another one, whether it may act at the time of a callback that moves, and moves
         with that.
     """
@@ -51,7 +50,7 @@ class Moving:
     affect: Part
     conditions: Part | None
     length: int = 1
-    times: tuple[int, ...] = ()
+    passed: Part | None = None
     follows: bool = False
     levels: tuple[Level, ...] = ()
 
@@ -108,8 +107,8 @@ class Moving:
             return out[:-1].reshape(u.shape), out[-1] > 0
 
         delta = shift(extras["moved"][0]) if self.follows else None
-        if self.times:
-            delta = _of_known(t, [numbers[i] for i in self.times])
+        if self.passed is not None:
+            delta = -_evaluated(self.passed, u, numbers, extras, t)[0]
         if self.conditions is not None:
             conditions = self.conditions
 
@@ -136,15 +135,6 @@ class Moving:
         return dataclasses.replace(self, levels=(*self.levels, level))
 
 
-def _of_known(t: Any, tables: Sequence) -> Any:
-    """How much later this one of the known times is than it is: see `shift`."""
-    times = jnp.concatenate([x.reshape(-1) for x in tables])
-    here = times == t
-    moves = jnp.sum(jnp.where(here, shift(times), jnp.zeros_like(times)))
-    # (A time may come twice.)
-    return moves / jnp.maximum(jnp.sum(here.astype(times.dtype)), 1.0)
-
-
 def _evaluated(part: Part, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any) -> Any:
     n = part.n_consts
     p = (*numbers[n:], *(extras[name] for name in part.extras))
@@ -159,24 +149,16 @@ def moving_of(
         return jump.moves
     if isinstance(callback, Continuous):
         return Moving(field, jump.part, callback.conditions, callback.length)
-    if callback.scheduled:
-        return Moving(field, jump.part, None, times=_tables(callback.condition))
+    if callback.passed is not None:
+        return Moving(field, jump.part, None, passed=callback.passed)
     return Moving(field, jump.part, None, follows=follow(events))
 
 
 def follow(events: Events) -> bool:
     """Whether there are discrete callbacks that may act at the time of one that moves."""
-    known = any(x.scheduled for x in events.discrete)
-    others = any(not x.scheduled for x in events.discrete)
+    known = any(x.passed is not None for x in events.discrete)
+    others = any(x.passed is None for x in events.discrete)
     return others and (known or bool(events.continuous))
-
-
-def _tables(condition: Part) -> tuple[int, ...]:
-    """Which of the numbers the condition of a callback at known times compares the time with."""
-    jaxpr = condition.program.jaxpr
-    read = {v for eqn in jaxpr.eqns for v in eqn.invars if not isinstance(v, jex.Literal)}
-    numbers = [*jaxpr.constvars, *jaxpr.invars[1:-1]]
-    return tuple(i for i, v in enumerate(numbers) if v in read)
 
 
 #
@@ -272,7 +254,9 @@ def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence
         return dataclasses.replace(x, conditions=condition(x.conditions), up=up, down=down)
 
     def discrete(x: Discrete) -> Discrete:
-        return dataclasses.replace(x, condition=condition(x.condition), jump=jump(x, x.jump))
+        passed = None if x.passed is None else condition(x.passed)
+        asked = {"condition": condition(x.condition), "passed": passed}
+        return dataclasses.replace(x, jump=jump(x, x.jump), **asked)
 
     first = tuple(map(continuous, events.continuous))
     return Events(first, tuple(map(discrete, events.discrete)))
