@@ -45,7 +45,7 @@ from .core.progress import Progress
 from .core.reductions import sum_reduction
 from .core.reruns import Batches
 from .core.trajectories import describe
-from .engines.checks import check_bounds, say_if_too_tight
+from .engines.checks import check_bounds, say_if_it_switches, say_if_too_tight
 from .engines.compiled.compiler import CompileError
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
@@ -452,6 +452,7 @@ def job_for(
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
     say_if_too_tight(adaptive, state.dtype, every.shared)
+    say_if_it_switches(adaptive, every)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)
