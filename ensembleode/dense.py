@@ -192,7 +192,9 @@ def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     for k, node in enumerate(nodes):
         is_other = np.arange(len(nodes)) != k
         scale = is_other / np.where(is_other, nodes - node, 1)
-        weights = weights * ((x - node) * scale.astype(x.dtype) + (~is_other).astype(x.dtype))
+        weights = weights * (
+            (x - float(node)) * scale.astype(x.dtype) + (~is_other).astype(x.dtype)
+        )
     near = jnp.where(x < 0.5, start, end)
     values = jnp.concatenate([start[None], inner, end[None]]) - near[None]
     weights = weights.astype(values.dtype).reshape(-1, *(1,) * start.ndim)
