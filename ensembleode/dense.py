@@ -189,12 +189,10 @@ def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     """At the share `x` of a step: by Lagrange's formula, from the nearer end, for whose value it is
     exact."""
     nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
-    for k, node in enumerate(nodes):
+    for k, node in enumerate(nodes.tolist()):
         is_other = np.arange(len(nodes)) != k
         scale = is_other / np.where(is_other, nodes - node, 1)
-        weights = weights * (
-            (x - float(node)) * scale.astype(x.dtype) + (~is_other).astype(x.dtype)
-        )
+        weights = weights * ((x - node) * scale.astype(x.dtype) + (~is_other).astype(x.dtype))
     near = jnp.where(x < 0.5, start, end)
     values = jnp.concatenate([start[None], inner, end[None]]) - near[None]
     weights = weights.astype(values.dtype).reshape(-1, *(1,) * start.ndim)
