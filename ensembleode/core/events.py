@@ -24,6 +24,11 @@ from ..tracing.written_numbers import with_numbers_apart
 from .extended_state import Extension
 
 
+# The rows of an event among those of a trajectory: the state before it, the state after it, and its
+# time, as the first component of a state of zeros.
+EVENT_ROWS = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A function of a callback, as `program(consts, u, (*p, *extras), t)`.
@@ -50,11 +55,14 @@ class Jump:
         1 or 0: `[size + 1]`. (As it is traced, what it makes of `changes` stands before that end.)
     - `ends`: whether it does, where that is the same always; else None.
     - `changes`: which leaves of the parameters it changes.
+    - `moves`: of a state with tangents, how its time moves (see `moving_jumps.Moving`): then the
+        part makes the rows of that, and whether the trajectory ends.
     """
 
     part: Part
     ends: bool | None
     changes: tuple[int, ...] = ()
+    moves: Any = None
 
 
 @dataclasses.dataclass(frozen=True)

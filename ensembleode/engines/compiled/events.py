@@ -21,11 +21,12 @@ from typing import Any, TYPE_CHECKING
 import numpy as np
 
 from ...callbacks import LeftRootFind, NoRootFind
-from ...core.events import Continuous, Discrete, Events, Jump, Part
+from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Part
+from ...core.moving_jumps import follow
 from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, integer_like, Value, Variable
-from .saved_rows import EVENT_ROWS, Step
+from .saved_rows import Step
 
 
 if TYPE_CHECKING:
@@ -39,6 +40,18 @@ _SAME_ROOT = 10
 _MOST_TURNS = 1000
 # A step that is expected to close the bracket by so much has not, and the search bisects again.
 _THRESHOLD = 16.0
+
+
+def moved_numbers(events: Events) -> int:
+    """How many numbers the time of an event is with its tangents, where discrete callbacks may move
+    with it: of a state without tangents none."""
+    levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
+    return 2**levels if levels and follow(events) else 0
+
+
+def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
+    """As many numbers of a row with a time: the first of each part."""
+    return row[:: len(row) // len(moved)] if moved else ()
 
 
 class Happening:
@@ -64,6 +77,8 @@ class Happening:
         # How many events the trajectory has had; and what acted at the end of this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
+        # Of a state with tangents, the time of what acted at the end of this step, with its own.
+        self.moved = [b.variable(dtype, 0) for _ in range(moved_numbers(events))]
 
     def variables(self) -> list[Variable]:
         """All that goes on from turn to turn."""
@@ -143,6 +158,8 @@ class Happening:
         """Do what callbacks do at the end of the step, where it was accepted."""
         b, loop = self.b, self.loop
         arrived = step.accepted
+        for i, x in enumerate(self.moved):
+            x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
         met = arrived & self.last.get().ne(0)
         if self.events.continuous:
@@ -169,7 +186,7 @@ class Happening:
                 self._jump(step, x, x.up, here, jumped, marks, mask=mask)
                 continue
             (mark,) = marks
-            for jump, sign in _directions(x):
+            for jump, sign in directions(x):
                 crossing = here if sign == 0 else here & mark.get().eq(sign)
                 self._jump(step, x, jump, crossing, jumped, marks)
 
@@ -212,11 +229,19 @@ class Happening:
         def do() -> None:
             mask = self._with_room(here, marks) if callback.is_kept else here
             y, t = loop.state(), loop.t.get()
-            about = {"uprev": step.y, "tprev": [step.t], **extras}
-            *after, ends = self._of(jump.part, y, t, mask, **about)
+            moved = [x.get() for x in self.moved]
+            about = {"uprev": step.y, "tprev": [step.t], "moved": moved, **extras}
+            *found, ends = self._of(jump.part, y, t, mask, **about)
+            if jump.moves is None:
+                time = (t, *(b.constant(0, loop.problem.dtype) for _ in y[1:]))
+                found = [*found, *y, *found, *time]
+            n = len(y)
+            on, *rows = (found[i * n : (i + 1) * n] for i in range(1 + EVENT_ROWS))
             if callback.is_kept:
-                self._note(callback, mask, marks, (y, tuple(after), t))
-            for variable, x in zip(loop.y, after, strict=True):
+                self._note(callback, mask, marks, rows)
+            for variable, x in zip(loop.y, on, strict=True):
+                variable.set_where(mask, x)
+            for variable, x in zip(self.moved, times_of(self.moved, rows[-1]), strict=True):
                 variable.set_where(mask, x)
             if jump.ends is not False:
                 over = mask & (ends > 0.0)
@@ -247,19 +272,17 @@ class Happening:
         callback: Continuous | Discrete,
         mask: Value,
         marks: Sequence[Variable],
-        rows: tuple[tuple, tuple, Value],
+        rows: Sequence[Sequence[Value]],
     ) -> None:
-        """Write an event of these lanes: its state before, its state after, and its time."""
+        """Write an event of these lanes: see `core.events.EVENT_ROWS`."""
         b, loop, outputs = self.b, self.loop, self.loop.outputs
         event = b.cast(self.count.get(), I64)
         self.count.set_where(mask, self.count.get() + 1)
         if outputs is None:
             return
-        before, after, t = rows
         first = loop.saved.n + event * EVENT_ROWS
-        time = (t, *(b.constant(0, loop.problem.dtype) for _ in before[1:]))
-        for i, row in enumerate((before, after, time)):
-            loop.saved.write(first + i, mask, row)
+        for i, row in enumerate(rows):
+            loop.saved.write(first + i, mask, tuple(row))
         index, width = loop.held.index.get(), 1 + self.events.longest
         found = [b.constant(callback.which, I32), *(x.get() for x in marks)]
         found += [b.constant(0, I32)] * (width - len(found))
@@ -296,7 +319,7 @@ class Happening:
         self._look(here)
 
 
-def _directions(x: Continuous) -> list[tuple[Jump, int]]:
+def directions(x: Continuous) -> list[tuple[Jump, int]]:
     """What happens where a condition rises (1) or falls (-1); 0 where it is the same for both."""
     if x.up is not None and x.up == x.down:
         return [(x.up, 0)]
