@@ -429,6 +429,26 @@ def test_bolus_doses_by_a_schedule_of_each(mode):
         assert np.asarray(sim.events.t)[i, : len(happened)].tolist() == happened
 
 
+def test_gradients_by_a_lag_of_doses():
+    """That is estimated: later doses leave more at the end."""
+    doses = jnp.array([[0.5, 12.0, 24.0], [6.0, 30.0, jnp.inf]])
+
+    def left(lag, amount):
+        def prob_func(prob, ctx):
+            def dosed(integrator):
+                return eo.remake(integrator, u=integrator.u + amount)
+
+            times = doses[ctx.index] + lag
+            return eo.remake(prob, callback=eo.PresetTimeCallback(times, dosed))
+
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, [0.0], (0.0, 48.0), 0.1)
+        return eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=2, **TIGHT).u[:, -1].sum()
+
+    by_lag, by_amount = jax.jit(jax.grad(left, argnums=(0, 1)))(0.25, 10.0)
+    shares = np.exp(-0.1 * (47.75 - np.asarray(doses)[np.isfinite(doses)])).sum()
+    np.testing.assert_allclose([by_lag, by_amount], [0.1 * 10 * shares, shares], rtol=1e-7)
+
+
 def test_doses_and_jumps_at_the_same_time():
     """And a discrete callback that comes after, in the order in which they are given."""
 
