@@ -365,7 +365,7 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
     if isinstance(cause, stores.StoreError):
         return cause.solution, cause  # pyright: ignore
     if writer is not None:
-        return writer.solution(elapsed), cause
+        return dataclasses.replace(writer.solution(elapsed), _given=_given(job)), cause
     assert result is not None
     return _ensemble_solution(job, run, result, elapsed), cause
 
@@ -551,10 +551,14 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
         events = as_jax_arrays(first_events(events, most, several=True))
-    # (Which reruns there were nobody has counted.)
-    given = Aside(None if may_rerun(job.plan) else job.trajectories.given)
+    given = _given(job)
     about = (*about, dense, job.plan.order, integral, events, given)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about)
+
+
+def _given(job: Job) -> Aside:
+    # (Which reruns there were nobody has counted.)
+    return Aside(None if may_rerun(job.plan) else job.trajectories.given)
 
 
 def _numbers(job: Job, n: int | None = None) -> Any:
