@@ -251,11 +251,11 @@ def test_against_differences(name, way, engine):
 def of_problem(name):
     """A loss, and two places to differentiate it at."""
     f, u0, p, span = PROBLEMS[name]
-    spread = jnp.array([[1.0], [1.1], [np.nan], [0.9]])
+    spread = jnp.array([[1.0], [1.1], [1.0], [0.9]])
 
     def outputs(x):
         prob = eo.ODEProblem(f, u0, (x["t0"], x["t1"]), x["p"])
-        starts = x["u0"][None] * spread
+        starts = (x["u0"][None] * spread).at[2].set(np.nan)
         ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=starts[ctx.index]))
         return eo.solve(ens, eo.Vern7(), trajectories=4, **TIGHT).u[:, -1] / 10
 
