@@ -17,7 +17,7 @@ from ..problem import EnsembleProblem
 from ..tracing.program import being_staged
 from .gather import Ensemble, Gather, ranges
 from .job import cause_of, codes_and_counts, integers, Unfinished
-from .plan import Result
+from .plan import Outcome
 from .reductions import adds_up, check_structure, checked, empty, sum_reduction
 from .reruns import Batches
 
@@ -99,9 +99,9 @@ def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_
     return ensemble()
 
 
-def _total(retcode: Any, counts: Any) -> Result:
+def _total(retcode: Any, counts: Any) -> Outcome:
     """The outcome of a reduced ensemble: return codes of each, and total counts."""
-    return Result(None, None, None, None, retcode, *counts)
+    return Outcome(None, None, None, None, retcode, *counts)
 
 
 #
@@ -177,9 +177,9 @@ def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:
     return integers(indices[:whole].reshape(-1, batch_size)), integers(indices[whole:])
 
 
-def _merge(batches: Result) -> Result:
+def _merge(batches: Outcome) -> Outcome:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batches)
 
 
-def _join(first: Result, last: Result) -> Result:
+def _join(first: Outcome, last: Outcome) -> Outcome:
     return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)

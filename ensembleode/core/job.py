@@ -19,7 +19,7 @@ from ..solution import EngineChoice, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
 from .lane import Lane, Trajectories
-from .plan import Plan, Result
+from .plan import Outcome, Plan, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +55,7 @@ class Job:
 class Unfinished(Exception):
     """A batch ended before its end: the `outcome` of those that are `done`, and the `cause`."""
 
-    def __init__(self, outcome: Result, done: np.ndarray, cause: BaseException):
+    def __init__(self, outcome: Outcome, done: np.ndarray, cause: BaseException):
         super().__init__(str(cause))
         self.outcome = outcome
         self.done = done
@@ -67,7 +67,7 @@ def cause_of(e: BaseException) -> BaseException:
     return e.cause if isinstance(e, Unfinished) else e
 
 
-def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Result:
+def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Outcome:
     """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
     result = plan.engine.integrate(plan, lane)
     numbers = _numbers_of_steps(plan, lane)
@@ -76,7 +76,7 @@ def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Res
 
 def solve_lanes(
     plan: Plan, lanes: Lane, indices, repeat, key, output_consts, mask: Any = None
-) -> Result:
+) -> Outcome:
     """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
     result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
     return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
@@ -84,7 +84,7 @@ def solve_lanes(
 
 def finish_lanes(
     plan: Plan, result: Result, lanes: Lane, indices, repeat, key, output_consts, where: Any = None
-) -> Result:
+) -> Outcome:
     """Apply `output_func` to several trajectories.
 
     **Arguments:** `where`: their axis in the result, by default the first.
@@ -99,15 +99,15 @@ def finish_lanes(
     return jax.vmap(one, in_axes=(where, own, 0))(result, numbers, indices)
 
 
-def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Result:
-    """What the user is given of the integrated trajectory: `output_func` is applied.
+def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Outcome:
+    """What the user is given of a trajectory that was integrated: `output_func` is applied.
 
     **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved.
     """
     if plan.output is not None:
         u, rerun = plan.output(output_consts, result, numbers, index, repeat, key)
-        return result._replace(u=u, t=None, inner=None, rerun=rerun)
-    given = result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner))
+        return Outcome(*result._replace(u=u, t=None, inner=None), rerun)
+    given = _as_given(plan, result)
     if plan.inner and result.inner is None:
         dense: Any = dense_of(given, plan, numbers)
         of_one = (dense, result.t, given.u, result.length)
@@ -115,21 +115,25 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     return given._replace(t=result.t if plan.own_times else None)
 
 
+def _as_given(plan: Plan, result: Result) -> Outcome:
+    return Outcome(*result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner)))
+
+
 def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
     """What steps are made with, where they may be made again; else None."""
     return (lanes.consts, lanes.p) if plan.saving.mode == "steps" else None
 
 
-def dense_of(result: Result, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
-    """How the finished result goes on within its steps, where every step was saved.
+def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
+    """How a trajectory goes on within its steps, where every step was saved.
 
     **Arguments:** `numbers`: the constants and parameters of `f`; `own`: which of them several
     trajectories have to themselves, by default none.
     """
     if plan.saving.mode != "steps":
         return None
-    if result.inner is not None:
-        return Kept(result.inner)
+    if outcome.inner is not None:
+        return Kept(outcome.inner)
     own = own or jax.tree.map(lambda _: False, tuple(numbers))
     method: Any = plan.engine.interpolant(plan.method)
     consts, p = jax.tree.map(
@@ -138,9 +142,9 @@ def dense_of(result: Result, plan: Plan, numbers: Any, own: Any = None) -> Dense
     return Again(consts, p, Known(plan.field, method, plan.tree, own))
 
 
-def codes_and_counts(result: Result) -> Result:
+def codes_and_counts(outcome: Outcome) -> Outcome:
     """What is kept of each trajectory where the outputs are added up."""
-    return result._replace(u=None, t=None, inner=None, length=None, rerun=None)
+    return outcome._replace(u=None, t=None, inner=None, length=None, rerun=None)
 
 
 def with_output(job: Job) -> Job:
@@ -174,8 +178,8 @@ def with_output(job: Job) -> Job:
     result = Result(u, t, inner, count, array((), np.int8), count, count, nf)
 
     def output(result, numbers, index, repeat, key):
-        result = result._replace(u=plan.as_given(result.u), inner=plan.as_given(result.inner))
-        got = output_func(solution_of(result, plan, numbers), EnsembleContext(index, repeat, key))
+        sol = solution_of(_as_given(plan, result), plan, numbers)
+        got = output_func(sol, EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
@@ -228,13 +232,13 @@ def may_rerun(plan: Plan) -> bool:
 
 
 def solution_of(
-    result: Result, plan: Plan, numbers: Any, engine: EngineChoice | None = None
+    outcome: Outcome, plan: Plan, numbers: Any, engine: EngineChoice | None = None
 ) -> ODESolution:
-    """The solution of a finished result; `numbers`: the constants and parameters of `f`, where
-    every step is saved."""
-    u, t, length, stats = result.u, result.t, result.length, Stats(*result.counts)
-    dense = dense_of(result, plan, numbers)
-    return ODESolution(u, t, result.retcode, stats, length, dense, engine, plan.order)
+    """The solution of one trajectory; `numbers`: the constants and parameters of `f`, where every
+    step is saved."""
+    u, t, length, stats = outcome.u, outcome.t, outcome.length, Stats(*outcome.counts)
+    dense = dense_of(outcome, plan, numbers)
+    return ODESolution(u, t, outcome.retcode, stats, length, dense, engine, plan.order)
 
 
 def compiler_options(platform: str) -> dict[str, Any]:

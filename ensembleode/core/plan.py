@@ -1,5 +1,6 @@
 """What is fixed when a solve is compiled, and what comes out of it."""
 
+import collections
 import dataclasses
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -75,16 +76,12 @@ class Plan:
 
 
 class Result(NamedTuple):
-    """What a trajectory came to, or several, whose axis comes first.
+    """What an engine returns of a trajectory, or of several, whose axis comes first.
 
-    As an engine returns it, `u [time, *state]` is NaN where not reached, `t [time]` likewise if the
-    trajectories have their own times; `length` counts those reached; `inner` are states within
-    the steps, `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is
-    None where not counted.
-
-    Finished (see `core.job.finish`), `u` is in the structure of the user's state, or what
-    `output_func` made of it; `t` is None unless the trajectories have their own times; `rerun` is
-    None where none can be asked for.
+    `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have their
+    own times; `length` counts those reached; `inner` are states within the steps,
+    `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is None where not
+    counted.
     """
 
     u: Any
@@ -95,11 +92,24 @@ class Result(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
-    rerun: Any = None
+
+
+_GIVEN = (*Result._fields, "rerun")
+
+
+class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
+    """What the user is given of a trajectory, or of several (see `core.job.finish`).
+
+    As in a `Result`, but `u` is in the structure of the user's state, or it is what `output_func`
+    made of the trajectory, with neither `t` nor `inner` then; `t` is None unless the trajectories
+    have their own times; `rerun` is None where none can be asked for.
+    """
+
+    __slots__ = ()
 
     @property
     def counts(self) -> tuple:
-        """Of work."""
+        """Of steps accepted and rejected, and of evaluations of `f`."""
         return self.naccept, self.nreject, self.nf
 
 

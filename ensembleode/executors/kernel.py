@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ..core.job import Job
-from ..core.plan import Plan, Result
+from ..core.plan import Outcome, Plan
 from ..engines import Engine
 from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
@@ -33,7 +33,7 @@ class Kernels(Devices):
         if self.on_gpu:
             launch.check()
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         return super().run(job.replan(engine=gpu.ENGINE) if self.on_gpu else job, indices, repeat)
 
 

@@ -146,9 +146,7 @@ def _(perturbed, numbers, mask, plan, mesh):
 def _(residuals, cotangents, perturbed, numbers, mask, plan, mesh):
     del perturbed, numbers, mask, plan
     pullback, inexact = residuals
-    cotangents = jax.tree.map(
-        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
-    )
+    cotangents = sensitivity.with_zeros(inexact, cotangents)
 
     def pull_back(arrays, cotangents):
         arrays = [x[0] for x in arrays]

@@ -20,7 +20,7 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
 from ..core.lane import Lane
-from ..core.plan import Plan, Result, shared_times
+from ..core.plan import Outcome, Plan, Result, shared_times
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..ground import cpu_devices
@@ -39,7 +39,7 @@ class Devices(Executor):
     threads: int = 1
     vectorised = True
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if self.threads > 1:
             job = job.replan(threads=self.threads)
         lanes = job.trajectories.lanes(indices, repeat)

@@ -4,7 +4,7 @@ The whole solve of many trajectories is one function, generated as LLVM IR aroun
 called from JAX's programs without a copy. Every lane has its own step size, its own acceptance, its
 own end and its own return code, and takes the next trajectory when it has finished one.
 
-- `builder.py`: LLVM IR from Python. `functions/`: elementary functions in it.
+- `builder.py`, `values.py`: LLVM IR from Python. `functions/`: elementary functions in it.
 - `field.py`: the vector field, from the small language of `fields`; `operations.py`,
     `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its

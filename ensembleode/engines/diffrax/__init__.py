@@ -2,7 +2,8 @@
 
 - `solving.py`: a solve by diffrax. (It is imported when this engine is first asked for something,
     as importing diffrax takes a third of the time of importing everything else.)
-- `control.py`: our step-size controllers and norms within it.
+- `control.py`: our step-size controllers and norms within it, and when a trajectory can't go on.
+- `within_steps.py`: the solution within saved steps.
 - `implicit.py`: diagonally implicit methods, with an explicit first stage.
 """
 

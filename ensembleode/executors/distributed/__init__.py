@@ -23,7 +23,7 @@ from ...core.executor import Executor
 from ...core.interrupts import looking_at
 from ...core.job import integers, Job, Unfinished
 from ...core.lane import Lane
-from ...core.plan import Plan, Result
+from ...core.plan import Outcome, Plan
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
 from ...ground.host import host_call
 from ...ground.keys import as_before, raw
@@ -65,7 +65,7 @@ class Distributed(Executor):
                 "sensealg=ForwardDiffSensitivity(); use EnsembleThreads()."
             )
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         remote, numbers, costs = self._prepared(job, indices, repeat)
         if job.traced:
             return _solve(numbers, costs, remote)
@@ -77,7 +77,7 @@ class Distributed(Executor):
             raise Unfinished(outcome, results.done, results.cause) from None
         return outcome
 
-    def total(self, job: Job, indices: Any) -> tuple[Any, Result]:
+    def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
         """The sum of the outputs over these trajectories, and their return codes and counts.
 
         Workers add up what is theirs; differentiated, each gives its gradient, too, and none gives
@@ -120,7 +120,7 @@ class Distributed(Executor):
             numbers = sensitivity.reverse_only(numbers, name)
         return remote, numbers, costs
 
-    def _note(self, outcome: Result, results: Results, indices: Any) -> None:
+    def _note(self, outcome: Outcome, results: Results, indices: Any) -> None:
         _fail_lost(outcome, results)
         for rows, why in results.lost:
             which = np.asarray(indices)[rows].tolist()
@@ -249,10 +249,8 @@ def _(perturbed, numbers, costs, remote):
 
 @_solve.def_bwd
 def _(inexact, cotangents, perturbed, numbers, costs, remote):
-    filled = jax.tree.map(
-        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
-    )
-    each, parts = remote.in_program("pull back", numbers, costs, perturbed, jtu.tree_leaves(filled))
+    filled = jtu.tree_leaves(sensitivity.with_zeros(inexact, cotangents))
+    each, parts = remote.in_program("pull back", numbers, costs, perturbed, filled)
     return Numbers(each, _summed(parts))
 
 
@@ -281,7 +279,7 @@ def _summed(parts: Any) -> Any:
     return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts)
 
 
-def _fail_lost(outcome: Result, results: Results) -> None:
+def _fail_lost(outcome: Outcome, results: Results) -> None:
     """Those whose workers died of them have failed."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value

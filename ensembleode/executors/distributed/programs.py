@@ -18,7 +18,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ...core.job import codes_and_counts, solve_lanes, with_output
-from ...core.plan import Plan, Result
+from ...core.plan import Outcome, Plan
 from ...core.reductions import total
 from ...engines.compiled.call import kernels_in, safety_checks
 from ...ground.keys import as_before, is_key, raw
@@ -195,7 +195,7 @@ def flat_structs(program: ChunkProgram) -> list:
     return [*every, mask, *jtu.tree_leaves(numbers.shared)]
 
 
-def outcome_structs(program: ChunkProgram) -> Result:
+def outcome_structs(program: ChunkProgram) -> Outcome:
     """Of the outcome of the trajectories of a call."""
     solve = dataclasses.replace(program, kind="solve", unit=1, wanted=())
     return solve.outputs[0]
@@ -250,7 +250,7 @@ def _reversed(program: ChunkProgram, numbers: Numbers, mask: Any, cotangents: tu
     return (counts, gradient.every), (added, gradient.shared)
 
 
-def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Result:
+def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Outcome:
     every, indices = numbers.every
     shared, repeat, key, consts = numbers.shared
     lanes = eqx.combine(every, shared)
