@@ -68,7 +68,8 @@ def run_eagerly(
 
 
 def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_init: Any):
-    """Keeps of each trajectory its return code only, one byte."""
+    """Run batch after batch and reduce each; of a trajectory only the return code is kept, one
+    byte."""
     u, converged, codes, counts = u_init, False, [], None
     where_it_is = reduction is sum_reduction and adds_up(batches.job, batches.executor)
 
@@ -110,7 +111,7 @@ def _total(retcode: Any, counts: Any) -> Outcome:
 
 
 def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ensemble:
-    """The same as one traced program."""
+    """`run_eagerly` as one traced program."""
     job, executor, batch_size, _ = batches
     reduction, u_init = ens.reduction, ens.u_init
 
@@ -172,7 +173,7 @@ def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ens
 
 
 def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:
-    """Whole batches `[batch, trajectory]`, and what is left."""
+    """The indices as whole batches `[batch, trajectory]`, and those of the shorter last batch."""
     whole = len(indices) // batch_size * batch_size
     return integers(indices[:whole].reshape(-1, batch_size)), integers(indices[whole:])
 

@@ -52,6 +52,6 @@ class Executor(abc.ABC):
         return jax.tree.map(lambda x: x[0], self.run(job, np.asarray(index)[None], repeat))
 
     def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
-        """The sum of the outputs over these trajectories, added up where they are, and their
-        return codes and counts."""
+        """The sum of the outputs over these trajectories, added up where they were computed (on a
+        worker, say), and the return codes and counts of each."""
         raise NotImplementedError

@@ -84,7 +84,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
 
 
 def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
-    """Those that all trajectories share, by their names in a fingerprint."""
+    """The numbers that all trajectories share, by their names in a fingerprint."""
     found: dict[str, tuple] = {name: (program,) for name, program in plan.beside}
     found |= {"saveat": (plan.saving,), "u0": (plan.state,)}
     for row in NUMBERS:
@@ -95,8 +95,9 @@ def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
 
 
 def _made(job: Job) -> Any:
-    """What `prob_func` makes of an index and a repeat: its trace; or where Python has to call it,
-    what it made in the first run, and itself where there may be others."""
+    """What `prob_func` makes of an index and a repeat, as its trace. Where Python has to call
+    `prob_func`, what it made in the first run, and the function itself where there may be other
+    runs."""
     every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
 
     def made(indices, repeat):
@@ -109,7 +110,7 @@ def _made(job: Job) -> Any:
 
 
 def text_of(value: Any, host: bool = True) -> bytes:
-    """The same for the same, in every process.
+    """Bytes that are equal for equal values, in every process.
 
     **Arguments:**
 
@@ -135,7 +136,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
 
 
 def text_of_jaxpr(closed: Any) -> bytes:
-    """Of a closed jaxpr and its constants.
+    """`text_of` a closed jaxpr and its constants.
 
     **Raises:** `NotKnown` as `text_of`.
     """
@@ -143,12 +144,13 @@ def text_of_jaxpr(closed: Any) -> bytes:
 
 
 def _plain(x: Any) -> bytes:
-    """As text, without the addresses of functions and thunks, and where code is written."""
+    """A value as text, without the addresses of functions and thunks, and without file names and
+    line numbers."""
     return re.sub(r'0x[0-9a-f]{6,}|file "[^"]*", line \d+', "", str(x)).encode()
 
 
 def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
-    """Of classes in a pytree, such as a solver, and of functions in its nodes."""
+    """The texts of the classes in a pytree, such as a solver, and of the functions in its nodes."""
     found = structure.node_data()
     if found is None:
         return
@@ -161,7 +163,7 @@ def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
 
 
 def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
-    """Of a jaxpr, and of the constants and functions in it, at any depth.
+    """The texts of a jaxpr, and of the constants and functions in it, at any depth.
 
     **Arguments:**
 
@@ -186,8 +188,8 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
 
 
 def _text_of_function(x: Any) -> bytes:
-    """Of a function that Python calls, or of a class: what it says that it `stands_for`, whatever
-    computes that here, or its name."""
+    """The text of a function that Python calls, or of a class: of what it `stands_for`, where it
+    says so, or its name."""
     if not isinstance(x, type) and hasattr(x, "stands_for"):
         return text_of(x.stands_for)
     if (name := name_of(x)) is None:
@@ -197,12 +199,14 @@ def _text_of_function(x: Any) -> bytes:
 
 
 def _is_told(eqn: Any) -> bool:
-    """Whether what it computes is told by a function of it."""
+    """Whether a function among an equation's parameters says what the equation computes (by
+    `stands_for`)."""
     return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
 
 
 def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
-    """Of the derivative that a function brings: implicit methods have their Jacobian by it."""
+    """The texts of the derivative rule that a function brings: implicit methods get their Jacobian
+    by it."""
     primal = _plain(eqn.params["call_jaxpr"])
     if primal in above:  # (a rule usually calls the function itself)
         return
@@ -227,7 +231,8 @@ def _called_by(eqn: Any) -> list[Any]:
 
 
 def _functions_of(eqn: Any) -> list[Any]:
-    """Those among its parameters, and what holds one (for the callbacks of JAX)."""
+    """The functions among the parameters of an equation, and the objects that hold one (as JAX's
+    callbacks do)."""
     params = [x for name, x in eqn.params.items() if name not in RULE_PARAMS]
     return list(filter(_is_function, jtu.tree_leaves(params, is_leaf=is_jaxpr)))
 

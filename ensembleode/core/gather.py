@@ -48,7 +48,8 @@ class Gather:
     def ensemble(
         self, job: Job, stopped: BaseException | None = None, wanted: Any = None
     ) -> Ensemble:
-        """What was collected, and what is done of the batch that was `stopped`."""
+        """What was collected, with those trajectories of the batch `wanted` that were done when it
+        was `stopped`."""
         if isinstance(stopped, Unfinished):
             done = stopped.done
             outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))
@@ -72,7 +73,7 @@ def _nothing(job: Job) -> Outcome:
 
 
 def outcome_of_one(job: Job) -> Outcome:
-    """Of one trajectory, the abstract values."""
+    """The outcome of one trajectory, as abstract values."""
     if not job.plan.saving.rows:
         job = bounded(job, 1)
     plan, indices = job.plan, integers(np.arange(1))

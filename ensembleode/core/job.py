@@ -120,7 +120,8 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
 
 
 def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
-    """What steps are made with, where they may be made again; else None."""
+    """The constants and parameters of `f`, where every step is saved and may be made again; else
+    None."""
     return (lanes.consts, lanes.p) if plan.saving.mode == "steps" else None
 
 
@@ -143,7 +144,8 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:
-    """What is kept of each trajectory where the outputs are added up."""
+    """The outcome without the states: what is kept of each trajectory where the outputs are added
+    up."""
     return outcome._replace(u=None, t=None, inner=None, length=None, rerun=None)
 
 
@@ -224,7 +226,7 @@ def with_output(job: Job) -> Job:
 
 
 def may_rerun(plan: Plan) -> bool:
-    """Whether `output_func` may ask for it."""
+    """Whether `output_func` may ask for a rerun."""
     if plan.output is None:
         return False
     _, rerun = jtu.tree_unflatten(plan.output.out_tree, plan.output.out_avals)
@@ -242,7 +244,7 @@ def solution_of(
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
-    """Half of the vector units lie idle otherwise, where there are wide ones."""
+    """Options of XLA: without them a CPU with wide vector units leaves half of them idle."""
     return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
 
 

@@ -66,12 +66,12 @@ class Plan:
 
     @property
     def stands_for(self) -> tuple:
-        """What of it decides the numbers, whatever computes them."""
+        """The parts of the plan that decide the numbers of a solve, whatever computes them."""
         solver = self.method.value, self.maxiters, self.saving
         return (*solver, self.field, self.state, self.tree, self.batched, self.output, *self.beside)
 
     def as_given(self, u: Any) -> Any:
-        """States `[..., component]` in the structure that the user gave them; None remains."""
+        """States `[..., component]` in the structure that the user gave them; None stays None."""
         return u if self.tree is None or u is None else self.tree.unravel(u)
 
 
@@ -109,7 +109,7 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
 
     @property
     def counts(self) -> tuple:
-        """Of steps accepted and rejected, and of evaluations of `f`."""
+        """How many steps were accepted and rejected, and how often `f` was evaluated."""
         return self.naccept, self.nreject, self.nf
 
 

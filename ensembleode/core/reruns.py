@@ -20,7 +20,8 @@ from .plan import Outcome
 
 
 class Batches(NamedTuple):
-    """Solves batches, eagerly, and tells who asks."""
+    """Solves batches eagerly, with the reruns they ask for, and reports the return codes of the
+    job."""
 
     job: Job
     executor: Executor
@@ -44,7 +45,7 @@ class Batches(NamedTuple):
         return outcome
 
     def solve_traced(self, indices: Any) -> Outcome:
-        """The same as one traced program."""
+        """`solve` as one traced program."""
         job, executor, _, max_repeats = self
         first = executor.run(job, indices, 1)
         if first.rerun is None:
@@ -66,14 +67,16 @@ class Batches(NamedTuple):
         return _give_up(outcome, jnp)
 
     def solve_into(self, gather: Any, wanted: np.ndarray) -> Outcome:
-        """As they are done, where the executor gives them as they are."""
+        """Solve these trajectories, and hand them to `gather` part by part as they are done, where
+        the executor gives parts."""
         if not hasattr(gather, "part") or may_rerun(self.job.plan):
             return self.solve(wanted)
         sink = functools.partial(gather.part, wanted)
         return self._replace(job=dataclasses.replace(self.job, sink=sink)).solve(wanted)
 
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
-        """The sum of their outputs, added up where they are, and their return codes and counts."""
+        """The sum of the outputs of these trajectories, added up where they were computed, and
+        their return codes and counts."""
         u, outcome = self.executor.total(self.job, integers(wanted))
         self._report(outcome)
         return u, outcome

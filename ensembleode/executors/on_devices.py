@@ -34,7 +34,7 @@ def is_on_one_device() -> bool:
 
 @contextlib.contextmanager
 def for_one_device() -> Iterator[None]:
-    """What is traced in it is for one device, whatever there are."""
+    """Within this block, what is traced is for one device, however many there are."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), device_is_given(True):
         yield
 

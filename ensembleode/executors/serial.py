@@ -15,7 +15,7 @@ from .sharded import Devices
 
 
 class Serial(Executor):
-    """One trajectory at a time; what an engine solves chunk by chunk, so on one device."""
+    """One trajectory at a time; with an engine that solves chunk by chunk, on one device."""
 
     def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if job.plan.engine.chunked:
@@ -41,7 +41,7 @@ class Serial(Executor):
         return stacked()
 
     def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
-        """By the program that solves its problem alone."""
+        """Solve one trajectory by the program that solves its problem alone."""
         lane = job.trajectories.lane(index, repeat)
         args = (job.plan, lane, index, repeat, job.key, job.output_consts)
         return finished(job, _solve, *args)

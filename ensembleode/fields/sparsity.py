@@ -33,7 +33,7 @@ _MOST_UNROLLED = 20_000
 
 @dc.dataclass(frozen=True, slots=True)
 class _Value:
-    """An array.
+    """An array, by what its components depend on.
 
     - `depends`: for each component, the components of the state that its derivative is by.
     - `known`: the array itself, where it depends on no input.
@@ -54,11 +54,12 @@ class _Value:
 
     @property
     def all(self) -> int:
-        """What any component depends on."""
+        """The union of what the components depend on."""
         return _union(self.depends.reshape(-1), (0,)).item()
 
     def where_not_zero(self, other: "_Value") -> np.ndarray:
-        """What this depends on, in a product with another."""
+        """What this factor adds to what a product with `other` depends on: nothing where that is
+        zero."""
         return self.depends if other.known is None else np.where(other.known != 0, self.depends, 0)
 
 
@@ -100,7 +101,7 @@ def _known(x: Any) -> _Value:
 
 
 def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Along axes."""
+    """The union of the sets along these axes."""
     for axis in sorted(axes, reverse=True):
         x = np.asarray(np.bitwise_or.reduce(x, axis=axis, initial=0), object)
     return x
@@ -170,7 +171,7 @@ def _elementwise(eqn: Any, ins: Sequence[_Value]) -> _Value:
     shape = aval.shape
     which, *cases = ins
     if name == "select_n" and which.known is not None and which.shape == shape:
-        # (Of more than two cases, too.)
+        # (There may be more than two cases.)
         chosen = which.known.astype(int)
         picked = _Value(_chosen(chosen, [x.depends for x in cases]))
         if all(x.known is not None for x in cases):
@@ -246,7 +247,7 @@ def _dot_general(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _custom_jvp_call(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
-    """As its rule says, which may call the function itself."""
+    """What the derivative rule of a function depends on; the rule may call the function itself."""
     if not any(x.all for x in ins):
         return [_Value(_nothing(v.aval.shape)) for v in eqn.outvars]
     primals = [_Value(_nothing(x.shape), x.known) for x in ins]
@@ -265,7 +266,7 @@ def _cond(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _joined(x: _Value, y: _Value) -> _Value:
-    """The one or the other."""
+    """What a value depends on that may be either of two."""
     depends = x.depends | y.depends
     if x.known is None or y.known is None or x.known.tobytes() != y.known.tobytes():
         return _Value(depends)
@@ -281,7 +282,7 @@ def _while(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _settled(turn: Callable, carry: Sequence[_Value]) -> list[_Value]:
-    """What a loop carries, after any number of turns."""
+    """The values that a loop carries, after any number of turns."""
     while True:
         after = [_joined(x, y) for x, y in zip(carry, turn(carry), strict=True)]
         if all(

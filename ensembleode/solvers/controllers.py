@@ -105,7 +105,7 @@ class AbstractController(eqx.Module):
 
 
 def log_of(xp: Arithmetic, squared: Any) -> Any:
-    """The binary logarithm of the root."""
+    """The binary logarithm of the root of `squared`."""
     return log2(xp, xp.sqrt(xp.cast(squared, np.float32)))
 
 
@@ -180,7 +180,7 @@ class PIController(_Clipped):
 
     @property
     def _least(self) -> np.float32:
-        """The least that is remembered: of errors, `beta2` times the logarithm."""
+        """The least value that is remembered: `beta2` times the logarithm of `qoldinit`."""
         assert self.beta2 is not None
         return np.float32(self.beta2) * log2(NUMBERS, np.array([self.qoldinit], np.float32))[0]
 

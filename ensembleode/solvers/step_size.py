@@ -14,7 +14,8 @@ from .runge_kutta import add_scaled
 
 
 class Tolerances(NamedTuple):
-    """Each a number a trajectory, or a tuple with one a component."""
+    """Absolute and relative: each is a number a trajectory, or a tuple of one for each
+    component."""
 
     abstol: Any
     reltol: Any
@@ -115,6 +116,7 @@ def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: 
 
 
 def is_moved(abstol: Any, before: Any, after: Any) -> Any:
-    """Whether a step too short for time to feel it moved a component to speak of, or to what is not
-    finite: then the solution diverges. If it moved none, the tolerances can't be met."""
+    """Whether a step too short for time to resolve moved a component noticeably, or to a value
+    that is not finite: then the solution diverges. If no component moved, the tolerances can't
+    be met."""
     return ~(abs(after - before) <= 1e-4 * abs(before) + abstol)

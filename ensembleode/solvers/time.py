@@ -64,7 +64,7 @@ def adaptive_step(xp: Arithmetic, t: Any, stop: Any, direction: Any, h: Any) -> 
 
 
 class StepBounds(NamedTuple):
-    """What bounds the steps, positive; None where nothing does."""
+    """The bounds of the sizes of steps, positive; None where there is no bound."""
 
     dtmin: Any = None
     dtmax: Any = None

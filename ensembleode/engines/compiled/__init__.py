@@ -52,7 +52,7 @@ _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 200, 1500, 100
 
 
 class _Reading(NamedTuple):
-    """Of a field: why it can't be translated, or how long it is."""
+    """What is known of a field: why it can't be translated, or how long it is."""
 
     refusal: str | None
     statements: int = 0
@@ -141,12 +141,12 @@ class Compiled(Engine):
         return method(alg, options, has_dt=has_dt)
 
     def is_stoppable(self) -> bool:
-        """It is: by the flag itself."""
+        """It can be stopped: its loop looks at the flag itself."""
         return True
 
     def width(self, state: Any, n: int) -> int:
-        """How many trajectories stay together on one of several devices, though each is on its
-        own."""
+        """How many trajectories stay together on one of several devices, though each is solved by
+        itself."""
         # (Neighbours in memory, where there are many.)
         del state
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))

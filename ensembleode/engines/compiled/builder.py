@@ -56,7 +56,7 @@ class Module:
         self._declared[name] = f"declare {signature}"
 
     def table(self, values: Sequence, dtype: np.dtype) -> str:
-        """A constant array in memory, by its content; a pointer to it."""
+        """A constant array in memory, written once for each content; returns a pointer to it."""
         entries = ", ".join(f"{type_of(dtype)} {literal(x, dtype)}" for x in values)
         text = f"[{len(values)} x {type_of(dtype)}] [{entries}]"
         name = self._globals.get(text)
@@ -138,11 +138,11 @@ class Builder(PlainArithmetic):
         return value
 
     def pure(self, text: str, dtype: np.dtype, lanes: int) -> Value:
-        """What an instruction computes from its operands alone: written once."""
+        """What an instruction computes from its operands alone; the instruction is written once."""
         return self.once_for((text, dtype, lanes), lambda: self.value(text, dtype, lanes))
 
     def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make()` gives, made once for this key in a block and those inside it.
+        """What `make()` returns, called once for this key in a block and the blocks inside it.
 
         **Arguments:** `make`: what it writes reads no memory.
         """
@@ -156,7 +156,7 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def _block(self) -> Iterator[None]:
-        """Instructions that may not be run: what they compute is not there afterwards."""
+        """Instructions that may not be run: what they compute is not reused after the block."""
         self._scopes.append({})
         try:
             yield
@@ -170,7 +170,8 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def inserting(self, position: int) -> Iterator[None]:
-        """Instructions go to an earlier position, where nothing is known that came after it."""
+        """Within this block instructions go to an earlier position, and reuse nothing that comes
+        after it."""
         lines, scopes = self.lines, self._scopes
         self.lines, self._scopes = [], [{}]
         try:
@@ -233,7 +234,7 @@ class Builder(PlainArithmetic):
         return Value(self, f"<{entries}>", I64, self.lanes)
 
     def spread(self, x: Value) -> Value:
-        """A scalar over the lanes."""
+        """A scalar as a vector with this entry in each lane."""
         if x.lanes or not self.lanes:
             return x
         if x.constant is not None:
@@ -247,13 +248,13 @@ class Builder(PlainArithmetic):
         return self._product(found, self.spread(x.factors[0]), self.spread(x.factors[1]))
 
     def _product(self, value: Value, x: Value, y: Value) -> Value:
-        """A value as the product that it is, which a sum may be fused with."""
+        """The value marked as the product of `x` and `y`, with which a sum may be fused."""
         found = Value(self, value.name, value.dtype, value.lanes)
         found.factors = (x, y)
         return found
 
     def matched(self, *values: Any) -> tuple[Value, ...]:
-        """Values of one dtype, and with lanes where one of them has."""
+        """The operands as values of one dtype, all with lanes if one of them has lanes."""
         dtype = next(x.dtype for x in values if isinstance(x, Value | np.generic))
         found = [self.as_value(x, dtype) for x in values]
         assert all(x.dtype == dtype for x in found), [x.type for x in found]
@@ -267,7 +268,7 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def unfused(self) -> Iterator[None]:
-        """Products are rounded before they are added; `fma` says where not."""
+        """Within this block products are rounded before they are added; only `fma` is fused."""
         before, self._fuses = self._fuses, False
         try:
             yield
@@ -310,12 +311,13 @@ class Builder(PlainArithmetic):
         return self.intrinsic("fmuladd", x, y, z)
 
     def fma(self, x: Any, y: Any, z: Any) -> Value:
-        """`x * y + z`, rounded once: at any price."""
+        """`x * y + z`, rounded once, also where that is slow."""
         x, y, z = self.matched(x, y, z)
         return self.intrinsic("fma", x, y, z)
 
     def intrinsic(self, name: str, x: Value, *more: Value) -> Value:
-        """One of LLVM's that is named by the type of its first argument, and returns that."""
+        """An intrinsic of LLVM that is named by the type of its first argument, and returns that
+        type."""
         return self.call(f"llvm.{name}.{suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
 
     def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
@@ -372,7 +374,7 @@ class Builder(PlainArithmetic):
         return self.pure(f"{op} {x}, {y.name}", BOOL, x.lanes)
 
     def where(self, mask: Value, x: Any, y: Any) -> Value:
-        """Lane by lane; one of both may be a number."""
+        """`x` in the lanes of the mask, `y` in the others; one of both may be a number."""
         x, y = self.matched(x, y)
         if mask.lanes:
             x, y = self.spread(x), self.spread(y)
@@ -389,7 +391,8 @@ class Builder(PlainArithmetic):
         return self.where(x > y, x, y)
 
     def cast(self, x: Value, dtype: Any) -> Value:
-        """To another dtype, as C does it; reals to integers saturate, NaN becomes zero."""
+        """A value as another dtype, as C casts it; but reals to integers saturate, and NaN becomes
+        zero."""
         dtype, old = np.dtype(dtype), x.dtype
         if dtype == old:
             return x
@@ -432,7 +435,7 @@ class Builder(PlainArithmetic):
         return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
 
     def _bits(self, mask: Value) -> str:
-        """An integer of as many bits as there are lanes, with its type."""
+        """The mask as an integer with a bit for each lane, with its type in front."""
         type_ = f"i{mask.lanes}"
         # (Of whatever dtype: it is not for arithmetic.)
         bits = self.pure(f"bitcast {mask} to {type_}", I64, 0)
@@ -460,13 +463,13 @@ class Builder(PlainArithmetic):
         self.while_(lambda: left.get().ne(0), one)
 
     def entry(self, x: Value, lane: Value) -> Value:
-        """That of one lane."""
+        """The entry of one lane."""
         if not x.lanes:
             return x
         return self.pure(f"extractelement {x}, {lane}", x.dtype, 0)
 
     def with_entry(self, x: Value, lane: Value, entry: Value) -> Value:
-        """The same with another entry in one lane."""
+        """The vector with another entry in one lane."""
         if not x.lanes:
             return entry
         return self.pure(f"insertelement {x}, {entry}, {lane}", x.dtype, x.lanes)
@@ -496,7 +499,7 @@ class Builder(PlainArithmetic):
         *,
         likely: bool | None = None,
     ) -> None:
-        """By a scalar."""
+        """A branch by a scalar condition."""
         yes, no, after = self._label(), self._label(), self._label()
         self._branch(condition, yes, after if otherwise is None else no, likely)
         self._begin(yes)
@@ -517,7 +520,7 @@ class Builder(PlainArithmetic):
         *,
         likely: bool | None = None,
     ) -> None:
-        """As long as the scalar `condition()` holds."""
+        """A loop that goes on while the scalar `condition()` holds."""
         test, inside, after = self._label(), self._label(), self._label()
         self._jump(test)
         self._begin(test)
@@ -529,7 +532,7 @@ class Builder(PlainArithmetic):
         self._begin(after)
 
     def do_while(self, body: Callable[[], Value]) -> None:
-        """Again as long as `body()`, a scalar, holds."""
+        """A loop that goes on while `body()`, a scalar, holds."""
         inside, after = self._label(), self._label()
         self._jump(inside)
         self._begin(inside)

@@ -93,7 +93,7 @@ class Value:
     eq, ne = _operator("compare", "eq"), _operator("compare", "ne")
 
     def __rshift__(self, other: Any) -> Value:
-        """Arithmetic where signed."""
+        """A shift to the right, arithmetic where the dtype is signed."""
         return self.builder.binary("ashr" if self.is_signed else "lshr", self, other)
 
     def __invert__(self) -> Value:
@@ -109,7 +109,7 @@ class Value:
 
 
 class Variable:
-    """A place for a value on the stack, which LLVM makes registers of."""
+    """Room for a value on the stack, which LLVM turns into registers."""
 
     def __init__(self, builder: Builder, dtype: np.dtype, lanes: int, value: Any = None):
         self.builder, self.dtype, self.lanes = builder, dtype, lanes
@@ -146,7 +146,7 @@ class Buffer:
         return np.dtype(np.int8) if self.dtype == BOOL else self.dtype
 
     def pointer(self, index: Value | int) -> str:
-        """To an element; vectors of pointers where the index has lanes."""
+        """A pointer to an element; a vector of pointers where the index has lanes."""
         index = self.builder.as_value(index, I64)
         place = self.builder.name()
         element = type_of(self._stored)
@@ -154,22 +154,22 @@ class Buffer:
         return place
 
     def offset(self, index: Value | int) -> Buffer:
-        """From an element on."""
+        """The buffer that begins at this element."""
         return Buffer(self.builder, self.pointer(index), self.dtype)
 
     def load(self, index: Value | int) -> Value:
-        """One element."""
+        """Read one element."""
         b, type_ = self.builder, type_of(self._stored)
         return self._read(b.value(f"load {type_}, ptr {self.pointer(index)}", self._stored, 0))
 
     def store(self, index: Value | int, value: Any) -> None:
-        """One element."""
+        """Write one element."""
         b = self.builder
         value = self._written(b.as_value(value, self.dtype))
         b.emit(f"store {value}, ptr {self.pointer(index)}")
 
     def load_lanes(self, index: Value | int) -> Value:
-        """One element a lane, from this one on."""
+        """Read an element for each lane, side by side from this index on."""
         b = self.builder
         type_, align = type_of(self._stored, b.lanes), self._stored.itemsize
         pointer = self.pointer(index)
@@ -178,13 +178,14 @@ class Buffer:
         )
 
     def store_lanes(self, index: Value | int, value: Value) -> None:
-        """One element a lane, from this one on."""
+        """Write an element for each lane, side by side from this index on."""
         b = self.builder
         value = self._written(b.spread(b.as_value(value, self.dtype)))
         b.emit(f"store {value}, ptr {self.pointer(index)}, align {self._stored.itemsize}")
 
     def gather(self, index: Value, mask: Value, other: Any) -> Value:
-        """The elements of the lanes of the mask; the others have `other`, and read nothing."""
+        """Read elements in the lanes of the mask; the other lanes have `other`, and read
+        nothing."""
         b, stored = self.builder, self._stored
         if not b.lanes:
             found = Variable(b, self.dtype, 0, other)
@@ -220,6 +221,6 @@ class Buffer:
 
 
 def suffix(dtype: np.dtype, lanes: int = 0) -> str:
-    """The name of a type within that of an intrinsic."""
+    """The name of a type within the name of an intrinsic."""
     element = {F32: "f32", F64: "f64"}.get(dtype) or type_of(dtype)
     return f"v{lanes}{element}" if lanes else element

@@ -32,7 +32,7 @@ class Diffrax(Engine):
         return _solving().method(alg, options, has_dt=has_dt)
 
     def versions(self, method: Static) -> dict[str, str]:
-        """Of the packages that do the arithmetic."""
+        """The versions of the packages that do the arithmetic."""
         del method
         return _solving().versions()
 
@@ -50,7 +50,7 @@ class Diffrax(Engine):
         return _solving().interpolant(method)
 
     def is_stoppable(self) -> bool:
-        """Where there is LLVM, for the kernel that reads the flag."""
+        """It can be stopped where there is LLVM, for the kernel that reads the flag."""
         return available() is None
 
     def factorises(self, plan: Plan) -> bool:

@@ -60,7 +60,8 @@ def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
 
 
 def _sizes(components: Components) -> Components:
-    """Without the arguments of complex numbers, which norms know nothing of."""
+    """The components with complex numbers replaced by their absolute values, as norms take real
+    ones."""
     return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
 
 
@@ -160,7 +161,7 @@ def _power_of_ten(x: Any, order: int) -> Any:
 
 
 NONFINITE: Any = diffrax.RESULTS.nonfinite_input
-# (Of those that diffrax has, one that it has no use for.)
+# (A result of diffrax's that has no other use here.)
 STOPPED: Any = diffrax.RESULTS.event_occurred
 
 

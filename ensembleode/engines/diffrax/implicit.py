@@ -77,7 +77,8 @@ class _StateUnits(optimistix.AbstractRootFinder):
         return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
 
     def _reached(self, f: Any) -> Any:
-        """How large the state is, at the start of the step or at the stage."""
+        """The larger of the states at the start of the step and at the stage, component by
+        component."""
         return jtu.tree_map(
             lambda y0, f: jnp.maximum(jnp.abs(y0), jnp.abs(y0 + self.h * f)), self.y0, f
         )
@@ -154,15 +155,16 @@ def _finite(factors: Any) -> Any:
 
 
 class Counted(NamedTuple):
-    """What controllers are told of each step that is tried: its error, and evaluations of `f`."""
+    """What controllers are told of each step that is tried: its error, and how often `f` was
+    evaluated."""
 
     error: Any
     nf: Any  # a float, as diffrax looks for NaN here
 
 
 class Method(diffrax.AbstractESDIRK):
-    """The step is diffrax's, operation by operation, but that it counts, and that the root finder
-    knows the step it is for.
+    """diffrax's step, operation by operation, which also counts evaluations of `f`, and tells the
+    root finder the step it is for.
 
     Between steps it is the cubic of the states and slopes at both ends, as in OrdinaryDiffEq. The
     slopes are those that the iterations found: `f` of a state that is off by a tolerance would be
@@ -239,7 +241,7 @@ class Method(diffrax.AbstractESDIRK):
 
 
 def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
-    """Zero, where `f` is the derivative at the stage; and nothing else."""
+    """The residual of a stage: zero where `f` is the derivative there."""
     a, terms, t, y, args, control = inputs
     at = jtu.tree_map(lambda y, k: y + a * k, y, terms.prod(f, control))
     return jtu.tree_map(jnp.subtract, f, terms.vf(t, at, args)), None
@@ -263,7 +265,7 @@ class Kvaerno5(Method, diffrax.Kvaerno5):
 
 
 class _KenCarp(Method):
-    """The implicit half alone."""
+    """The implicit half of a KenCarp method, for all of `f`."""
 
     theirs: ClassVar[type]
 
@@ -287,7 +289,8 @@ class KenCarp5(_KenCarp):
 
 
 class ImplicitEuler(Method):
-    """With the trapezoidal rule as the other method of the error estimate, as diffrax has it."""
+    """Implicit Euler, whose error estimate compares with the trapezoidal rule, as diffrax's
+    does."""
 
     tableau: ClassVar = diffrax.ButcherTableau(
         a_lower=(np.array([0.0]),),

@@ -73,7 +73,7 @@ def refusal(alg: Any, options: dict) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that do the arithmetic."""
+    """The versions of the packages that do the arithmetic."""
     packages = ("diffrax", "equinox", "lineax", "optimistix")
     return {package: importlib.metadata.version(package) for package in packages}
 
@@ -126,7 +126,8 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
 
 
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
-    """Of the method, and of that which it is compared with (or about that)."""
+    """The order of the method, and that of the method that its error estimate compares with
+    (about)."""
     if isinstance(alg, ExplicitRungeKutta):
         return alg.order, alg.method.embedded_order or alg.order - 1
     if isinstance(alg, ODESolver):

@@ -26,7 +26,7 @@ def interpolant(method: Static) -> Any:
 
 
 def keeps(plan: Plan) -> bool:
-    """Whether what is within steps has to be kept, as they are not made again."""
+    """Whether the states within steps have to be kept, as steps can't be made again."""
     return isinstance(interpolant(plan.method), int)
 
 
@@ -77,7 +77,7 @@ AS_OURS = (Bosh3, Dopri5, Euler, Tsit5)
 
 
 def _degree(solver: diffrax.AbstractSolver) -> int:
-    """Of the polynomial that it interpolates by, at most."""
+    """The degree of the polynomial that the solver interpolates by, at most."""
     return 3 if isinstance(solver, implicit.Method) else _HIGHEST
 
 

@@ -93,7 +93,8 @@ class Distributed(Executor):
         return _summed(parts), each
 
     def _seen(self, job: Job, indices: Any) -> Callable:
-        """What is done with an outcome as far as it is, and the rows that are new in it."""
+        """A function that is told of an outcome as it grows, and which rows are new in it: it notes
+        lost trajectories, and reports to the job."""
 
         def seen(outcome, results, rows):
             self._note(outcome, results, indices)
@@ -154,7 +155,7 @@ def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: An
 
 @dataclasses.dataclass(frozen=True)
 class _Remote:
-    """`n` trajectories of a plan on the workers of a pool: whatever is asked about them.
+    """`n` trajectories of a plan on the workers of a pool, and the programs that are run on them.
 
     - `pickle`: makes what is shipped of a program that can't be exported.
     """
@@ -168,7 +169,8 @@ class _Remote:
     def run(
         self, kind: str, numbers: Numbers, costs: Any, seen: Callable
     ) -> tuple[Any, Any, Results]:
-        """Now: what it gives for each trajectory and for each unit, and what became of it."""
+        """Run a program on the workers now. Returns what it gives for each trajectory and for each
+        unit, and what became of the batch."""
         program = program_of(kind, self.plan, numbers, self.n)
         every, shared = ([np.asarray(raw(x)) for x in jtu.tree_leaves(x)] for x in numbers)
         paths, _ = jtu.tree_flatten_with_path(numbers.shared)
@@ -185,7 +187,8 @@ class _Remote:
     def in_program(
         self, kind: str, numbers: Numbers, costs: Any, wanted: Any = None, cotangents: Any = ()
     ) -> tuple[Any, Any]:
-        """By a compiled program, which calls the host: for each trajectory, and for each unit."""
+        """The same inside a compiled program, which calls the host. Returns what the program gives
+        for each trajectory, and for each unit."""
         program = program_of(kind, self.plan, numbers, self.n, wanted)
         every, shared = ([raw(x) for x in jtu.tree_leaves(x)] for x in numbers)
         every += cotangents
@@ -201,7 +204,8 @@ class _Remote:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Call:
-    """What a compiled program calls: flat arrays in, and out; compared by content."""
+    """The function on the host that a compiled program calls, of flat arrays; compared by
+    content."""
 
     pool: Pool
     threads: int
@@ -275,18 +279,18 @@ def _(gradient, cotangents, perturbed, numbers, costs, remote):
 
 
 def _summed(parts: Any) -> Any:
-    """Over the units, in their order, whoever computed them."""
+    """The sum over the units, in their order, whoever computed them."""
     return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts)
 
 
 def _fail_lost(outcome: Outcome, results: Results) -> None:
-    """Those whose workers died of them have failed."""
+    """Set the return codes of trajectories that workers died of to failures."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value
 
 
 def _unflattened(program: ChunkProgram, each: list, parts: list) -> tuple[Any, Any]:
-    """For each trajectory and for each unit, from flat arrays."""
+    """The results for each trajectory and for each unit, as trees, from flat arrays."""
 
     def filled(structs, leaves):
         structs, structure = jtu.tree_flatten(structs)

@@ -72,7 +72,7 @@ class ChunkProgram:
 
     @property
     def numbers(self) -> Numbers:
-        """Their structs, without the axis of the trajectories."""
+        """The structs of the numbers, without the axis of the trajectories."""
         return jtu.tree_unflatten(self.structure, self.structs)
 
     @property
@@ -103,7 +103,7 @@ def _outputs(program: ChunkProgram) -> tuple[Any, Any]:
 
 
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
-    """The numbers of a batch."""
+    """The numbers of a batch, apart by whether they differ between trajectories."""
     every, shared = eqx.partition(lanes, batched)
     return Numbers((every, indices), (shared, repeat, key, consts))
 
@@ -196,7 +196,7 @@ def flat_structs(program: ChunkProgram) -> list:
 
 
 def outcome_structs(program: ChunkProgram) -> Outcome:
-    """Of the outcome of the trajectories of a call."""
+    """The structs of the outcome of a call's trajectories."""
     solve = dataclasses.replace(program, kind="solve", unit=1, wanted=())
     return solve.outputs[0]
 
@@ -328,7 +328,8 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
 
 
 def _without_numbers(args: tuple) -> tuple:
-    """What differs from solve to solve goes in as numbers, and does not make another program."""
+    """The arguments of the function that remakes a job, with blanks for numbers: what differs from
+    solve to solve is sent as numbers, and makes no other program."""
     ens, options, key, *rest = args
     numbers = jax.tree.map(lambda x: _blank(x) if eqx.is_array(x) else x, (ens.prob.u0, ens.prob.p))
     ens = eqx.tree_at(lambda e: (e.prob.u0, e.prob.p), ens, numbers, is_leaf=lambda x: x is None)

@@ -181,7 +181,7 @@ def _where_taken(run: Interpreter, index: Any, branch: int, value: Value) -> Val
 
 
 def _select(run: Interpreter, index: Any, cases: Sequence[Value]) -> Value:
-    """The case of each lane."""
+    """For each lane the value of the case that its `index` chooses."""
     shape, dtype = cases[0].shape, cases[0].dtype
     components = run.as_scalars(cases, math.prod(shape))
     if components is not None:
@@ -201,7 +201,7 @@ def _select(run: Interpreter, index: Any, cases: Sequence[Value]) -> Value:
 
 @rule("scan")
 def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """Unrolled where it is short and small."""
+    """A loop, unrolled where it is short and small."""
     params = eqn.params
     length, closed = params["length"], params["jaxpr"]
     sizes = [math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]

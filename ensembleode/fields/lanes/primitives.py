@@ -243,7 +243,7 @@ def _combiner(run: Interpreter, eqn: Any) -> Callable:
 
 @rule("argmax argmin cumlogsumexp sort")
 def _leading(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """A primitive along axes of one array or of several: lanes last, the axes are the same."""
+    """A primitive along axes of one array or of several: with lanes last, these stay in place."""
     run.count(1)
     tail = tail_of(*ins)
     return run.results(bind(eqn, [spread(x, tail) for x in ins]), bool(tail))

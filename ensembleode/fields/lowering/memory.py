@@ -34,7 +34,8 @@ def _put(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _index(number: Expr) -> Index:
-    """A number as sums of multiples, which may be added up while a program is printed."""
+    """An expression for a number as an `Index`: sums and multiples in it may be added up while a
+    program is printed."""
     match number:
         case Const(value):
             return Index(int(value))
