@@ -35,9 +35,7 @@ class Executor(abc.ABC):
     lost: Set[int] = frozenset()
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for what this ensemble algorithm can't do.
-        """
+        """**Raises:** `ValueError` for what this ensemble algorithm can't do."""
         del plan
 
     @abc.abstractmethod

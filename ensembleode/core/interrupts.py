@@ -103,9 +103,7 @@ def finished(job: Job, program: Callable, *args: Any) -> Any:
 
 
 def check(job: Job, outcome: Any) -> None:
-    """
-    **Raises:** `Unfinished` where Ctrl-C has stopped a batch.
-    """
+    """**Raises:** `Unfinished` where Ctrl-C has stopped a batch."""
     if job.stop is not None and job.stop.is_set:
         # (By NumPy, as what JAX would have to compile takes its time.)
         outcome = jax.tree.map(np.asarray, outcome)

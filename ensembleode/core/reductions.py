@@ -78,9 +78,7 @@ def checked(pair: Any) -> tuple[Any, Any]:
 
 
 def check_structure(u: Any, new: Any) -> None:
-    """
-    **Raises:** `TypeError` where a step of a traced reduction changes what it carries.
-    """
+    """**Raises:** `TypeError` where a step of a traced reduction changes what it carries."""
 
     def struct(tree):
         leaves, structure = jtu.tree_flatten(tree)

@@ -58,9 +58,7 @@ def job_for(
 
 
 def make_storable(job: Job, ens: EnsembleProblem) -> Job:
-    """
-    **Raises:** `ValueError` for what a store can't hold.
-    """
+    """**Raises:** `ValueError` for what a store can't hold."""
     if ens.reduction is not None:
         raise ValueError(
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "

@@ -24,10 +24,8 @@ class Kernels(Devices):
     how: str = "in one kernel"
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for what has no kernel; `KernelError` where kernels can't be
-        compiled.
-        """
+        """**Raises:** `ValueError` for what has no kernel; `KernelError` where kernels can't be
+        compiled."""
         if reason := gpu.refusal(plan):
             raise ValueError(f"EnsembleGPUKernel() {reason} Use EnsembleGPUArray() for it.")
         if self.on_gpu:

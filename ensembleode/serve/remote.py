@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -97,8 +97,7 @@ class Call:
         return tuple(field for field in self.operands if field.name in ("u0", "p"))
 
     def results(self, operands: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """Of a solve the states, times, return codes, lengths and counts of steps; for a gradient
-        one for each of `differentiated`."""
+        """Of a solve those of `_Solved`; for a gradient one for each of `differentiated`."""
         if self.gradient:
             pairs = zip(self.operands, operands, strict=True)
             found = [x for field, x in pairs if field in self.differentiated]
@@ -134,7 +133,7 @@ class Call:
         if t.ndim == 2 and not self.own_times:
             t = t[0]
         t = np.broadcast_to(t, results[1].shape)
-        return [sol.u, t, sol.retcode, lengths, sol.stats.naccept, sol.stats.nreject]
+        return [*_Solved(sol.u, t, sol.retcode, lengths, sol.stats.naccept, sol.stats.nreject)]
 
     def _gradients(self, body: dict) -> list[np.ndarray]:
         cotangent = np.array(body["cotangent"])
@@ -160,6 +159,17 @@ class Call:
                 g[...] = np.nan
             gradients.append(g)
         return gradients
+
+
+class _Solved(NamedTuple):
+    """The results of a call that is a solve, as of a solution."""
+
+    u: Any
+    t: Any
+    retcode: Any
+    lengths: Any
+    naccept: Any
+    nreject: Any
 
 
 _remote_p = jex.Primitive("ensembleode_remote")
@@ -243,7 +253,8 @@ def _answered(call: Call, operands: tuple) -> list:
 
 def _answered_fwd(call: Call, operands: tuple) -> tuple[list, tuple]:
     outs = _remote_p.bind(*operands, call=call)
-    return outs, (operands, outs[2], outs[3])
+    solved = _Solved(*outs)
+    return outs, (operands, solved.retcode, solved.lengths)
 
 
 def _answered_bwd(call: Call, kept: tuple, cotangents: list) -> tuple:
@@ -315,12 +326,12 @@ def solve(
     name, tspan = description["name"], tuple(description["tspan"])
     call = Call(service, name, deadline, tuple(fields), n, state, dtype, rows, own_times, tspan)
     answered: Any = _answered(call, tuple(operands))
-    u, t, retcode, lengths, naccept, nreject = answered
-    stats = Stats(naccept, nreject, None)
+    x = _Solved(*answered)
+    stats = Stats(x.naccept, x.nreject, None)
     if n is None:
-        return ODESolution(u, t, retcode, stats, lengths, None, engine)
+        return ODESolution(x.u, x.t, x.retcode, stats, x.lengths, None, engine)
     return EnsembleSolution(
-        u, t, retcode, lengths, stats, True, math.nan, engine, kind="trajectories"
+        x.u, x.t, x.retcode, x.lengths, stats, True, math.nan, engine, kind="trajectories"
     )
 
 

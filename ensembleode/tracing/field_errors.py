@@ -24,10 +24,8 @@ class NeedsNumber(TypeError):
 
 
 def check_signature(f: Callable) -> None:
-    """
-    **Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
-    are named as SciPy's and diffrax's are.
-    """
+    """**Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
+    are named as SciPy's and diffrax's are."""
     try:
         signature = inspect.signature(f)
     except (ValueError, TypeError):  # builtins without a signature

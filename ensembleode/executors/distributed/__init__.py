@@ -144,10 +144,8 @@ class Distributed(Executor):
 
 
 def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any) -> Distributed:
-    """
-    **Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
-    can't be reached.
-    """
+    """**Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
+    can't be reached."""
     pool = local.pool_of(ensemblealg)
     pool.open()
     return Distributed(pool, ensemblealg._sizes()[1], ensemblealg.costs)
