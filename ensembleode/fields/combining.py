@@ -64,10 +64,7 @@ CUMULATIVE = {
     **{f"cum{by.name}": by for by in (_MAX, _MIN)},
     **{"cumlogsumexp": _LOGADDEXP, "cumprod": _MUL, "cumsum": _ADD},
 }
-SCATTERS = {
-    "scatter": None,
-    **{f"scatter-{by.name}": by for by in (_ADD, _MAX, _MIN, _MUL, _SUB)},
-}
+SCATTERS = {"scatter": None, **{f"scatter-{by.name}": by for by in (_ADD, _MAX, _MIN, _MUL, _SUB)}}
 
 
 def as_rows(x: Any, axes: Sequence[int]) -> Any:

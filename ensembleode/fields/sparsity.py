@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import Program, scan_parts, tangents_of
+from ..tracing.program import is_inexact, Program, scan_parts, tangents_of
 from .combining import REDUCTIONS
 from .equations import ELEMENTWISE, used
 from .folding import FOLDED, FOLDED_INTEGERS
@@ -125,17 +124,13 @@ def _evaluate(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
     for eqn in used(jaxpr)[0]:
         outs = _equation(eqn, [read(v) for v in eqn.invars])
         for v, out in zip(eqn.outvars, outs, strict=True):
-            env[v] = out if _is_inexact(v) else _Value(_nothing(v.aval.shape), out.known)
+            env[v] = out if is_inexact(v.aval) else _Value(_nothing(v.aval.shape), out.known)
     return [read(v) for v in jaxpr.outvars]
 
 
 def _closed(closed: Any, ins: Sequence[_Value]) -> list[_Value]:
     consts = map(_known, getattr(closed, "consts", ()))
     return _evaluate(getattr(closed, "jaxpr", closed), [*consts, *ins])
-
-
-def _is_inexact(v: Any) -> bool:
-    return bool(jnp.issubdtype(v.aval.dtype, jnp.inexact))
 
 
 def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
@@ -184,7 +179,7 @@ def _elementwise(eqn: Any, ins: Sequence[_Value]) -> _Value:
     terms = [np.broadcast_to(x, shape) for x in terms]
     depends = np.asarray(functools.reduce(np.bitwise_or, terms), object)
     known = [x.known for x in ins if x.known is not None]
-    folds = FOLDED if _is_inexact(eqn.outvars[0]) else FOLDED_INTEGERS
+    folds = FOLDED if is_inexact(aval) else FOLDED_INTEGERS
     if name not in folds or len(known) < len(ins):
         return _Value(depends)
     with np.errstate(all="ignore"):
@@ -251,7 +246,9 @@ def _custom_jvp_call(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
     if not any(x.all for x in ins):
         return [_Value(_nothing(v.aval.shape)) for v in eqn.outvars]
     primals = [_Value(_nothing(x.shape), x.known) for x in ins]
-    tangents = [_Value(x.depends) for x, v in zip(ins, eqn.invars, strict=True) if _is_inexact(v)]
+    tangents = [
+        _Value(x.depends) for x, v in zip(ins, eqn.invars, strict=True) if is_inexact(v.aval)
+    ]
     outs = _closed(tangents_of(eqn), [*primals, *tangents])
     return outs[len(eqn.outvars) :]
 

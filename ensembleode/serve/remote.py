@@ -23,7 +23,7 @@ from ..core.saving import grid, Spacing
 from ..ground.host import host_call
 from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
-from ..tracing.program import is_tracer
+from ..tracing.program import is_tracer, Static
 from . import exchange
 
 
@@ -41,34 +41,20 @@ _NOT_DIFFERENTIATED = (
 _COUNTED = frozenset({"u0", "p", "tspan"})
 
 
-class Fixed:
-    """An array that is part of the program, compared by its content."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array
-        self._key = (array.dtype.str, array.shape, array.tobytes())
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Fixed) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
 @dataclasses.dataclass(frozen=True)
 class Field:
     """A field of the request."""
 
     name: str
     own: bool  # whether each trajectory has its own
-    fixed: Fixed | None = None  # its numbers; None where they are an operand
+    fixed: Static | None = None  # its numbers; None where they are an operand
     times: int = 1  # those of `fixed` are repeated, for the same trajectories again
 
     def numbers(self, operands: Any) -> np.ndarray:
         """Those in the request, the next of the operands unless they are fixed."""
         if self.fixed is None:
             return next(operands)
-        array = self.fixed.array
+        array = self.fixed.value
         return np.concatenate([array] * self.times) if self.own and self.times > 1 else array
 
 
@@ -310,7 +296,7 @@ def solve(
         if own:
             counts[name] = x.shape[0]
         if not is_tracer(x):
-            fields.append(Field(name, own, Fixed(x)))
+            fields.append(Field(name, own, Static(x)))
             continue
         fields.append(Field(name, own))
         if not jnp.issubdtype(x.dtype, jnp.inexact):

@@ -5,6 +5,7 @@ II.4)."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from .arithmetic import Arithmetic, Components
@@ -52,6 +53,11 @@ def squared_error(
     ]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
     return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
+
+
+def power_of_ten(x: Any, order: int) -> Any:
+    """As `initial_step` wants it, of JAX's arrays."""
+    return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
 
 
 def initial_step(

@@ -157,8 +157,7 @@ def multiple_shooting(
     *losses, u, retcode = _shoot(prob, groups, continuity_weight, *of_solve)
     lead = (data.shape[0], -1) if several else (-1,)
     return MultipleShooting(
-        *map(jnp.sum, losses),
-        *(x.reshape(*lead, *x.shape[1:]) for x in (u, groups.ts, retcode)),
+        *map(jnp.sum, losses), *(x.reshape(*lead, *x.shape[1:]) for x in (u, groups.ts, retcode))
     )
 
 

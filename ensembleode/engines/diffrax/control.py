@@ -15,7 +15,7 @@ import numpy as np
 import optimistix
 
 from ...core.lane import Lane
-from ...solvers.arithmetic import ArrayArithmetic, Components
+from ...solvers.arithmetic import Components, JaxArithmetic
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
 from ...solvers.step_size import (
@@ -23,6 +23,7 @@ from ...solvers.step_size import (
     initial_step,
     is_moved,
     MOST_FAILURES,
+    power_of_ten,
     scaled,
     Tolerances,
 )
@@ -31,15 +32,9 @@ from ..compiled.stopping import stopped
 from . import implicit
 
 
-class _Arithmetic(ArrayArithmetic):
+class _Arithmetic(JaxArithmetic):
     """The arrays of one trajectory as an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]:
     a state is a tuple of arrays, and its numbers are `[]`."""
-
-    def bitcast(self, x: Any, dtype: Any) -> Any:
-        return jax.lax.bitcast_convert_type(x, dtype)
-
-    def stopped(self, x: Any) -> Any:
-        return jax.lax.stop_gradient(x)
 
     def mean(self, components: Components) -> Any:
         return self.total(components) / sum(x.size for x in components)
@@ -51,7 +46,7 @@ class _Arithmetic(ArrayArithmetic):
         return super().largest(tuple(map(jnp.max, components)))
 
 
-ARRAYS: Any = _Arithmetic(jnp)
+ARRAYS: Any = _Arithmetic()
 
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
@@ -116,7 +111,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
                 return self.own_norm(xp, _sizes(values))
 
             h = initial_step(
-                ARRAYS, norm, _power_of_ten, field, t0, (y0,), field((y0,), t0), span, self._tol,
+                ARRAYS, norm, power_of_ten, field, t0, (y0,), field((y0,), t0), span, self._tol,
                 self.order, self.bounds.dtmax,
             )  # fmt: skip
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
@@ -149,10 +144,6 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
     @property
     def _tol(self) -> Tolerances:
         return Tolerances(self.atol, self.rtol)
-
-
-def _power_of_ten(x: Any, order: int) -> Any:
-    return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
 
 
 #

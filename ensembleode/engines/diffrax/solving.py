@@ -315,9 +315,7 @@ class _SaveTimes(diffrax.AbstractAdjoint):
             # An interpolant may be of higher precision than the state.
             saveat = diffrax.SaveAt(ts=self.ts, fn=_in(ys.dtype))
         return self.inner.loop(
-            saveat=saveat,
-            init_state=eqx.tree_at(buffers, init_state, (ts, ys)),
-            **kwargs,
+            saveat=saveat, init_state=eqx.tree_at(buffers, init_state, (ts, ys)), **kwargs
         )
 
 

@@ -167,10 +167,7 @@ def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any)
 
     like = jax.eval_shape(
         lambda which: chunk_of(
-            chunked,
-            jax.tree.map(lambda x: x[which], fixed_every),
-            fixed_shared,
-            ok[0],
+            chunked, jax.tree.map(lambda x: x[which], fixed_every), fixed_shared, ok[0]
         ),
         order[0],
     )

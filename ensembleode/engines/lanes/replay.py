@@ -21,16 +21,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from ...core.saving import Saving
 from ...solvers.method import equations_of, Method
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
-from .loop import (
-    advance,
-    Chunk,
-    lanes_of,
-    of_each_lane,
-    running,
-    start,
-    State,
-    Stepping,
-)
+from .loop import advance, Chunk, lanes_of, of_each_lane, running, start, State, Stepping
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
