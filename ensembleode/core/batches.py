@@ -68,8 +68,7 @@ def run_eagerly(
 
 
 def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_init: Any):
-    """Run batch after batch and reduce each; of a trajectory only the return code is kept, one
-    byte."""
+    """Run batch after batch and reduce each. (Return codes are kept, one byte a trajectory.)"""
     u, converged, codes, counts = u_init, False, [], None
     where_it_is = reduction is sum_reduction and adds_up(batches.job, batches.executor)
 

@@ -144,8 +144,7 @@ def text_of_jaxpr(closed: Any) -> bytes:
 
 
 def _plain(x: Any) -> bytes:
-    """A value as text, without the addresses of functions and thunks, and without file names and
-    line numbers."""
+    """A value as text, without addresses (of functions, say), file names and line numbers."""
     return re.sub(r'0x[0-9a-f]{6,}|file "[^"]*", line \d+', "", str(x)).encode()
 
 
@@ -188,8 +187,7 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
 
 
 def _text_of_function(x: Any) -> bytes:
-    """The text of a function that Python calls, or of a class: of what it `stands_for`, where it
-    says so, or its name."""
+    """The text of a function or class: of what it `stands_for`, where it says so, or its name."""
     if not isinstance(x, type) and hasattr(x, "stands_for"):
         return text_of(x.stands_for)
     if (name := name_of(x)) is None:
@@ -199,14 +197,12 @@ def _text_of_function(x: Any) -> bytes:
 
 
 def _is_told(eqn: Any) -> bool:
-    """Whether a function among an equation's parameters says what the equation computes (by
-    `stands_for`)."""
+    """Whether a function among its parameters says what an equation computes (by `stands_for`)."""
     return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
 
 
 def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
-    """The texts of the derivative rule that a function brings: implicit methods get their Jacobian
-    by it."""
+    """The texts of a function's derivative rule, by which implicit methods have their Jacobian."""
     primal = _plain(eqn.params["call_jaxpr"])
     if primal in above:  # (a rule usually calls the function itself)
         return
@@ -231,8 +227,7 @@ def _called_by(eqn: Any) -> list[Any]:
 
 
 def _functions_of(eqn: Any) -> list[Any]:
-    """The functions among the parameters of an equation, and the objects that hold one (as JAX's
-    callbacks do)."""
+    """The functions among an equation's parameters, and objects that hold one (JAX's callbacks)."""
     params = [x for name, x in eqn.params.items() if name not in RULE_PARAMS]
     return list(filter(_is_function, jtu.tree_leaves(params, is_leaf=is_jaxpr)))
 

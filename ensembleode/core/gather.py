@@ -48,8 +48,7 @@ class Gather:
     def ensemble(
         self, job: Job, stopped: BaseException | None = None, wanted: Any = None
     ) -> Ensemble:
-        """What was collected, with those trajectories of the batch `wanted` that were done when it
-        was `stopped`."""
+        """What was collected, with those that were done of the batch that was `stopped`."""
         if isinstance(stopped, Unfinished):
             done = stopped.done
             outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))

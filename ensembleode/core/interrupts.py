@@ -37,7 +37,7 @@ class Stop:
 
     @property
     def address(self) -> np.ndarray:
-        """The address of the flag in two halves, the lower first, as programs may have no larger
+        """The flag's address in two halves, the lower first, as programs may lack larger
         integers."""
         return np.array([ctypes.addressof(self._flag)], np.uint64).view(np.uint32)
 
@@ -50,8 +50,7 @@ class Stop:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Within this block Ctrl-C raises nothing but sets the flag; pressed a second time, it
-        raises."""
+        """Within this block Ctrl-C raises nothing but sets the flag; pressed twice, it raises."""
         self._is_held = True
         try:
             yield

@@ -120,8 +120,7 @@ def _as_given(plan: Plan, result: Result) -> Outcome:
 
 
 def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
-    """The constants and parameters of `f`, where every step is saved and may be made again; else
-    None."""
+    """The constants and parameters of `f`, where saved steps may be made again with them."""
     return (lanes.consts, lanes.p) if plan.saving.mode == "steps" else None
 
 
@@ -144,8 +143,7 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:
-    """The outcome without the states: what is kept of each trajectory where the outputs are added
-    up."""
+    """The outcome without states and times, as it is kept where outputs are added up."""
     return outcome._replace(u=None, t=None, inner=None, length=None, rerun=None)
 
 

@@ -20,8 +20,7 @@ from .plan import Outcome
 
 
 class Batches(NamedTuple):
-    """Solves batches eagerly, with the reruns they ask for, and reports the return codes of the
-    job."""
+    """Solves batches eagerly, with their reruns, and reports the return codes to the job."""
 
     job: Job
     executor: Executor
@@ -67,8 +66,7 @@ class Batches(NamedTuple):
         return _give_up(outcome, jnp)
 
     def solve_into(self, gather: Any, wanted: np.ndarray) -> Outcome:
-        """Solve these trajectories, and hand them to `gather` part by part as they are done, where
-        the executor gives parts."""
+        """Solve these, and hand them to `gather` part by part, where the executor gives parts."""
         if not hasattr(gather, "part") or may_rerun(self.job.plan):
             return self.solve(wanted)
         sink = functools.partial(gather.part, wanted)

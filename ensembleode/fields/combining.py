@@ -89,8 +89,7 @@ def folded(body: Any, starts: list, rows: list) -> list:
 
 
 def _known_reduction(body: Any) -> str | None:
-    """The name of the reduction by this body that is a primitive of its own; None if there is
-    none."""
+    """The name of the reduction that combines by this body, if it is a primitive of its own."""
     jaxpr = body.jaxpr
     if len(jaxpr.eqns) != 1 or len(jaxpr.invars) != 2:
         return None

@@ -111,8 +111,7 @@ class Windows(NamedTuple):
 
 
 def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], Any]:
-    """The part of an array that `lax.pad` leaves, and the numbers that its components have in the
-    result."""
+    """The part of an array that `lax.pad` leaves, and its components' numbers in the result."""
     config = [tuple(map(int, axis)) for axis in config]
     ends = [
         max(0, low + n + max(0, n - 1) * between + high)

@@ -57,8 +57,7 @@ class _Value:
         return _union(self.depends.reshape(-1), (0,)).item()
 
     def where_not_zero(self, other: "_Value") -> np.ndarray:
-        """What this factor adds to what a product with `other` depends on: nothing where that is
-        zero."""
+        """What a product depends on by this factor: nothing where the `other` is zero."""
         return self.depends if other.known is None else np.where(other.known != 0, self.depends, 0)
 
 

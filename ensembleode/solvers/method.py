@@ -108,8 +108,7 @@ class Method(Protocol):
 
 
 def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
-    """`f`, which at the very arguments `y` and `t` is evaluated only once, however often it is
-    called."""
+    """`f`, which is evaluated only once at this `y` and `t`, however often it is called."""
     found: list = []
 
     def at(y2: Components, t2: Any) -> Components:

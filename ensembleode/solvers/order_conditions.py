@@ -28,8 +28,7 @@ def trees(order: int) -> tuple[Tree, ...]:
 
 
 def _trees(vertices: int, largest: int) -> Iterator[Tree]:
-    """The ordered forests of so many vertices in all, in trees of at most `largest`: what a root
-    may carry."""
+    """What a root may carry: so many vertices in all, in trees of at most `largest`."""
     if not vertices:
         yield ()
         return

@@ -15,8 +15,7 @@ from .runge_kutta import add_scaled
 
 
 class Tolerances(NamedTuple):
-    """Absolute and relative: each is a number a trajectory, or a tuple of one for each
-    component."""
+    """Absolute and relative; each is a number a trajectory, or one for each component."""
 
     abstol: Any
     reltol: Any

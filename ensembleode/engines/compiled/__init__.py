@@ -145,8 +145,7 @@ class Compiled(Engine):
         return True
 
     def width(self, state: Any, n: int) -> int:
-        """How many trajectories stay together on one of several devices, though each is solved by
-        itself."""
+        """How many trajectories stay together on a device, though each is solved by itself."""
         # (Neighbours in memory, where there are many.)
         del state
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))

@@ -170,8 +170,8 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def inserting(self, position: int) -> Iterator[None]:
-        """Within this block instructions go to an earlier position, and reuse nothing that comes
-        after it."""
+        """Within this block instructions go to an earlier position, where later values are
+        unknown."""
         lines, scopes = self.lines, self._scopes
         self.lines, self._scopes = [], [{}]
         try:
@@ -316,8 +316,7 @@ class Builder(PlainArithmetic):
         return self.intrinsic("fma", x, y, z)
 
     def intrinsic(self, name: str, x: Value, *more: Value) -> Value:
-        """An intrinsic of LLVM that is named by the type of its first argument, and returns that
-        type."""
+        """An intrinsic of LLVM that is named by the type of its first argument and its result."""
         return self.call(f"llvm.{name}.{suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
 
     def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
@@ -391,8 +390,7 @@ class Builder(PlainArithmetic):
         return self.where(x > y, x, y)
 
     def cast(self, x: Value, dtype: Any) -> Value:
-        """A value as another dtype, as C casts it; but reals to integers saturate, and NaN becomes
-        zero."""
+        """As another dtype, as C casts; but reals to integers saturate, and NaN becomes zero."""
         dtype, old = np.dtype(dtype), x.dtype
         if dtype == old:
             return x

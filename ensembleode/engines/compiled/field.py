@@ -75,8 +75,8 @@ _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None]
 
 
 class _Apart:
-    """A function of its own in the module. It reads its numbers from memory: those in registers are
-    copied to the stack first."""
+    """A function of its own in the module, which reads its numbers from memory; those that are in
+    registers are copied there first."""
 
     def __init__(
         self, b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None

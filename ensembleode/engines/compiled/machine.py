@@ -100,8 +100,7 @@ def chosen() -> Machine | None:
 
 @contextlib.contextmanager
 def using(machine: Machine) -> Iterator[None]:
-    """Within this block, and in this thread, kernels are made for this machine, and run as its
-    code.
+    """Within this block, and this thread, kernels are made for this machine, and run as its code.
 
     A function that JAX has traced before is not traced again: neither here, nor one of here
     afterwards. So use functions that are made here, and only here.

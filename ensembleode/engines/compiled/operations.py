@@ -205,8 +205,7 @@ def _ordered(how: str) -> Callable[..., Value]:
 
 
 def _shift(how: str) -> Callable[..., Value]:
-    """A shift; one by as many bits as there are or more (or by a negative number) shifts all of
-    them out."""
+    """A shift; by as many bits as there are or more (or a negative number) it shifts all out."""
 
     def shift(b: Builder, x: Value, n: Value) -> Value:
         x, n = b.matched(x, n)

@@ -184,8 +184,7 @@ class Buffer:
         b.emit(f"store {value}, ptr {self.pointer(index)}, align {self._stored.itemsize}")
 
     def gather(self, index: Value, mask: Value, other: Any) -> Value:
-        """Read elements in the lanes of the mask; the other lanes have `other`, and read
-        nothing."""
+        """Read elements in the lanes of the mask; other lanes have `other`, and read nothing."""
         b, stored = self.builder, self._stored
         if not b.lanes:
             found = Variable(b, self.dtype, 0, other)

@@ -55,8 +55,7 @@ def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
 
 
 def _sizes(components: Components) -> Components:
-    """The components with complex numbers replaced by their absolute values, as norms take real
-    ones."""
+    """The components, complex ones by their absolute values, as norms take real numbers."""
     return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
 
 

@@ -77,8 +77,7 @@ class _StateUnits(optimistix.AbstractRootFinder):
         return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
 
     def _reached(self, f: Any) -> Any:
-        """The larger of the states at the start of the step and at the stage, component by
-        component."""
+        """The larger of the states at the start of the step and at the stage, by components."""
         return jtu.tree_map(
             lambda y0, f: jnp.maximum(jnp.abs(y0), jnp.abs(y0 + self.h * f)), self.y0, f
         )
@@ -155,8 +154,7 @@ def _finite(factors: Any) -> Any:
 
 
 class Counted(NamedTuple):
-    """What controllers are told of each step that is tried: its error, and how often `f` was
-    evaluated."""
+    """What controllers are told of each step: its error, and how often `f` was evaluated."""
 
     error: Any
     nf: Any  # a float, as diffrax looks for NaN here
@@ -306,8 +304,7 @@ class KenCarp5(_KenCarp):
 
 
 class ImplicitEuler(Method):
-    """Implicit Euler, whose error estimate compares with the trapezoidal rule, as diffrax's
-    does."""
+    """Its error estimate compares with the trapezoidal rule, as diffrax's does."""
 
     tableau: ClassVar = diffrax.ButcherTableau(
         a_lower=(np.array([0.0]),),

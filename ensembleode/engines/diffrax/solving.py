@@ -126,8 +126,7 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
 
 
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
-    """The order of the method, and that of the method that its error estimate compares with
-    (about)."""
+    """The orders of the method, and (about) of the one that its error estimate compares with."""
     if isinstance(alg, ExplicitRungeKutta):
         return alg.order, alg.method.embedded_order or alg.order - 1
     if isinstance(alg, ODESolver):

@@ -74,8 +74,7 @@ class Parameters(NamedTuple):
 
 
 def _parameters(plan: Plan, wanted: Any) -> Parameters:
-    """The wanted ones of the program's constants and parameters, each as it is for one
-    trajectory."""
+    """The wanted ones of the program's constants and parameters, as of one trajectory."""
     avals = parameters_of(plan.field)
     where = tuple(
         bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in zip(wanted, avals, strict=True)
@@ -147,8 +146,7 @@ def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> t
 
 
 def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
-    """`field(state, numbers, t)` traced; the numbers are all those of the plan's field, and
-    `more`."""
+    """`field(state, numbers, t)` traced, with all numbers of the plan's field, and `more`."""
     t: Any = plan.field.jaxpr.invars[-1].aval
     avals = (*parameters_of(plan.field), *more)
     structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
@@ -158,8 +156,7 @@ def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
 
 
 def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) -> tuple[Plan, Lane]:
-    """A plan and numbers for `field(state, numbers, t)`, which has the numbers of the plan's
-    field."""
+    """A plan and numbers for `field(state, numbers, t)`, with those of the plan's field."""
     program = _traced(plan, field, state)
     size, one = math.prod(state.shape), math.prod(plan.state.shape)
 
@@ -240,8 +237,7 @@ def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:
 
 
 def _row_times(plan: Plan, lanes: Lane, result: Result, n: int) -> Any:
-    """The times of the saved rows, `[trajectory, time]`; an arbitrary finite one in rows that were
-    not reached."""
+    """The times of the saved rows, `[trajectory, time]`; any time in rows that were not reached."""
     t = jnp.broadcast_to(result.t, (n, plan.saving.rows))
     return jnp.where(jnp.isfinite(t), t, jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))[:, None])
 
@@ -399,8 +395,7 @@ def _interpolating(plan, lanes, n, parameters, result, ct) -> Any:
 
 
 def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
-    """The gradient by solving back from each saved time to the one before, from the saved state
-    each time."""
+    """The gradient by solving back between saved times, from the saved state at each."""
     shape, dtype = plan.state.shape, plan.state.dtype
     d = math.prod(shape)
     adjoint = _adjoint_program(plan, parameters)

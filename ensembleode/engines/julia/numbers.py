@@ -45,8 +45,7 @@ def _array(x: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
 def _parameters(
     field: Field, lanes: Lane, batched: Sequence[bool], n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """The parameters of each trajectory, `[trajectory, number]`, and those that all share,
-    `[number]`."""
+    """The parameters of each trajectory, `[trajectory, number]`, and the shared, `[number]`."""
     inputs = field.inputs
     own, shared = [], []
     for x, is_own in zip(lanes.parameters, batched, strict=True):

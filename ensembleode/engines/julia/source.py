@@ -264,8 +264,8 @@ def _float(value: Any, name: str) -> str:
 
 
 def _is_simple(body: Sequence[ir.Stmt]) -> bool:
-    """Whether the turns of a loop may be reordered: those of a sum may, those that carry something
-    else may not."""
+    """Whether the turns of a loop may be reordered: those of a sum, and those that carry
+    nothing."""
     match body:
         case [ir.Assign(var, ir.Op("add", (first, other)))]:
             return first == var and var not in parts(other)

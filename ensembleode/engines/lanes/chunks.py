@@ -78,8 +78,8 @@ class Setup(NamedTuple):
         return lambda y, t: self.field(args, y, t)
 
     def wide(self, args: Any) -> tuple[Wide, Callable]:
-        """The arguments of the field widened for differentiation, and the function that pulls their
-        cotangents back."""
+        """The field's arguments widened for differentiation, and what pulls their cotangents
+        back."""
         real, rest = eqx.partition(args, eqx.is_inexact_array)
         flags = zip(real, self.field.batched, self.field.deciding, strict=True)
         has_lanes = tuple(
@@ -169,8 +169,7 @@ def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
-    """A tolerance as the loop has it: one for all components, a number or `[lane]`; or leaves like
-    the state's."""
+    """A tolerance as the loop has it: a number, one a lane, or leaves like the state's."""
     if x.ndim == batched:
         return x
     x = x if batched else x[..., None]

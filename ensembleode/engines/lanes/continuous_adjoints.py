@@ -167,8 +167,7 @@ def _quadrature(order: int) -> list[tuple[float, float]]:
 def _add_pulled(
     field, wide: Wide, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any
 ) -> Any:
-    """Add the cotangent of the parameters that belongs to a cotangent of `f(u, p, t)`, in the lanes
-    of the mask."""
+    """Add the parameters' cotangent of a cotangent of `f(u, p, t)`, in the lanes of the mask."""
     _, pullback = jax.vjp(lambda args: field(wide.combined(args))(u, t), wide.args)
     return wide.added(grad, pullback(cotangent)[0], mask)
 
@@ -216,8 +215,7 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
 
 
 class _Back(NamedTuple):
-    """The ODE of the state and its adjoint, whose leaves are those of the state, then of the
-    adjoint."""
+    """The ODE of the state and its adjoint, whose leaves follow one another."""
 
     stepping: Stepping
     field: Callable
@@ -270,8 +268,7 @@ class _Back(NamedTuple):
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
-        """The cotangents, NaN where they depend on a lane whose adjoint was lost: its sum is
-        incomplete."""
+        """The cotangents, NaN where they sum over a lane whose adjoint was lost."""
         lost = self.chunk.mask & ~is_finite(adjoint)
         u0, t0 = self.chunk.u0, self.chunk.t0
 

@@ -108,8 +108,7 @@ class Trajectories(NamedTuple):
 
 
 def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
-    """The result of all chunks, solved one after the other; times only where each lane has its
-    own."""
+    """The result of all chunks, solved in turn; times only where each lane has its own."""
     chunked, n = setup.chunks(lanes), setup.n
     width = chunked.width
     every, shared = eqx.partition(lanes, setup.plan.batched)
@@ -122,8 +121,7 @@ def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
 
 
 def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """`flow.Setup.pull_back`, chunk by chunk; cotangents of what all trajectories share are
-    summed."""
+    """`flow.Setup.pull_back`, chunk by chunk; of what is shared, cotangents are summed."""
     plan = setup.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
@@ -182,8 +180,7 @@ def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any)
 
 
 def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
-    """Trajectories laid out in chunks of about equal numbers of steps, as a chunk takes as many as
-    its slowest lane.
+    """Trajectories in chunks of about equal numbers of steps, as a chunk takes its slowest lane's.
 
     **Returns:** which trajectory is at each place, `[chunk, lane]`, at which place each is,
     `[trajectory]`, and which places hold one that succeeded.

@@ -93,8 +93,7 @@ class Wide(NamedTuple):
         return eqx.combine(args, self.rest)
 
     def added(self, grad: Any, more: Any, mask: Any) -> Any:
-        """The sum of both cotangents; of `more` only the lanes of the mask count, as elsewhere it
-        may be NaN."""
+        """Both cotangents added, `more` in the lanes of the mask: elsewhere it may be NaN."""
 
         def add(x, y, has_lanes):
             return x + jnp.where(over(mask, y), y, jnp.zeros_like(y)) if has_lanes else x + y
@@ -108,8 +107,7 @@ class Wide(NamedTuple):
 
 
 def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
-    """Room for a chunk of the shape of `like` (which may be abstract); None where every step is
-    saved."""
+    """Room for chunks like this one (it may be abstract); None where every step is saved."""
     if saving.mode == "steps":
         return None
     state = jax.eval_shape(lambda c: start(stepping, _still, c), like)

@@ -202,8 +202,7 @@ class _Remote:
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class _Call:
-    """The function on the host that a compiled program calls, of flat arrays; compared by
-    content."""
+    """What a compiled program calls on the host, with flat arrays; compared by content."""
 
     pool: Pool
     threads: int

@@ -107,8 +107,7 @@ def dispatch(
 
 
 class _Work:
-    """The state of a dispatch: which units are pending, which are with a worker, and the results so
-    far."""
+    """The state of a dispatch: pending units, units with a worker, and the results so far."""
 
     def __init__(self, pool, program, shipped, batch, threads, report):
         self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch

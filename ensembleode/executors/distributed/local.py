@@ -146,8 +146,7 @@ def _lasting(LocalCluster: type) -> type:
 
 
 def set_aside(environment: dict[str, str]) -> Callable[[], None]:
-    """Take these variables out of this process's environment; returns a function that puts them
-    back.
+    """Take these variables out of this process's environment; returns what puts them back.
 
     Dask sets those for the processes that it starts here, too (each time that it starts one), and
     prefers what is here to what it was told.

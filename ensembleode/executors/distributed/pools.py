@@ -70,8 +70,7 @@ class Pool(abc.ABC):
         return self._submit(run_pickled, payload)
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
-        """Send things to the worker at this address, for its next tasks, if it is still there (and
-        workers have addresses)."""
+        """Send things to the worker at this address (if it is still there), for its next tasks."""
 
     def result(self, future: Any) -> Any:
         """The answer.

@@ -261,8 +261,7 @@ class _Kept:
         self._lock = threading.Lock()
 
     def add(self, things: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-        """Keep these things, and return those that are `wanted` now, as far as they are here,
-        whatever their size."""
+        """Keep these things; returns those that are `wanted` now and here, whatever their size."""
         with self._lock:
             self._things.update(things)
             for name in wanted:

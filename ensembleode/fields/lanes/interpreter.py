@@ -129,8 +129,7 @@ class Interpreter:
             raise TooLong(f"more than {self.budget} operations")
 
     def scalar(self, name: str, emit: Callable, args: Sequence, dtype: Any, params: Any = None):
-        """One component of the elementwise primitive `name`: `emit(*args)`, or something
-        simpler."""
+        """One component of the elementwise primitive `name`: `emit(*args)`, or simplified."""
         simple = scalars.simplify(name, args, dtype, params or {})
         if simple is not None:
             return simple

@@ -57,8 +57,7 @@ def _read(place: Place, aval: Any) -> Value:
 
 
 def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[Value]) -> None:
-    """Write all values to their places at once: a value may be read from a place that is
-    written."""
+    """Write values to places, all at once: a value may be read from a place that is written."""
     ready = []
     for place, value in zip(places, values, strict=True):
         if isinstance(place, Var):

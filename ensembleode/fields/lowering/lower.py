@@ -41,8 +41,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def laid_out(cls, avals: Sequence, groups: Sequence[str], storage: Any = None) -> "Inputs":
-        """The parameters one after the other in their groups, and without a `storage` apart by
-        dtype."""
+        """The parameters in a row in their groups, apart by dtype where there is no `storage`."""
         ends: collections.Counter = collections.Counter()
         places = []
         for aval, group in zip(avals, groups, strict=True):

@@ -24,8 +24,7 @@ rule = registers(RULES)
 
 
 class Lowering:
-    """One pass over a program: the statements so far, and the names and memory that were given
-    out."""
+    """One pass over a program: the statements so far, and what names and memory are taken."""
 
     def __init__(self) -> None:
         self.blocks: list[list[Stmt]] = [[]]
@@ -67,8 +66,7 @@ class Lowering:
         return self.evaluate(getattr(closed, "jaxpr", closed), consts, ins)
 
     def settled(self, value: Value, uses: int) -> Value:
-        """The value in a variable or in memory, where it would otherwise be computed more than
-        once."""
+        """The value in a variable or in memory, if it would be computed more than once."""
         if value.size == 1:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value
@@ -120,8 +118,7 @@ class Lowering:
 
     @contextmanager
     def loops(self, *sizes: int) -> Iterator[list[Expr]]:
-        """A nest of loops with these numbers of turns around what is emitted in the block; gives
-        their counters."""
+        """Nested loops of so many turns around what the block emits; gives their counters."""
         counters: list[Expr] = []
         opened: list[tuple[Var, int]] = []
         for n in sizes:

@@ -10,8 +10,7 @@ from ..builder import F32, F64
 
 
 def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
-    """The coefficients for doubles, and after a semicolon those for singles, where these are
-    used."""
+    """The coefficients for doubles, and after a semicolon those for singles, if any."""
     rows = zip((F64, F32), text.split(";"), strict=False)
     return {dtype: tuple(map(float, row.split())) for dtype, row in rows}
 

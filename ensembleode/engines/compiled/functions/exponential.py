@@ -59,8 +59,7 @@ def scale(b: Builder, x: Value, k: Value) -> Value:
 
 
 def _scale(b: Builder, x: Value, biased: Value) -> Value:
-    """x times the power of two whose exponent, with twice the bias, is in the lowest bits of a
-    number."""
+    """x times 2^k, by a number with k and twice the bias in its lowest bits."""
     fmt = format_of(x)
     # Half the exponent at a time, so that the first product is normal.
     exponent = b.cast(b.bitcast(biased, fmt.integer) << fmt.fraction, fmt.unsigned)
