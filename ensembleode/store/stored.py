@@ -6,7 +6,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..analysis.labelled import inner_dims, integral_name, output_name, state_dims
-from ..core.plan import Result
+from ..core.plan import Outcome
 from ..dense import Kept, Slopes
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
@@ -37,7 +37,7 @@ _INNER = "inner."
 _DU = "du."  # (in stores of earlier versions)
 
 
-def variables_of(outcome: Result, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
+def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
     """The variables, in the order of the leaves; and how outputs are put together from them."""
     time = "step" if own_times else "time"
     of_states = kind == "trajectories" and is_tree(outcome.u)

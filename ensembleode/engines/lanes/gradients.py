@@ -29,8 +29,8 @@ _ADJOINTS = {"ReplayAdjoint": pull_back, "GaussAdjoint": gauss, "BacksolveAdjoin
 
 
 class Found(NamedTuple):
-    """What else is known of trajectories: how many `steps` they took, `[trajectory]`, and what was
-    saved (`u`, `t`, and how many rows), where that is wanted."""
+    """What else is known of solved trajectories: how many `steps` they took, `[trajectory]`, and
+    where it is wanted what was saved (`u`, `t`, and how many rows)."""
 
     steps: Any
     saved: Any = None
@@ -83,7 +83,7 @@ class Trajectories(NamedTuple):
         return 2 * self.n <= width_of(self.plan.state, size * self.n)
 
     def chunks(self, lanes: Lane) -> Setup:
-        """How they are laid out."""
+        """The setup of the chunks that the trajectories are solved in."""
         alone = self.alone and self.n == 1
         setup = setup_of(self.plan, lanes, self.controlled, alone=alone)
         return setup if alone else setup.for_n(self.n)
@@ -106,7 +106,7 @@ class Trajectories(NamedTuple):
 
 
 def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
-    """All chunks, one after the other, the times as far as each lane has its own."""
+    """The result of all chunks, solved in turn; times only where each lane has its own."""
     chunked, n = setup.chunks(lanes), setup.n
     width = chunked.width
     every, shared = eqx.partition(lanes, setup.plan.batched)
@@ -119,7 +119,7 @@ def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
 
 
 def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """See `flow.Setup`: of what all share, the sum over all."""
+    """`flow.Setup.pull_back`, chunk by chunk; of what is shared, cotangents are summed."""
     plan = setup.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
@@ -163,10 +163,7 @@ def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any)
 
     like = jax.eval_shape(
         lambda which: chunk_of(
-            chunked,
-            jax.tree.map(lambda x: x[which], fixed_every),
-            fixed_shared,
-            ok[0],
+            chunked, jax.tree.map(lambda x: x[which], fixed_every), fixed_shared, ok[0]
         ),
         order[0],
     )
@@ -181,7 +178,7 @@ def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any)
 
 
 def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
-    """Lanes in chunks of those that took about as many steps, as a chunk takes the most of any.
+    """Trajectories in chunks of about equal numbers of steps, as a chunk takes its slowest lane's.
 
     **Returns:** which trajectory is at each place, `[chunk, lane]`, at which place each is,
     `[trajectory]`, and which places hold one that succeeded.
@@ -200,7 +197,7 @@ def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
 
 
 def _merged(x: Any) -> Any:
-    """Without the axis of the chunks."""
+    """An array without its axis of chunks."""
     return x.reshape(-1, *x.shape[2:])
 
 

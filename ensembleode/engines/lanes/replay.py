@@ -21,16 +21,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from ...core.saving import Saving
 from ...solvers.method import equations_of, Method
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
-from .loop import (
-    advance,
-    Chunk,
-    lanes_of,
-    of_each_lane,
-    running,
-    start,
-    State,
-    Stepping,
-)
+from .loop import advance, Chunk, lanes_of, of_each_lane, running, start, State, Stepping
 from .stops import begin_of_steps, has_jumps
 
 
@@ -39,7 +30,7 @@ _RECORD = 2**20
 
 
 class Record(NamedTuple):
-    """Steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
+    """The steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
 
     `carry` is what the step was carried, where cotangents of it are (see `_is_chained`); else None.
     `anew` is true where that was made anew from the state, at the first step after a discontinuity;
@@ -106,8 +97,7 @@ class Wide(NamedTuple):
         return eqx.combine(args, self.rest)
 
     def added(self, grad: Any, more: Any, mask: Any) -> Any:
-        """The cotangents with those that the lanes of the mask add: what is zero times infinity in
-        the others is not."""
+        """Both cotangents added, `more` in the lanes of the mask: elsewhere it may be NaN."""
 
         def add(x, y, has_lanes):
             return x + jnp.where(over(mask, y), y, jnp.zeros_like(y)) if has_lanes else x + y
@@ -121,7 +111,7 @@ class Wide(NamedTuple):
 
 
 def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
-    """Room for chunks like this one (an abstract one will do); None where every step is saved."""
+    """Room for chunks like this one (it may be abstract); None where every step is saved."""
     if saving.mode == "steps":
         return None
     state = jax.eval_shape(lambda c: start(stepping, _still, c), like)
@@ -147,7 +137,7 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
 
 
 def _is_chained(stepping: Stepping, saving: Saving) -> bool:
-    """Whether steps are pulled back through what is carried from one to the next.
+    """Whether cotangents pass through what a step hands on to the next (the method's carry).
 
     What `init` makes of the state is otherwise evaluated again; but where dense output depends on
     what is handed on, that is pulled back only once.
@@ -179,7 +169,7 @@ class Replay(NamedTuple):
     wide: Wide
 
     def safe(self, taken: Record) -> Record:
-        """The step; where a lane did not take it, at its start, where it has been.
+        """The step, moved to the start of the trajectory in lanes that did not take it.
 
         There the field may be evaluated: elsewhere its derivative may be infinite, and times a
         cotangent of zero that is NaN, in the sum over the lanes.
@@ -339,7 +329,7 @@ def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Cal
 
 
 def _carried(method: Method, field: Callable, record: Record) -> Any:
-    """What each step of the record was carried."""
+    """The carry that each step of the record began with."""
     equations = equations_of(field)
     t, _, y, *_ = _read(record, 0)
 
@@ -353,7 +343,7 @@ def _carried(method: Method, field: Callable, record: Record) -> Any:
 
 
 def _where(mask: Any, carry: Any, other: Any = None) -> Any:
-    """In the lanes of the mask what is carried (or cotangents); in the others zero, or another."""
+    """The carry (or its cotangents) in the lanes of the mask; in the others zero, or `other`."""
     if other is None:
         other = jax.tree.map(jnp.zeros_like, carry)
     return jax.tree.map(lambda x, y: jnp.where(over(mask, x), x, y), carry, other)

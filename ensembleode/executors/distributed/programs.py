@@ -59,7 +59,7 @@ class ChunkProgram:
 
 
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
-    """The numbers of a batch."""
+    """The numbers of a batch, apart by whether they differ between trajectories."""
     every, shared = eqx.partition(lanes, batched)
     return Numbers((every, indices), (shared, repeat, key, consts))
 
@@ -183,7 +183,8 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
 
 
 def _without_numbers(args: tuple) -> tuple:
-    """What differs from solve to solve goes in as numbers, and does not make another program."""
+    """The arguments of the function that remakes a job, with blanks for numbers: what differs from
+    solve to solve is sent as numbers, and makes no other program."""
     ens, options, key, *rest = args
     numbers = jax.tree.map(lambda x: _blank(x) if eqx.is_array(x) else x, (ens.prob.u0, ens.prob.p))
     ens = eqx.tree_at(lambda e: (e.prob.u0, e.prob.p), ens, numbers, is_leaf=lambda x: x is None)

@@ -15,7 +15,7 @@ rule = registers(RULES)
 
 
 def written_out(eqn: Any) -> Any:
-    """The jaxpr of plainer equations that an equation is, closed or not; None if it is plain.
+    """The jaxpr of plainer equations that an equation is written in; None if it is plain.
 
     (What it computes is not what it is differentiated as: derivatives have been taken by now.)
     """
