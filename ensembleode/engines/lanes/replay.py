@@ -60,18 +60,23 @@ class Buffers(NamedTuple):
     checkpoints: State
 
 
+class SavedRows(NamedTuple):
+    """The saved states themselves, their times, and how many of them there are."""
+
+    u: Inexact[Array, "lane row *state"]
+    t: Float[Array, "row"] | Float[Array, "lane row"]
+    length: Int[Array, "lane"]
+
+
 class Cotangent(NamedTuple):
     """What is pulled back through a chunk.
 
     - `end`: the cotangent of the state at `t1`.
-    - `saved`: the saved states themselves; `t`: their times; `length`: how many. None where they
-        are not wanted.
+    - `saved`: what was saved; None where it is not wanted.
     """
 
     end: Leaves
-    saved: Inexact[Array, "lane row *state"] | Any
-    t: Float[Array, "row"] | Float[Array, "lane row"] | Any
-    length: Int[Array, "lane"] | Any
+    saved: SavedRows | None
 
 
 class Wide(NamedTuple):
@@ -192,9 +197,9 @@ def pull_back(
         return Pulled(cotangent.end, carry, grad, rows)
 
     if room is None:
-        length = jnp.where(chunk.mask, cotangent.length, 0)
-        cotangent = cotangent._replace(length=length)
-        record, steps = _record_saved(saving, chunk, cotangent, split)
+        assert cotangent.saved is not None
+        length = jnp.where(chunk.mask, cotangent.saved.length, 0)
+        record, steps = _record_saved(saving, chunk, cotangent.saved._replace(length=length), split)
         if stepping.method.remembers:
             record = record._replace(carry=_carried(stepping.method, field(chunk.args), record))
         pulled = replayed(record, steps, pulled_from(record, length))
@@ -288,14 +293,13 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
 
-def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Callable) -> tuple:
+def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callable) -> tuple:
     """The record of all steps, where every one was saved; and how many they are.
 
     (Run again, in another program, a solve to the last digits may take others.)
     """
-    u, t = jnp.moveaxis(cotangent.saved, (0, 1), (-1, 0)), cotangent.t.T
-    y = jax.vmap(split)(u)
-    length = cotangent.length
+    u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
+    y, length = jax.vmap(split)(u), saved.length
     if not saving.start:
         t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
         y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
