@@ -132,16 +132,7 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
     stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
-    return EnsembleSolution(
-        u,
-        t,
-        lazily("retcode"),
-        lazily("length"),
-        stats,
-        whole,
-        elapsed,
-        EngineChoice(*kept["engine"]),
-        kind,
-        dense,
-        tuple(kept["order"]) if kept["order"] else None,
-    )
+    retcode, lengths, engine = lazily("retcode"), lazily("length"), EngineChoice(*kept["engine"])
+    order = tuple(kept["order"]) if kept["order"] else None
+    about = (whole, elapsed, engine, kind)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, dense, order)

@@ -115,7 +115,8 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
     """Room for chunks like this one (it may be abstract); None where every step is saved."""
     if saving.mode == "steps":
         return None
-    state = jax.eval_shape(lambda c: start(stepping, _still, c), like)
+    # (Any field will do, for shapes.)
+    state = jax.eval_shape(lambda c: start(stepping, lambda y, t: y, c), like)
     lanes = like.u0[0].shape[-1]
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
@@ -462,19 +463,7 @@ def _add_start(rows_ct: Any, adjoint: Leaves, rows: Any, split: Callable) -> Lea
         adjoint, rows = carry
         left = rows > 0
         ct = _row(rows_ct, jnp.maximum(rows - 1, 0), split)
-        return select(left, map_leaves(jnp.add, adjoint, ct), adjoint), rows - left.astype(
-            rows.dtype
-        )
+        adjoint = select(left, map_leaves(jnp.add, adjoint, ct), adjoint)
+        return adjoint, rows - left.astype(rows.dtype)
 
     return jax.lax.while_loop(lambda c: jnp.any(c[1] > 0), one, (adjoint, rows))[0]
-
-
-#
-# Pieces
-#
-
-
-def _still(y: Leaves, t: Any) -> Leaves:
-    """A field for tracing shapes."""
-    del t
-    return y
