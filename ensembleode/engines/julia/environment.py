@@ -306,7 +306,7 @@ def _problems(julia: Julia, versions: Versions, in_process: bool) -> list[JuliaE
         problem = f"{julia.executable} is Julia {versions.julia}, and {oldest} is the oldest."
         return [JuliaError(problem, _install_it() if julia.how == "juliapkg" else _OTHER)]
     problems = []
-    if in_process and _version("juliacall") is None:
+    if in_process and _juliacall() is None:
         problems.append(_no_juliacall())
     if needed := _needed(versions, in_process):
         there = versions.packages
@@ -328,7 +328,7 @@ def _problems(julia: Julia, versions: Versions, in_process: bool) -> list[JuliaE
 def _needed(versions: Versions, in_process: bool) -> dict[str, str]:
     """The packages that are missing, or there in a version that won't do, and what will."""
     wanted = {name: package["version"] for name, package in requirements().items()}
-    if in_process and (version := _version("juliacall")) is not None:
+    if in_process and (version := _juliacall()) is not None:
         wanted["PythonCall"] = f"={version}"
     return {
         name: compat
@@ -364,6 +364,10 @@ def _project_toml() -> dict[str, Any]:
     return tomllib.loads((package_root() / "Project.toml").read_text())
 
 
+def _juliacall() -> str | None:
+    return _version("juliacall")
+
+
 def _version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
@@ -379,7 +383,7 @@ def status() -> dict[str, Any]:
     """
     report: dict[str, Any] = {
         "python": platform.python_version(),
-        "juliacall": _version("juliacall"),
+        "juliacall": _juliacall(),
         "juliapkg": _version("juliapkg"),
         "offline": offline(),
         **dict.fromkeys(("threads", "executable", "project", "how", "julia")),
@@ -436,7 +440,7 @@ def install(gpu: str | None = None, *, all_methods: bool = False) -> Julia:
     """
     if gpu is not None and gpu not in BACKENDS:
         raise ValueError(f"gpu must be None or one of {sorted(BACKENDS)}, got {gpu!r}.")
-    if _version("juliacall") is None:
+    if _juliacall() is None:
         raise _no_juliacall()
     extra = {} if gpu is None else {**GPU, gpu: BACKENDS[gpu]}
     extra |= METHODS if all_methods else {}
