@@ -245,7 +245,7 @@ def _without_functions(jaxpr: Any) -> Any:
     inner = getattr(jaxpr, "jaxpr", jaxpr)  # (of the newest JAX a closed jaxpr is itself)
     if inner is not jaxpr:
         return jaxpr.replace(jaxpr=_without_functions(inner))
-    if not _has_functions(jaxpr):
+    if not any(map(_functions_of, equations(jaxpr))):
         return jaxpr
 
     def replaced(x):
@@ -259,10 +259,6 @@ def _without_functions(jaxpr: Any) -> Any:
         return eqn.replace(params={**params, **rules})
 
     return jaxpr.replace(eqns=list(map(of_words, jaxpr.eqns)))
-
-
-def _has_functions(jaxpr: Any) -> bool:
-    return any(map(_functions_of, equations(jaxpr)))
 
 
 def digest_of(parts: list) -> int:

@@ -33,7 +33,7 @@ class Current:
         self.id, self.solver = id, solver
         self._submit, self._progress = submit, progress
         self._stopped, self.ended = threading.Event(), threading.Event()
-        self._future: Any = None
+        self._future: concurrent.futures.Future | None = None
         self._before: np.ndarray | None = None
 
     def count(self) -> None:

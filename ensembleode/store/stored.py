@@ -143,17 +143,8 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
     stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
-    return EnsembleSolution(
-        u,
-        t,
-        lazily("retcode"),
-        lazily("length"),
-        stats,
-        whole,
-        elapsed,
-        EngineChoice(*kept["engine"]),
-        kind,
-        dense,
-        tuple(kept["order"]) if kept["order"] else None,
-        _put_together(kept.get("integral"), group),
-    )
+    retcode, lengths, engine = lazily("retcode"), lazily("length"), EngineChoice(*kept["engine"])
+    order = tuple(kept["order"]) if kept["order"] else None
+    integral = _put_together(kept.get("integral"), group)
+    about = (whole, elapsed, engine, kind, dense, order, integral)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about)

@@ -7,7 +7,6 @@ underflowed, with a return code; NaN where a trajectory did not get to; no host 
 
 import functools
 import importlib.metadata
-from collections.abc import Callable
 from typing import Any, get_origin
 
 import diffrax
@@ -328,18 +327,10 @@ class _SaveTimes(diffrax.AbstractAdjoint):
         saveat = diffrax.SaveAt(ts=self.ts)
         if not isinstance(self.inner, diffrax.BacksolveAdjoint):  # (which takes no function)
             # An interpolant may be of higher precision than the state.
-            saveat = diffrax.SaveAt(ts=self.ts, fn=_in(ys.dtype))
+            saveat = diffrax.SaveAt(ts=self.ts, fn=lambda t, y, args: y.astype(ys.dtype))
         return self.inner.loop(
             saveat=saveat, init_state=eqx.tree_at(buffers, init_state, (ts, ys)), **kwargs
         )
-
-
-def _in(dtype: Any) -> Callable:
-    def state(t, y, args):
-        del t, args
-        return y.astype(dtype)
-
-    return state
 
 
 _CODES = (

@@ -215,15 +215,11 @@ def _(primals, tangents):
         moving = rates(plan, lanes, result.u, _row_times(plan, lanes, result, n))
         du = du + moving * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
     reached = jnp.isfinite(result.u)
-    zeros = jax.tree.map(_zero_tangent, result)
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else None, result)
     t = zeros.t
     if t is not None and dt is not None and result.t.ndim == dt.ndim:
         t = dt
     return result, zeros._replace(u=jnp.where(reached, du, 0), t=t)
-
-
-def _zero_tangent(x: Any) -> Any:
-    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else None
 
 
 def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:

@@ -179,16 +179,17 @@ def _add_pulled(
 
 def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves, Leaves, Any, None]:
     """Solve back through the lanes of the mask, which succeeded; NaN where the solve back fails."""
-    stepping, field, saving, chunk, rows, split, wide = replay
-    back = _Back(stepping, field, chunk, wide)
-    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, wide.args)
+    saving, chunk, saved = replay.saving, replay.chunk, cotangent.saved
+    assert saved is not None
+    back = _Back(replay.stepping, replay.field, chunk, replay.wide)
+    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, replay.wide.args)
 
     def row_of(array, i):
         array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
-        return split(jnp.moveaxis(array, 0, -1))
+        return replay.split(jnp.moveaxis(array, 0, -1))
 
     if saving.mode == "ends":
-        u = row_of(cotangent.saved, saving.rows - 1)
+        u = row_of(saved.u, saving.rows - 1)
         adjoint, grad = back.solved(chunk.t1, chunk.t0, u, adjoint, grad)
         return adjoint, adjoint, back.lost_in(adjoint, grad), room
 
@@ -197,12 +198,12 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
         i = saving.rows - 1 - i
         times, t0 = chunk.times, chunk.t0
         t, before = (jnp.take(times, j, axis=-1) for j in (i, jnp.maximum(i - 1, 0)))
-        there = jnp.isfinite(t) & (i < cotangent.length)
-        ct = row_of(rows, i)
+        there = jnp.isfinite(t) & (i < saved.length)
+        ct = row_of(replay.rows, i)
         at_start = t == t0
         at_u0 = select(at_start, map_leaves(jnp.add, at_u0, ct), at_u0)
         adjoint = select(there & ~at_start, map_leaves(jnp.add, adjoint, ct), adjoint)
-        u = select(there, row_of(cotangent.saved, i), chunk.u0)
+        u = select(there, row_of(saved.u, i), chunk.u0)
         # No way to go for a row that is not there.
         t = jnp.where(there, t, t0)
         before = jnp.where(there & (i > 0), before, t0)

@@ -64,18 +64,23 @@ class Buffers(NamedTuple):
     checkpoints: State
 
 
+class SavedRows(NamedTuple):
+    """The saved states themselves, their times, and how many of them there are."""
+
+    u: Inexact[Array, "lane row *state"]
+    t: Float[Array, "row"] | Float[Array, "lane row"]
+    length: Int[Array, "lane"]
+
+
 class Cotangent(NamedTuple):
     """What is pulled back through a chunk.
 
     - `end`: the cotangent of the state at `t1`.
-    - `saved`: the saved states themselves; `t`: their times; `length`: how many. None where they
-        are not wanted.
+    - `saved`: what was saved; None where it is not wanted.
     """
 
     end: Leaves
-    saved: Inexact[Array, "lane row *state"] | Any
-    t: Float[Array, "row"] | Float[Array, "lane row"] | Any
-    length: Int[Array, "lane"] | Any
+    saved: SavedRows | None
 
 
 class Wide(NamedTuple):
@@ -114,7 +119,8 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
     """Room for chunks like this one (it may be abstract); None where every step is saved."""
     if saving.mode == "steps":
         return None
-    state = jax.eval_shape(lambda c: start(stepping, _still, c), like)
+    # (Any field will do, for shapes.)
+    state = jax.eval_shape(lambda c: start(stepping, lambda y, t: y, c), like)
     lanes = like.u0[0].shape[-1]
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
@@ -206,9 +212,9 @@ def pull_back(
         return Pulled(cotangent.end, carry, grad, rows)
 
     if room is None:
-        length = jnp.where(chunk.mask, cotangent.length, 0)
-        cotangent = cotangent._replace(length=length)
-        record, steps = _record_saved(saving, chunk, cotangent, split)
+        assert cotangent.saved is not None
+        length = jnp.where(chunk.mask, cotangent.saved.length, 0)
+        record, steps = _record_saved(saving, chunk, cotangent.saved._replace(length=length), split)
         if stepping.method.remembers:
             record = record._replace(carry=_carried(stepping.method, field(chunk.args), record))
         pulled = replayed(record, steps, pulled_from(record, length))
@@ -303,14 +309,13 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
 
-def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Callable) -> tuple:
+def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callable) -> tuple:
     """The record of all steps, where every one was saved; and how many they are.
 
     (Run again, in another program, a solve to the last digits may take others.)
     """
-    u, t = jnp.moveaxis(cotangent.saved, (0, 1), (-1, 0)), cotangent.t.T
-    y = jax.vmap(split)(u)
-    length = cotangent.length
+    u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
+    y, length = jax.vmap(split)(u), saved.length
     if not saving.start:
         t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
         y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
@@ -480,19 +485,7 @@ def _add_start(rows_ct: Any, adjoint: Leaves, rows: Any, split: Callable) -> Lea
         adjoint, rows = carry
         left = rows > 0
         ct = _row(rows_ct, jnp.maximum(rows - 1, 0), split)
-        return select(left, map_leaves(jnp.add, adjoint, ct), adjoint), rows - left.astype(
-            rows.dtype
-        )
+        adjoint = select(left, map_leaves(jnp.add, adjoint, ct), adjoint)
+        return adjoint, rows - left.astype(rows.dtype)
 
     return jax.lax.while_loop(lambda c: jnp.any(c[1] > 0), one, (adjoint, rows))[0]
-
-
-#
-# Pieces
-#
-
-
-def _still(y: Leaves, t: Any) -> Leaves:
-    """A field for tracing shapes."""
-    del t
-    return y
