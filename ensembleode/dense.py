@@ -22,7 +22,7 @@ from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
 from .solvers.method import equations_of, Method
-from .solvers.time import next_time
+from .solvers.time import next_time, size_within
 
 
 class Step(NamedTuple):
@@ -85,14 +85,15 @@ class Known(NamedTuple):
     - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
         polynomial is then the cubic of the states and slopes at both ends.
     - `own`: of the constants and the parameters, which each trajectory has to itself.
-    - `jumps`: whether the field jumps at known times, where steps begin right after them.
+    - `late`: where the field jumps at known times, how much after the end of a step the next one
+        may begin, in units in the last place.
     """
 
     field: Callable
     method: Method | Any
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
-    jumps: bool = False
+    late: int = 0
 
 
 class Again(Dense):
@@ -114,9 +115,12 @@ class Again(Dense):
             inner = _cubic(step.h, start, end, left, right)
         else:
             y, t, h = (start,), step.t, step.h
-            if self.known.jumps:  # (For other steps it makes no difference.)
-                t = next_time(_XP, step.t, jnp.sign(h))
-                h = h - (t - step.t)
+            if self.known.late:
+                # (For other steps it makes no difference.)
+                end, direction = t + h, jnp.sign(h)
+                for _ in range(self.known.late):
+                    t = next_time(_XP, t, direction)
+                h = size_within(_XP, t, end, direction)
             equations = equations_of(field)
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense

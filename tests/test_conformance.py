@@ -51,7 +51,7 @@ REFUSED = {
         "tspan of each": "tspan",
         "saveat of each": "saveat",
         "tolerance of each": "reltol",
-        "known times of each": "d_discontinuities",
+        "known times of each": "tstops",
         "spacing over tspan of each": "tspan",
     }.items()
 }
@@ -60,6 +60,9 @@ REFUSED |= {
     for name in ("columns", *ON_JULIA)
 }
 REFUSED |= {(name, "known times of each"): (ValueError, "not told of tstops") for name in ON_JULIA}
+REFUSED |= {
+    (name, "callback"): (ValueError, "callback") for name in ("columns", "lanes", *ON_JULIA)
+}
 # One failing column fails the whole solve, which shares its steps.
 SHARED_STEPS = {"columns", "julia columns"}
 
@@ -754,3 +757,151 @@ def test_a_state_that_is_a_pytree(name, alg):
     both = jnp.concatenate([tree.u.angle, tree.u.speed], axis=-1)
     np.testing.assert_allclose(both, array.u, rtol=1e-9, atol=1e-9)
     np.testing.assert_array_equal(tree.t, array.t)
+
+
+#
+# Events: state i rises with the slope of its trajectory, 1, 5/4, 3/2, ...
+#
+
+
+def slopes(n):
+    return 1 + np.arange(n) / 4
+
+
+def restarted(integrator, *mask):
+    return eo.remake(integrator, u=0.0 * integrator.u)
+
+
+def reaches(level):
+    return lambda u, t, integrator: u[0] - level
+
+
+def begins_anew(integrator, mask):
+    """Where it reaches one; it falls by 1/16 at t = 2.2."""
+    u = integrator.u
+    return eo.remake(integrator, u=jnp.where(mask[0] == 1, 0.0 * u, u - 1 / 16))
+
+
+CALLBACKS = {
+    "continuous": eo.ContinuousCallback(reaches(1.0), restarted),
+    "vector": eo.VectorContinuousCallback(
+        lambda u, t, integrator: jnp.stack([u[0] - 1.0, t - 2.2]), begins_anew, 2
+    ),
+    "terminal": eo.CallbackSet(
+        eo.ContinuousCallback(reaches(3.1), eo.terminate),
+        eo.ContinuousCallback(reaches(2.0), lambda integrator: integrator),
+    ),
+    "discrete": eo.DiscreteCallback(lambda u, t, integrator: u[0] > 0.95, restarted),
+    "parameters": eo.ContinuousCallback(
+        reaches(1.5), lambda integrator: eo.remake(integrator, p=-integrator.p)
+    ),
+}
+
+
+def rising(kind, n, **parts):
+    how = {"dt": 0.1, "adaptive": False} if kind == "discrete" else {}
+    prob = eo.ODEProblem(
+        lambda u, p, t: p + 0.0 * u, jnp.zeros(1), (0.0, 3.9), jnp.array(1.0), **how
+    )
+    prob = eo.remake(prob, callback=CALLBACKS[kind])
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=parts.get("scale", 1.0) * jnp.asarray(slopes(n))[ctx.index])
+
+    return eo.EnsembleProblem(prob, prob_func)
+
+
+def expected_events(kind, slope):
+    """Their times, and the state at the end."""
+    end = 3.9
+    if kind == "continuous":
+        times = np.arange(1, int(end * slope + 1e-9) + 1) / slope
+        return times, slope * (end - times[-1])
+    if kind == "vector":
+        times, t, u = [], 0.0, 0.0
+        while True:
+            up = t + (1 - u) / slope
+            cut = 2.2 if t < 2.2 <= min(up, end) else np.inf
+            if min(up, cut) > end:
+                return np.array(times), u + slope * (end - t)
+            u = 0.0 if up < cut else u + slope * (cut - t) - 1 / 16
+            t = min(up, cut)
+            times.append(t)
+    if kind == "terminal":
+        return np.array([2.0, 3.1]) / slope, 3.1
+    if kind == "parameters":
+        return np.array([1.5 / slope]), 1.5 - slope * (end - 1.5 / slope)
+    times, u = [], 0.0
+    for i in range(1, 40):
+        u += 0.1 * slope
+        if u > 0.95:
+            times.append(0.1 * i)
+            u = 0.0
+    return np.array(times), u
+
+
+@pytest.mark.parametrize("kind", CALLBACKS)
+def test_callbacks(name, alg, mode, kind):
+    n = 3
+    ens = rising(kind, n)
+    if error := refused(name, "callback"):
+        with error:
+            run(mode, ens, alg, n)
+        return
+    sim = run(mode, ens, alg, n, save_start=False, **TIGHT)
+    for i, slope in enumerate(slopes(n)):
+        times, end = expected_events(kind, slope)
+        count = int(sim.events.count[i])
+        assert count == len(times)
+        np.testing.assert_allclose(sim.events.t[i, :count], times, rtol=1e-13)
+        assert np.isnan(sim.events.t[i, count:]).all()
+        np.testing.assert_allclose(sim.u[i, -1, 0], end, rtol=1e-12)
+    code = eo.ReturnCode.Terminated if kind == "terminal" else eo.ReturnCode.Success
+    assert (np.asarray(sim.retcode) == code).all()
+    assert not np.asarray(sim.failed).any()
+
+
+@pytest.mark.parametrize("kind", [slow_unless(x == "vector", x) for x in CALLBACKS])
+def test_callbacks_in_batches_under_vmap_and_beside_failures(name, alg, kind):
+    if refused(name, "callback"):
+        return
+    n, how = 7, {"saveat": 0.5, **TIGHT}
+    ens = rising(kind, n)
+    whole = run("eager", ens, alg, n, **how)
+    split = run("eager", ens, alg, n, batch_size=3, **how)
+    np.testing.assert_array_equal(split.u, whole.u)
+    np.testing.assert_array_equal(split.events.t, whole.events.t)
+
+    def prob_func(prob, ctx):
+        made = ens.prob_func(prob, ctx)
+        return eo.remake(made, p=jnp.where(ctx.index == 2, jnp.nan, made.p))
+
+    beside = run("eager", eo.EnsembleProblem(ens.prob, prob_func), alg, n, **how)
+    others = np.arange(n) != 2
+    assert list(np.flatnonzero(np.asarray(beside.retcode) == eo.ReturnCode.Unstable)) == [2]
+    np.testing.assert_array_equal(np.asarray(beside.u)[others], np.asarray(whole.u)[others])
+    most = whole.events.t.shape[1]
+    np.testing.assert_array_equal(
+        np.asarray(beside.events.t)[others, :most], np.asarray(whole.events.t)[others]
+    )
+
+
+@pytest.mark.parametrize("kind", [slow_unless(x == "continuous", x) for x in CALLBACKS])
+def test_gradient_through_callbacks(name, alg, kind):
+    """By the slopes: of the times of events, and of the ends."""
+    if refused(name, "callback") or kind == "discrete":
+        return
+    n = 3
+
+    def found(scale):
+        sim = run("jit", rising(kind, n, scale=scale), alg, n, save_start=False, **TIGHT)
+        return jnp.nansum(sim.events.t), jnp.sum(sim.u[:, -1])
+
+    def expected(scale):
+        each = [expected_events(kind, scale * slope) for slope in slopes(n)]
+        return np.array([sum(t.sum() for t, _ in each), sum(end for _, end in each)])
+
+    step = 1e-6
+    differences = (expected(1 + step) - expected(1 - step)) / (2 * step)
+    got = jnp.stack([jax.grad(lambda x, i=i: found(x)[i])(1.0) for i in range(2)])
+    np.testing.assert_allclose(got, differences, rtol=1e-7, atol=1e-7)

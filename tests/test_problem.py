@@ -410,3 +410,19 @@ def test_a_tolerance_below_roundings_is_said(dtype, options, said, engine, caplo
     eo.solve(ens, eo.Tsit5(), trajectories=2, maxiters=20, engine=engine, **options)
     assert ("are finer than the roundings" in caplog.text) == said
     assert ("jax_enable_x64" in caplog.text) == (said and dtype == np.float32)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, True),
+        ({"tstops": [0.5]}, False),
+        ({"dtmax": 0.01}, False),
+        ({"adaptive": False, "dt": 0.1}, False),
+    ],
+)
+def test_a_pulse_that_may_be_stepped_over_is_said(options, said, caplog):
+    log_once.cache_clear()
+    prob = eo.ODEProblem(lambda u, p, t: jnp.where(t > 0.5, 1.0, 0.0) - u, 1.0, (0.0, 1.0))
+    eo.solve(prob, **options)
+    assert ("may be stepped over" in caplog.text) == said

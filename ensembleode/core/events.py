@@ -100,6 +100,8 @@ class Discrete:
     - `condition`: positive where it acts: `[1]`.
     - `scheduled`: whether that is at known times only, which steps end at.
     - `at_start`: whether one of them may be the start.
+    - `passed`: at such a time, how long ago that was, `[1]`: zero, with derivatives by the known
+        times. None of others.
     """
 
     which: int
@@ -108,6 +110,7 @@ class Discrete:
     save_positions: tuple[bool, bool]
     scheduled: bool = False
     at_start: bool = False
+    passed: Part | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -201,7 +204,8 @@ class Events:
         def discrete(x: Discrete) -> Discrete:
             condition, made = change(x.condition, None), jump(x.jump)
             assert made is not None
-            return dataclasses.replace(x, condition=condition, jump=made)
+            passed = None if x.passed is None else change(x.passed, None)
+            return dataclasses.replace(x, condition=condition, jump=made, passed=passed)
 
         first = tuple(map(continuous, self.continuous))
         return Events(first, tuple(map(discrete, self.discrete)))
@@ -278,7 +282,12 @@ class Tracing:
             del u, integrator
             return jnp.any(t == times)
 
+        def passed(u, t, integrator):
+            del u, integrator
+            return t - jnp.max(jnp.where(t == times, times, -jnp.inf))
+
         part = self._condition(name, condition, (), is_discrete=True)
+        since = self._condition(name, passed, ())
         jump = self._jump(name, "affect", x.affect, extras={})
         known = not (is_tracer(times) or is_tracer(self.t0))
         at_start = not known or bool((times == self.t0).any())
@@ -287,7 +296,7 @@ class Tracing:
                 f"affect of {name} may terminate a trajectory, and may be at its start: leave that "
                 "time out."
             )
-        return Discrete(number, part, jump, x.save_positions, True, at_start)
+        return Discrete(number, part, jump, x.save_positions, True, at_start, since)
 
     def _condition(
         self, name: str, condition: Callable, shape: tuple, *, is_discrete: bool = False

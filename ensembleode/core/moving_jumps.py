@@ -41,14 +41,16 @@ class Moving:
 
     - `field`: of the state without tangents; `affect`: what the jump does to that.
     - `conditions`: of a continuous callback, `[length]`; None of a discrete one.
-    - `follows`: whether a discrete callback may act at the time of a continuous one, and moves with
-        it.
+    - `passed`: of a discrete callback that acts at known times, how long ago that was, `[1]`.
+    - `follows`: of another one, whether it may act at the time of a callback that moves, and moves
+        with that.
     """
 
     field: Program
     affect: Part
     conditions: Part | None
     length: int = 1
+    passed: Part | None = None
     follows: bool = False
     levels: tuple[Level, ...] = ()
 
@@ -105,6 +107,8 @@ class Moving:
             return out[:-1].reshape(u.shape), out[-1] > 0
 
         delta = shift(extras["moved"][0]) if self.follows else None
+        if self.passed is not None:
+            delta = -_evaluated(self.passed, u, numbers, extras, t)[0]
         if self.conditions is not None:
             conditions = self.conditions
 
@@ -143,9 +147,18 @@ def moving_of(
     """How a jump of a callback among these moves, of this field."""
     if jump.moves is not None:
         return jump.moves
-    if isinstance(callback, Discrete):
-        return Moving(field, jump.part, None, follows=bool(events.continuous))
-    return Moving(field, jump.part, callback.conditions, callback.length)
+    if isinstance(callback, Continuous):
+        return Moving(field, jump.part, callback.conditions, callback.length)
+    if callback.passed is not None:
+        return Moving(field, jump.part, None, passed=callback.passed)
+    return Moving(field, jump.part, None, follows=follow(events))
+
+
+def follow(events: Events) -> bool:
+    """Whether there are discrete callbacks that may act at the time of one that moves."""
+    known = any(x.passed is not None for x in events.discrete)
+    others = any(x.passed is None for x in events.discrete)
+    return others and (known or bool(events.continuous))
 
 
 #
@@ -241,7 +254,9 @@ def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence
         return dataclasses.replace(x, conditions=condition(x.conditions), up=up, down=down)
 
     def discrete(x: Discrete) -> Discrete:
-        return dataclasses.replace(x, condition=condition(x.condition), jump=jump(x, x.jump))
+        passed = None if x.passed is None else condition(x.passed)
+        asked = {"condition": condition(x.condition), "passed": passed}
+        return dataclasses.replace(x, jump=jump(x, x.jump), **asked)
 
     first = tuple(map(continuous, events.continuous))
     return Events(first, tuple(map(discrete, events.discrete)))

@@ -5,12 +5,13 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from ..core.lane import Lane
+from ..core.lane import Lane, Trajectories
 from ..ground.logs import log_once
 from ..numbers import of_kind
 from ..options import holds_tolerances
 from ..solvers import ODESolver
 from ..tracing.program import is_tracer
+from ..tracing.pulses import switches_in_time
 
 
 def refusal_of_ours(
@@ -106,6 +107,20 @@ def say_if_too_tight(adaptive: bool | None, dtype: Any, shared: Lane) -> None:
 
 # Of a state, below which an estimate of the error is noise.
 _ROUNDINGS = 4
+
+
+def say_if_it_switches(adaptive: bool | None, every: Trajectories) -> None:
+    """Log where `f` switches at some time, and nothing keeps the steps from going over that."""
+    told = every.batched.tstops, every.batched.d_discontinuities, every.batched.dtmax, every.events
+    is_told = any(x is not None for x in told)
+    if adaptive is False or is_told or holds_tolerances(every.options["stepsize_controller"]):
+        return
+    if switches_in_time(every.field):
+        log_once(
+            "f compares the time with something, or takes a remainder of it, and steps don't know "
+            "of that: a pulse shorter than a step may be stepped over, and the solve succeeds "
+            "without it. Give the times where f switches as tstops=, or bound the steps by dtmax=."
+        )
 
 
 def check_bounds(adaptive: bool | None, batched: Lane) -> None:

@@ -14,7 +14,7 @@ from ..core.trajectories import describe
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from ..tracing.program import is_tracer
-from .checks import check_bounds, say_if_too_tight
+from .checks import check_bounds, say_if_it_switches, say_if_too_tight
 from .choice import choose
 
 
@@ -56,6 +56,7 @@ def job_for(
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
     say_if_too_tight(adaptive, state.dtype, every.shared)
+    say_if_it_switches(adaptive, every)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
     remake = (job_for, (ens, options, key, n, engine, alg))
     job = Job(plan, every, key, traced, remake, ens.output_func)

@@ -12,6 +12,7 @@ from hypothesis import given, settings, strategies as st
 import ensembleode as eo
 
 from ..marks import slow_unless
+from .methods import Lags
 
 
 DATA = pathlib.Path(__file__).parents[1] / "data" / "julia_known_times.json"
@@ -215,6 +216,32 @@ def test_gradients(engine, mode):
     for name, step in (("rate", 1e-4), ("k", 1e-5)):
         sides = [exact({name: P[name] + d}) for d in (step, -step)]
         assert float(found[name]) == pytest.approx((sides[0] - sides[1]) / (2 * step), rel=1e-6)
+
+
+def swing(u, p, t):
+    return jnp.stack([u[1], -p[0] * jnp.sin(u[0]) * (1 + p[1] * jnp.where(t > 0.25, t, 0.0))])
+
+
+@pytest.mark.parametrize("saving", [{"saveat": jnp.linspace(0.1, 1.0, 7)}, {}])
+def test_gradients_of_a_method_that_remembers(saving):
+    """What it carries is made anew of the state where the field jumps, backwards, too."""
+
+    def loss(x):
+        prob = eo.ODEProblem(swing, x[:2], (0.0, 1.0), x[2:])
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 * (1 + 0.1 * ctx.index))
+        )
+        times = jnp.array([[0.71, 0.25], [0.25, 0.5], [jnp.inf, jnp.inf]])
+        options = {"adaptive": False, "dt": 0.03, "engine": "compiled", "d_discontinuities": times}
+        u = eo.solve(ens, Lags(), trajectories=3, **options, **saving).u[:, 1:]
+        return jnp.sum(u**2 * jnp.cos(jnp.arange(float(u.size))).reshape(u.shape))
+
+    x, step = jnp.array([1.0, 0.5, 2.0, 1.0]), 1e-5
+    found, value = jax.jit(jax.grad(loss))(x), jax.jit(loss)
+    expected = [(value(x + d) - value(x - d)) / (2 * step) for d in step * np.eye(len(x))]
+    np.testing.assert_allclose(found, expected, rtol=1e-7, atol=1e-7)
+    _, pushed = jax.jit(lambda x: jax.jvp(loss, (x,), (x,)))(x)
+    np.testing.assert_allclose(pushed, found @ x, rtol=1e-11)
 
 
 def moving(p, **options):

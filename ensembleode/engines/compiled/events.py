@@ -22,6 +22,7 @@ import numpy as np
 
 from ...callbacks import LeftRootFind, NoRootFind
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Part
+from ...core.moving_jumps import follow
 from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, integer_like, Value, Variable
@@ -45,7 +46,7 @@ def moved_numbers(events: Events) -> int:
     """How many numbers the time of an event is with its tangents, where discrete callbacks may move
     with it: of a state without tangents none."""
     levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
-    return 2**levels if levels and events.continuous and events.discrete else 0
+    return 2**levels if levels and follow(events) else 0
 
 
 def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:

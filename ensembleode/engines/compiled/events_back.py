@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TYPE_CHECKING
 import jax
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
-from ...core.moving_jumps import moving_of, ROWS
+from ...core.moving_jumps import follow, moving_of, ROWS
 from .builder import BOOL, I64, Value
 from .events import directions, moved_numbers, times_of
 from .steps import Calls, Pulled, within_of
@@ -51,7 +51,7 @@ class EventsBack:
 
     - `count`: how many events are left of the trajectory.
     - `to_start`: cotangents of the state where the step began, of jumps that read it; `to_time`: of
-        the time of a continuous callback, of discrete ones that move with it.
+        the time of a callback, of others that move with it.
     - `cut`: the lanes whose step was cut; the cotangents of the state there are the adjoint then.
     """
 
@@ -62,8 +62,7 @@ class EventsBack:
         self.cut = b.variable(BOOL, False)
         reads = any("uprev" in x.part.extras for x in events.jumps)
         self.to_start = [b.variable(p.dtype, 0) for _ in range(p.size)] if reads else []
-        follow = bool(events.continuous) and bool(events.discrete)
-        n_moved = (moved_numbers(events) or 1) if follow else 0
+        n_moved = (moved_numbers(events) or 1) if follow(events) else 0
         self.to_time = [b.variable(p.dtype, 0) for _ in range(n_moved)]
 
     def saves_after(self, marks: Sequence[Value]) -> Value:
@@ -168,11 +167,12 @@ class EventsBack:
         else:
             cotangents += [self.b.constant(0, p.dtype, of_lanes=True)] * (EVENT_ROWS * p.size)
         assert len(cotangents) == ROWS * p.size
-        if isinstance(x.callback, Continuous):
+        if not moving.follows:
             each = p.size // max(1, len(self.to_time))
             for i, more in enumerate(self.to_time):
                 place = (ROWS - 1) * p.size + i * each
                 cotangents[place] = cotangents[place] + more.get()
+                more.set_where(x.here, 0)
         extras = {name: x.extras[name] for name in moving.extras}
         found = list(self.jumps.pull(moving, replay.held, x.y, t2, x.here, extras, cotangents))
         for variable, new in zip(replay.adjoint, found, strict=False):

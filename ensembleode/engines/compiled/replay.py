@@ -49,7 +49,7 @@ class Work(NamedTuple):
 
 class Turn(NamedTuple):
     """The state, what was carried, the time and the size of a step (zero where it was rejected);
-    where there are events also its end, which may be before that, and what acted there."""
+    its end (see `Description.records_end`), and what acted there."""
 
     y: list
     carry: list
@@ -87,10 +87,10 @@ class Record:
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
-        ends = []
-        if self.loop.problem.restarts:
-            marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.marks]
-            ends = [step.t2, *(b.cast(x, step.t.dtype) for x in marks)]
+        ends = [step.t2] if self.loop.problem.records_end else []
+        if self.loop.happening is not None:
+            marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
+            ends += [b.cast(x, step.t.dtype) for x in marks]
         for i, x in enumerate((*step.y, *carried, *ends, step.t, h)):
             self.work.turns.store_lanes(self._cell(first + i), x)
         self.turn.set(turn + 1)
@@ -99,9 +99,10 @@ class Record:
         first = turn * self.numbers
         cells = [self._cell(first + i) for i in range(self.numbers)]
         *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
-        size, ends = self.loop.problem.size, []
-        if self.loop.problem.restarts:
-            start = len(numbers) - 1 - len(self.loop.marks)
+        p, ends = self.loop.problem, []
+        size = p.size
+        if p.records_end:
+            start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
         return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
 
@@ -480,15 +481,13 @@ class Replay:
         self.add_gradient(pulled.gradient, mask)
 
     def _anew(self, took: Value, turn: Turn) -> None:
-        """Through the beginning at the end of this step, where `f` jumps or after an event, in the
-        lanes that took it and go on from there."""
+        """Through the beginning at the end of this step, after an event or where the field jumps,
+        in the lanes that took it and go on from there."""
         b, t2 = self.b, self.t2.get()
-        begins = [x.ne(0.0) for x in turn.marks]
-        if self.problem.has("d_discontinuities"):
-            # (Behind a jump a step begins a unit in the last place later.)
-            begins.append(t2.ne(turn.t2))
-        # (Nothing goes on from the end of a trajectory.)
-        here = took & functools.reduce(operator.or_, begins) & t2.eq(t2)
+        # (Where it jumps, the next step begins a little later.)
+        begins = [t2.ne(turn.t2), *(x.ne(0.0) for x in turn.marks)]
+        # (Nothing goes on from the last step of a trajectory.)
+        here = took & t2.eq(t2) & functools.reduce(operator.or_, begins)
 
         def begin() -> None:
             self._start([x.get() for x in self.y2], t2, here)

@@ -168,7 +168,7 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     fn, args = remake
     bare = dataclasses.replace(program, form=program.form.on(None))
     of = program.form.base.plan
-    plan = {name: getattr(of, name) for name in ("saving", "maxiters", "inner")}
+    plan = {name: getattr(of, name) for name in ("saving", "maxiters", "inner", "max_events")}
     try:
         make = functools.partial(_remade, fn, _without_numbers(args), plan, bare)
         content = cloudpickle.dumps(make)
@@ -201,9 +201,11 @@ def _blank(x: Any) -> Any:
 def _remade(fn: Callable, args: tuple, plan: dict[str, Any], bare: ChunkProgram) -> Callable:
     """On the worker: the function of a program."""
     job, _ = fn(*args)
-    if plan["saving"] != job.plan.saving:  # of every step, the count is known later
+    # (Of saved steps and of events, the counts are known later.)
+    if any(getattr(job.plan, name) != value for name, value in plan.items()):
+        counting = plan["saving"].mode == "ends" != job.plan.saving.mode
         job = job.replan(**plan)
-        job = job if plan["saving"].mode == "ends" else with_output(job)
+        job = job if counting else with_output(job)
     indices = np.arange(1)
     lanes = job.trajectories.lanes(indices, 1)
     numbers = numbers_of(lanes, job.plan.batched, indices, 1, job.key, job.output_consts)

@@ -249,6 +249,49 @@ def test_second_derivatives_are_those_of_differences(name):
 
 
 #
+# Known times
+#
+
+
+@pytest.mark.parametrize("also", [slow_unless(x, x) for x in (False, True)])
+def test_doses_in_closed_form(also):
+    """By the times of doses, their amount and the rate of elimination, of first and second order:
+    states, and the times and states of events; another callback that acts at the same time moves
+    with it."""
+
+    def found(x):
+        dose = eo.PresetTimeCallback(x[:2], lambda i: eo.remake(i, u=i.u + i.p[0] * i.t))
+        halved = eo.DiscreteCallback(
+            lambda u, t, i: u[0] > 2.5, lambda i: eo.remake(i, u=0.5 * i.u)
+        )
+        callback = eo.CallbackSet(dose, halved) if also else dose
+        prob = eo.ODEProblem(lambda u, p, t: -p[1] * u, [1.0], (0.0, 3.0), x[2:], callback=callback)
+        sol = eo.solve(prob, engine="compiled", max_events=4, saveat=[0.5, 2.0, 3.0], **TIGHT)
+        events = sol.events
+        return sum(map(weighted, (sol.u, events.t, events.u_before, events.u_after)))
+
+    def expected(x):
+        u, t, us, ts, before, after = 1.0, 0.0, [], [], [], []
+        for i, at in enumerate(x[:2]):
+            us += [u * jnp.exp(-x[3] * 0.5)] if i == 0 else []
+            u, t = u * jnp.exp(-x[3] * (at - t)), at
+            dosed = u + x[2] * at
+            steps = [u, dosed, 0.5 * dosed] if also and i == 1 else [u, dosed]
+            before, after, ts = before + steps[:-1], after + steps[1:], ts + [at] * len(steps[1:])
+            u = steps[-1]
+        us += [u * jnp.exp(-x[3] * (s - t)) for s in (2.0, 3.0)]
+        return sum(weighted(jnp.stack(x)) for x in (us, ts, before, after))
+
+    x = jnp.array([0.7, 1.6, 1.5, 0.8])
+
+    def derivatives(fn):
+        return jax.jit(lambda x: (fn(x), jax.grad(fn)(x), jax.hessian(fn)(x)))(x)
+
+    for a, b in zip(derivatives(found), derivatives(expected), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-8, atol=1e-8)
+
+
+#
 # The rest
 #
 
