@@ -135,9 +135,7 @@ def unknown_option(where: str, name: str, known: Iterable[str]) -> TypeError:
 
 
 def refuse_unknown(where: str, unknown: Mapping[str, Any], known: Iterable[str]) -> None:
-    """
-    **Raises:** `TypeError` for the first of the `unknown` options.
-    """
+    """**Raises:** `TypeError` for the first of the `unknown` options."""
     for name in unknown:
         raise unknown_option(where, name, known)
 

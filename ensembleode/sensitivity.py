@@ -157,6 +157,12 @@ def forward_only(tree: PyTree) -> PyTree:
     return _mark(tree, forward_error=None, second_error=None, reverse_error=_FORWARD_ONLY)
 
 
+def with_zeros(like: Any, cotangents: Any) -> Any:
+    """The cotangents of a named tuple of arrays, zero where Equinox gives none."""
+    cotangents = type(like)(*cotangents)
+    return jax.tree.map(lambda x, ct: jnp.zeros_like(x) if ct is None else ct, like, cotangents)
+
+
 def _mark(tree: PyTree, **errors: str | None) -> PyTree:
     @jax.custom_jvp
     def identity(x):

@@ -9,14 +9,12 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
 import numpy as np
 
-from . import engines, sensitivity, stiffness, store as stores
+from . import sensitivity, stiffness, store as stores
 from .aliases import refuse_unknown
 from .core import batches
 from .core.arguments import (
-    check_direction,
     check_store_key,
     check_trajectories,
     key_from,
@@ -25,28 +23,17 @@ from .core.arguments import (
     solver_and_algorithm,
 )
 from .core.batch_size import default_batch_size
-from .core.every_event import first_room, with_all_events
-from .core.every_step import bounded, count_steps
+from .core.every_event import with_all_events
+from .core.every_step import count_steps
 from .core.executor import Executor
 from .core.gather import Ensemble, outcome_of_one
 from .core.interrupts import check, stoppable
-from .core.job import (
-    dense_of,
-    events_of,
-    integers,
-    Job,
-    may_rerun,
-    solution_of,
-    Unfinished,
-    with_output,
-)
-from .core.plan import Plan, Result, shared_times
+from .core.job import dense_of, events_of, integers, Job, may_rerun, solution_of, Unfinished
+from .core.plan import Outcome, shared_times
 from .core.progress import Progress
-from .core.reductions import sum_reduction
 from .core.reruns import Batches
-from .core.trajectories import describe
-from .engines.checks import check_bounds, say_if_it_switches, say_if_too_tight
 from .engines.compiled.compiler import CompileError
+from .engines.job import job_for, make_storable, make_traceable
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
 from .executors import executor_for
 from .ground.aside import Aside
@@ -64,7 +51,6 @@ from .solution import (
     Stats,
 )
 from .solvers.norms import AbstractNorm
-from .tracing.program import is_tracer
 
 
 @jax.disable_jit(False)  # (What would be called step by step, from Python, is a loop.)
@@ -236,7 +222,7 @@ def solve(
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
         refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
         with sensitivity.explained(job.trajectories.options["sensealg"]):
-            job = _make_traceable(job, ens)
+            job = make_traceable(job, ens)
             return _solve_alone(job, run)[0] if alone else _solve_traced(job, run)
 
     solve_it = _solve_alone if alone else _solve_eagerly
@@ -301,7 +287,7 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
             if job.plan.saving.mode == "steps" and not job.traced:
                 job = count_steps(job, run.executor, integers(np.arange(1)), 1)
 
-            def once(job: Job) -> Result:
+            def once(job: Job) -> Outcome:
                 return run.executor.run_one(job, 0, 1)
 
             outcome = once(job) if job.traced else with_all_events(job, once)
@@ -339,7 +325,7 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
     """An ensemble, batch by batch, and what ended it early, if something did."""
     every, writer = run.batches(job), None
     if run.store is not None:
-        job = _make_storable(job, run.ens)
+        job = make_storable(job, run.ens)
         writer = _writer(job, run)
         size = stores.batch_size_for(writer, run.executor, every.batch_size)
         every = every._replace(batch_size=size)
@@ -414,106 +400,6 @@ def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
             + "What was computed is in the `solution` of this exception.",
             sim,
         )
-
-
-#
-# The job
-#
-
-
-def job_for(
-    ens: EnsembleProblem,
-    options: dict,
-    key: Any,
-    n: int | None,
-    engine: str,
-    alg: Any,
-    ensemblealg: Any = None,
-) -> tuple[Job, EngineChoice]:
-    """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
-    every = describe(ens, options, key, n)
-    state = every.field.out_avals[0]
-    check_direction(every, n or 1)
-    module, choice = engines.choose(engine, alg, every, ensemblealg)
-    if module.numbers_apart:
-        every = every.with_numbers_apart()
-    if every.events is not None:
-        every = every.with_one_list().after_start()
-        (state,) = every.field.out_avals
-    has_dt = every.batched.dt is not None
-    plan = Plan(
-        engine=module,
-        method=module.method(alg, every.options, has_dt=has_dt),
-        field=every.field,
-        state=state,
-        saving=every.saving,
-        maxiters=every.options["maxiters"],
-        width=module.width(state, n or 1),
-        batched=every.batched,
-        tree=every.tree,
-        beside=every.beside,
-        extension=every.extension,
-        events=every.events,
-        max_events=first_room(every),
-    )
-    adaptive = getattr(plan.method.value, "adaptive", None)
-    check_bounds(adaptive, every.batched)
-    say_if_too_tight(adaptive, state.dtype, every.shared)
-    say_if_it_switches(adaptive, every)
-    traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
-    remake = (job_for, (ens, options, key, n, engine, alg))
-    job = Job(plan, every, key, traced, remake, ens.output_func)
-    # Where every step is saved, the count of times is known later.
-    return (job if every.saving.mode == "steps" else with_output(job)), choice
-
-
-def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
-    """
-    **Raises:** `ValueError` for what a store can't hold.
-    """
-    if ens.reduction is not None:
-        raise ValueError(
-            "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
-            "two (eo.open_ensemble reads a store in parts, to be reduced)."
-        )
-    if job.plan.max_events and ens.output_func is None:
-        raise ValueError(
-            "store keeps no events: keep what you want of them by an output_func, such as "
-            "lambda sol, ctx: (sol.events.t, False), or give the callbacks "
-            "save_positions=(False, False), so that there are none to keep."
-        )
-    return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
-
-
-def _with_room(job: Job, where: str) -> Job:
-    """With room for every step, where they are saved and can't be counted first.
-
-    **Raises:** `ValueError` where nobody has said how many there are at most.
-    """
-    if job.plan.saving.mode != "steps":
-        return job
-    if not job.trajectories.options["maxiters_given"]:
-        raise ValueError(
-            f"save_everystep=True {where} needs maxiters, as room is kept for that many steps: "
-            "pass the smallest that works, such as maxiters=256."
-        )
-    return bounded(job, job.plan.maxiters)
-
-
-def _make_traceable(job: Job, ens: EnsembleProblem) -> Job:
-    """What can't be decided by numbers, as there are none inside jit."""
-    job = _with_room(job, "inside jit, grad or vmap")
-    if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
-        raise ValueError(
-            "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "
-            "shapes and dtypes of what it returns."
-        )
-    if may_rerun(job.plan) and not job.trajectories.repeatable:
-        raise ValueError(
-            "output_func asks for reruns inside jit, grad or vmap, but prob_func can't be traced, "
-            "so it can't be called again there. Write prob_func in JAX."
-        )
-    return job
 
 
 #

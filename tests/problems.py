@@ -37,6 +37,27 @@ def scaled(prob, ctx):
     return eo.remake(prob, u0=ctx.sim_id * prob.u0)
 
 
+def failing(*, nan_start=None):
+    """An ensemble whose first four trajectories fail: by NaN, an infinite solution, a step that
+    underflows (the slope jumps from one side of zero to the other), and too many steps. So does
+    the one that starts at NaN. All others are exp(-t)."""
+
+    def f(u, p, t):
+        nan = jnp.where(t > 0.6, jnp.nan, 1.0) * u
+        explodes = u**2 * 10
+        sticks = jnp.sign(0.3 - u) * 1e3
+        long = jnp.cos(3e3 * t) * 3e3
+        return jnp.select([p == 0, p == 1, p == 2, p == 3], [nan, explodes, sticks, long], -u)
+
+    def prob_func(prob, ctx):
+        prob = eo.remake(prob, p=ctx.index * 1.0)
+        if nan_start is None:
+            return prob
+        return eo.remake(prob, u0=jnp.where(ctx.index == nan_start, jnp.nan, prob.u0))
+
+    return eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), jnp.array(0.0)), prob_func)
+
+
 @jax.custom_vjp
 def with_reverse_rule(x):
     """A sine, whose reverse mode is another function's, to be told from its derivative."""

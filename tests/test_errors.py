@@ -764,11 +764,12 @@ TIMES = [
     ),
     *(
         case(
-            f"save_start={value} with an array saveat",
+            f"{name}={value} with an array saveat",
             ValueError,
-            "save_start is given with an array saveat.*leave it out",
-            lambda value=value: solve(saveat=[0.5], save_start=value),
+            f"{name} is given with an array saveat.*leave it out",
+            lambda name=name, value=value: solve(saveat=[0.5], **{name: value}),
         )
+        for name in ("save_start", "save_end")
         for value in (True, False)
     ),
     case(
@@ -837,15 +838,6 @@ OPTIONS = [
         ValueError,
         r"dt=-0\.1 is negative, and tspan runs forwards.*; give its size",
         lambda: solve(dt=-0.1),
-    ),
-    *(
-        case(
-            f"save_end={value} with an array saveat",
-            ValueError,
-            "save_end is given with an array saveat.*leave it out",
-            lambda value=value: solve(saveat=[0.5], save_end=value),
-        )
-        for value in (True, False)
     ),
     case(
         "save_end with save_everystep",

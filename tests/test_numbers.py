@@ -33,7 +33,7 @@ _ADDED = """
     from ensembleode.engines.julia.numbers import read_arrays
     from ensembleode.engines.julia.solving import field_of
     from ensembleode.engines.lanes.chunks import chunk_of, setup_of
-    from ensembleode.solving import job_for
+    from ensembleode.engines.job import job_for
 
     def f(u, p, t):
         return -p * u

@@ -24,7 +24,7 @@ import zarr
 import ensembleode as eo
 from ensembleode import store as store_module
 from ensembleode.core.fingerprint import fingerprint
-from ensembleode.solving import job_for
+from ensembleode.engines.job import job_for
 
 from .marks import slow_unless
 from .problems import decay, lotka_volterra, scaled

@@ -44,10 +44,8 @@ def check_trajectories(trajectories: Any) -> int:
 
 
 def check_direction(every: Trajectories, n: int) -> None:
-    """
-    **Raises:** `ValueError` for steps of `n` trajectories that go against their time span, as far
-    as these are known.
-    """
+    """**Raises:** `ValueError` for steps of `n` trajectories that go against their time span, as
+    far as these are known."""
     lanes = every.shared
     if every.batched.dt is None or not (lanes.dt is None or is_tracer(lanes.dt) or lanes.dt < 0):
         return
@@ -65,9 +63,7 @@ def check_direction(every: Trajectories, n: int) -> None:
 
 
 def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, store) -> None:
-    """
-    **Raises:** `TypeError` for one of them that is given with a single problem.
-    """
+    """**Raises:** `TypeError` for one of them that is given with a single problem."""
     given = {
         "ensemblealg": ensemblealg,
         "trajectories": trajectories,
@@ -84,9 +80,7 @@ def refuse_ensemble_options(ensemblealg, trajectories, batch_size, progress, sto
 
 
 def check_store_key(store_key: Any, store: Any) -> None:
-    """
-    **Raises:** `TypeError` for what is no string, `ValueError` without a store.
-    """
+    """**Raises:** `TypeError` for what is no string, `ValueError` without a store."""
     if store_key is None:
         return
     if not isinstance(store_key, str) or not store_key:
@@ -111,9 +105,7 @@ def key_from(seed: Any, key: Any) -> Any:
 
 
 def refuse_traced(**options: bool) -> None:
-    """
-    **Raises:** `ValueError` for an option that is given (true) inside of `jit`.
-    """
+    """**Raises:** `ValueError` for an option that is given (true) inside of `jit`."""
     for name, value in options.items():
         if value:
             what = name if name in ("store", "on_interrupt") else f"{name}=True"

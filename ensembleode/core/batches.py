@@ -17,7 +17,7 @@ from ..problem import EnsembleProblem
 from ..tracing.program import being_staged
 from .gather import Ensemble, Gather, ranges
 from .job import cause_of, codes_and_counts, integers, Unfinished
-from .plan import Result
+from .plan import Outcome
 from .reductions import adds_up, check_structure, checked, empty, sum_reduction
 from .reruns import Batches
 
@@ -68,7 +68,7 @@ def run_eagerly(
 
 
 def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_init: Any):
-    """Keeps of each trajectory its return code only, one byte."""
+    """Run batch after batch and reduce each. (Return codes are kept, one byte a trajectory.)"""
     u, converged, codes, counts = u_init, False, [], None
     where_it_is = reduction is sum_reduction and adds_up(batches.job, batches.executor)
 
@@ -99,9 +99,9 @@ def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_
     return ensemble()
 
 
-def _total(retcode: Any, counts: Any) -> Result:
+def _total(retcode: Any, counts: Any) -> Outcome:
     """The outcome of a reduced ensemble: return codes of each, and total counts."""
-    return Result(None, None, None, None, retcode, *counts)
+    return Outcome(None, None, None, None, retcode, *counts)
 
 
 #
@@ -110,7 +110,7 @@ def _total(retcode: Any, counts: Any) -> Result:
 
 
 def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ensemble:
-    """The same as one traced program."""
+    """`run_eagerly` as one traced program."""
     job, executor, batch_size, _ = batches
     reduction, u_init = ens.reduction, ens.u_init
 
@@ -172,14 +172,14 @@ def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ens
 
 
 def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:
-    """Whole batches `[batch, trajectory]`, and what is left."""
+    """The indices as whole batches `[batch, trajectory]`, and those of the shorter last batch."""
     whole = len(indices) // batch_size * batch_size
     return integers(indices[:whole].reshape(-1, batch_size)), integers(indices[whole:])
 
 
-def _merge(batches: Result) -> Result:
+def _merge(batches: Outcome) -> Outcome:
     return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), batches)
 
 
-def _join(first: Result, last: Result) -> Result:
+def _join(first: Outcome, last: Outcome) -> Outcome:
     return jax.tree.map(lambda *x: jnp.concatenate(x), first, last)

@@ -18,10 +18,10 @@ from .trajectory_maker import Maker
 
 
 def called(maker: Maker, key: Any, n: int) -> Trajectories:
-    """Call `maker` with every index, and stack what comes."""
+    """Call `maker` with every index, and stack the numbers of all trajectories."""
 
     def columns(lanes):
-        """Leaf by leaf, the values in all lanes."""
+        """Each leaf as the sequence of its values over the trajectories."""
         return list(zip(*map(jtu.tree_leaves, lanes), strict=True))
 
     keep = _keeper()
@@ -68,8 +68,8 @@ def called(maker: Maker, key: Any, n: int) -> Trajectories:
 
 
 def _keeper() -> Callable[[Lane], Lane]:
-    """What copies NumPy arrays, which the next call may write into: one copy for as long as an
-    array stays as it is."""
+    """A function that copies NumPy arrays, which the next call of `prob_func` may write into: one
+    copy for as long as an array stays as it is."""
     copies: dict[int, tuple[np.ndarray, np.ndarray]] = {}
 
     def kept(x: Any) -> Any:

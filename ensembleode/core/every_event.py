@@ -7,7 +7,7 @@ import numpy as np
 from ..ground.retcode import ReturnCode
 from .job import Job, with_output
 from .lane import Trajectories
-from .plan import Result
+from .plan import Outcome
 
 
 # Of a trajectory, where nobody says how many there are.
@@ -28,7 +28,7 @@ def first_room(every: Trajectories) -> int:
     return every.options["max_events"] or MOST_EVENTS
 
 
-def with_all_events(job: Job, run: Callable[[Job], Result]) -> Result:
+def with_all_events(job: Job, run: Callable[[Job], Outcome]) -> Outcome:
     """The outcome of `run(job)`; again with more room, where a trajectory had more events, and
     nobody has said how many may be."""
     if job.plan.events is None or job.trajectories.options["max_events"] is not None:

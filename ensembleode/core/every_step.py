@@ -13,7 +13,7 @@ from .saving import Saving
 
 
 def count_steps(job: Job, executor: Executor, indices: Any, repeat: Any) -> Job:
-    """The job with room for them, which a first solve counts."""
+    """The job with room for as many saved steps as a first solve takes."""
     ends = dataclasses.replace(job, report=None, sink=None)
     try:
         counts = executor.run(ends.replan(saving=Saving("ends", False, 1)), indices, repeat)

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 
 from .job import Job
-from .plan import Plan, Result
+from .plan import Outcome, Plan
 
 
 class Executor(abc.ABC):
@@ -35,23 +35,21 @@ class Executor(abc.ABC):
     lost: Set[int] = frozenset()
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for what this ensemble algorithm can't do.
-        """
+        """**Raises:** `ValueError` for what this ensemble algorithm can't do."""
         del plan
 
     @abc.abstractmethod
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         """Solve these trajectories, eagerly or while being traced.
 
         **Raises:** `Unfinished` when it is stopped and something is done already.
         """
 
-    def run_one(self, job: Job, index: Any, repeat: Any) -> Result:
+    def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
         """Solve one trajectory, without an axis of trajectories."""
         return jax.tree.map(lambda x: x[0], self.run(job, np.asarray(index)[None], repeat))
 
-    def total(self, job: Job, indices: Any) -> tuple[Any, Result]:
-        """The sum of the outputs over these trajectories, added up where they are, and their
-        return codes and counts."""
+    def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
+        """The sum of the outputs over these trajectories, added up where they were computed (on a
+        worker, say), and the return codes and counts of each."""
         raise NotImplementedError

@@ -86,7 +86,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
 
 
 def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
-    """Those that all trajectories share, by their names in a fingerprint."""
+    """The numbers that all trajectories share, by their names in a fingerprint."""
     found: dict[str, tuple] = {name: (program,) for name, program in plan.beside}
     found |= {"saveat": (plan.saving,), "u0": (plan.state,)}
     for row in NUMBERS:
@@ -99,8 +99,9 @@ def _numbers(plan: Plan, shared: Lane) -> dict[str, tuple]:
 
 
 def _made(job: Job) -> Any:
-    """What `prob_func` makes of an index and a repeat: its trace; or where Python has to call it,
-    what it made in the first run, and itself where there may be others."""
+    """What `prob_func` makes of an index and a repeat, as its trace. Where Python has to call
+    `prob_func`, what it made in the first run, and the function itself where there may be other
+    runs."""
     every, (ens, _, _, n, *_) = job.trajectories, job.remake[1]
 
     def made(indices, repeat):
@@ -113,7 +114,7 @@ def _made(job: Job) -> Any:
 
 
 def text_of(value: Any, host: bool = True) -> bytes:
-    """The same for the same, in every process.
+    """Bytes that are equal for equal values, in every process.
 
     **Arguments:**
 
@@ -139,7 +140,7 @@ def text_of(value: Any, host: bool = True) -> bytes:
 
 
 def text_of_jaxpr(closed: Any) -> bytes:
-    """Of a closed jaxpr and its constants.
+    """`text_of` a closed jaxpr and its constants.
 
     **Raises:** `NotKnown` as `text_of`.
     """
@@ -147,12 +148,12 @@ def text_of_jaxpr(closed: Any) -> bytes:
 
 
 def _plain(x: Any) -> bytes:
-    """As text, without the addresses of functions and thunks, and where code is written."""
+    """A value as text, without addresses (of functions, say), file names and line numbers."""
     return re.sub(r'0x[0-9a-f]{6,}|file "[^"]*", line \d+', "", str(x)).encode()
 
 
 def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
-    """Of classes in a pytree, such as a solver, and of functions in its nodes."""
+    """The texts of the classes in a pytree, such as a solver, and of the functions in its nodes."""
     found = structure.node_data()
     if found is None:
         return
@@ -165,7 +166,7 @@ def _texts_of_nodes(structure: Any) -> Iterator[bytes]:
 
 
 def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
-    """Of a jaxpr, and of the constants and functions in it, at any depth.
+    """The texts of a jaxpr, and of the constants and functions in it, at any depth.
 
     **Arguments:**
 
@@ -190,8 +191,7 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
 
 
 def _text_of_function(x: Any) -> bytes:
-    """Of a function that Python calls, or of a class: what it says that it `stands_for`, whatever
-    computes that here, or its name."""
+    """The text of a function or class: of what it `stands_for`, where it says so, or its name."""
     if not isinstance(x, type) and hasattr(x, "stands_for"):
         return text_of(x.stands_for)
     if (name := name_of(x)) is None:
@@ -201,12 +201,12 @@ def _text_of_function(x: Any) -> bytes:
 
 
 def _is_told(eqn: Any) -> bool:
-    """Whether what it computes is told by a function of it."""
+    """Whether a function among its parameters says what an equation computes (by `stands_for`)."""
     return any(hasattr(x, "stands_for") for x in _functions_of(eqn))
 
 
 def _texts_of_rule(eqn: Any, host: bool, above: tuple) -> Iterator[bytes]:
-    """Of the derivative that a function brings: implicit methods have their Jacobian by it."""
+    """The texts of a function's derivative rule, by which implicit methods have their Jacobian."""
     primal = _plain(eqn.params["call_jaxpr"])
     if primal in above:  # (a rule usually calls the function itself)
         return
@@ -231,7 +231,7 @@ def _called_by(eqn: Any) -> list[Any]:
 
 
 def _functions_of(eqn: Any) -> list[Any]:
-    """Those among its parameters, and what holds one (for the callbacks of JAX)."""
+    """The functions among an equation's parameters, and objects that hold one (JAX's callbacks)."""
     params = [x for name, x in eqn.params.items() if name not in RULE_PARAMS]
     return list(filter(_is_function, jtu.tree_leaves(params, is_leaf=is_jaxpr)))
 
@@ -247,7 +247,7 @@ def _without_functions(jaxpr: Any) -> Any:
     inner = getattr(jaxpr, "jaxpr", jaxpr)  # (of the newest JAX a closed jaxpr is itself)
     if inner is not jaxpr:
         return jaxpr.replace(jaxpr=_without_functions(inner))
-    if not _has_functions(jaxpr):
+    if not any(map(_functions_of, equations(jaxpr))):
         return jaxpr
 
     def replaced(x):
@@ -261,10 +261,6 @@ def _without_functions(jaxpr: Any) -> Any:
         return eqn.replace(params={**params, **rules})
 
     return jaxpr.replace(eqns=list(map(of_words, jaxpr.eqns)))
-
-
-def _has_functions(jaxpr: Any) -> bool:
-    return any(map(_functions_of, equations(jaxpr)))
 
 
 def digest_of(parts: list) -> int:

@@ -9,14 +9,14 @@ import numpy as np
 
 from .every_step import bounded
 from .job import blank, integers, Job, solve_lanes, Unfinished
-from .plan import Result
+from .plan import Outcome
 
 
 class Ensemble(NamedTuple):
     """The outcome of the whole ensemble; `u` is reduced where there is a reduction."""
 
     u: Any
-    outcome: Result
+    outcome: Outcome
     converged: Any
 
 
@@ -35,7 +35,7 @@ class Gather:
     def missing(self, batch_size: int):
         return ranges(self.trajectories, batch_size)
 
-    def add(self, wanted: np.ndarray, outcome: Result) -> None:
+    def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
         leaves, self.structure = jtu.tree_flatten(outcome)
         leaves = [np.asarray(x) for x in leaves]
         if not self.leaves:
@@ -48,7 +48,7 @@ class Gather:
     def ensemble(
         self, job: Job, stopped: BaseException | None = None, wanted: Any = None
     ) -> Ensemble:
-        """What was collected, and what is done of the batch that was `stopped`."""
+        """What was collected, with those that were done of the batch that was `stopped`."""
         if isinstance(stopped, Unfinished):
             done = stopped.done
             outcome = jax.tree.map(lambda x: x[done], stopped.outcome._replace(rerun=None))
@@ -65,14 +65,14 @@ def ranges(trajectories: int, batch_size: int) -> Iterator[np.ndarray]:
         yield np.arange(start, min(start + batch_size, trajectories))
 
 
-def _nothing(job: Job) -> Result:
+def _nothing(job: Job) -> Outcome:
     """The outcome of no trajectories."""
     one = outcome_of_one(job)
     return jax.tree.map(lambda x: np.zeros((0, *x.shape), x.dtype), one._replace(rerun=None))
 
 
-def outcome_of_one(job: Job) -> Result:
-    """Of one trajectory, the abstract values."""
+def outcome_of_one(job: Job) -> Outcome:
+    """The outcome of one trajectory, as abstract values."""
     if not job.plan.saving.rows:
         job = bounded(job, 1)
     plan, indices = job.plan, integers(np.arange(1))

@@ -37,7 +37,8 @@ class Stop:
 
     @property
     def address(self) -> np.ndarray:
-        """In two halves, the lower first, as there may be no larger integers in programs."""
+        """The flag's address in two halves, the lower first, as programs may lack larger
+        integers."""
         return np.array([ctypes.addressof(self._flag)], np.uint64).view(np.uint32)
 
     @property
@@ -49,7 +50,7 @@ class Stop:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[None]:
-        """Ctrl-C raises nothing within: it sets the flag. Pressed twice, it does."""
+        """Within this block Ctrl-C raises nothing but sets the flag; pressed twice, it raises."""
         self._is_held = True
         try:
             yield
@@ -84,7 +85,7 @@ def stoppable(job: Job, *, local: bool) -> Iterator[Job]:
 
 
 def looking_at(job: Job, stop: Stop | None) -> Job:
-    """The job whose programs look at this flag; without one, at where one could be."""
+    """The job whose programs look at the flag `stop`; without one, at the address of no flag."""
     address = NEVER if stop is None else stop.address
     batched = job.plan.batched._replace(stop=False)
     every = job.trajectories.changed(lambda x: x._replace(stop=address), batched=batched)
@@ -93,7 +94,7 @@ def looking_at(job: Job, stop: Stop | None) -> Job:
 
 
 def finished(job: Job, program: Callable, *args: Any) -> Any:
-    """What a program gives, when it is done."""
+    """What a program returns, once it is done."""
     if job.stop is None:
         return program(*args)
     with job.stop.held():
@@ -101,9 +102,7 @@ def finished(job: Job, program: Callable, *args: Any) -> Any:
 
 
 def check(job: Job, outcome: Any) -> None:
-    """
-    **Raises:** `Unfinished` where Ctrl-C has stopped a batch.
-    """
+    """**Raises:** `Unfinished` where Ctrl-C has stopped a batch."""
     if job.stop is not None and job.stop.is_set:
         # (By NumPy, as what JAX would have to compile takes its time.)
         outcome = jax.tree.map(np.asarray, outcome)
@@ -159,6 +158,6 @@ class _Listener:
 
 @functools.cache
 def _listener(process: int) -> _Listener:
-    """Of this process, once it is needed."""
+    """The listener of this process, made when it is first needed."""
     del process
     return _Listener()

@@ -21,7 +21,7 @@ from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
 from .given import Given
 from .lane import Lane, Trajectories
-from .plan import Happened, Plan, Result
+from .plan import Happened, Outcome, Plan, Result
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +57,7 @@ class Job:
 class Unfinished(Exception):
     """A batch ended before its end: the `outcome` of those that are `done`, and the `cause`."""
 
-    def __init__(self, outcome: Result, done: np.ndarray, cause: BaseException):
+    def __init__(self, outcome: Outcome, done: np.ndarray, cause: BaseException):
         super().__init__(str(cause))
         self.outcome = outcome
         self.done = done
@@ -69,7 +69,7 @@ def cause_of(e: BaseException) -> BaseException:
     return e.cause if isinstance(e, Unfinished) else e
 
 
-def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Result:
+def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Outcome:
     """Integrate one trajectory and apply `output_func`: a pure function, to be mapped."""
     result = plan.engine.integrate(plan, lane)
     numbers = _numbers_of_steps(plan, lane)
@@ -78,7 +78,7 @@ def solve_lane(plan: Plan, lane: Lane, index, repeat, key, output_consts) -> Res
 
 def solve_lanes(
     plan: Plan, lanes: Lane, indices, repeat, key, output_consts, mask: Any = None
-) -> Result:
+) -> Outcome:
     """Integrate several trajectories, whose axis comes first, and apply `output_func`."""
     result = plan.engine.solve_trajectories(plan, lanes, indices.shape[0], mask)
     return finish_lanes(plan, result, lanes, indices, repeat, key, output_consts)
@@ -86,7 +86,7 @@ def solve_lanes(
 
 def finish_lanes(
     plan: Plan, result: Result, lanes: Lane, indices, repeat, key, output_consts, where: Any = None
-) -> Result:
+) -> Outcome:
     """Apply `output_func` to several trajectories.
 
     **Arguments:** `where`: their axis in the result, by default the first.
@@ -101,14 +101,14 @@ def finish_lanes(
     return jax.vmap(one, in_axes=(where, own, 0))(result, numbers, indices)
 
 
-def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Result:
-    """What the user is given of the integrated trajectory: `output_func` is applied.
+def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_consts) -> Outcome:
+    """What the user is given of a trajectory that was integrated: `output_func` is applied.
 
     **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved.
     """
     if plan.output is not None:
         u, rerun = plan.output(output_consts, result, numbers, index, repeat, key)
-        return result._replace(u=u, t=None, inner=None, rerun=rerun, events=None)
+        return Outcome(*result._replace(u=u, t=None, inner=None, events=None), rerun)
     given = _as_given(plan, result)
     if plan.inner and result.inner is None:
         dense: Any = dense_of(given, plan, numbers)
@@ -117,31 +117,32 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
     return given._replace(t=result.t if plan.own_times else None)
 
 
-def _as_given(plan: Plan, result: Result) -> Result:
+def _as_given(plan: Plan, result: Result) -> Outcome:
     """With states in the structure that the user gave them, and the integrals apart."""
-    u, inner = plan.as_given(result.u), plan.as_given(result.inner)
     events = result.events
     if events is not None:
         before, after = plan.as_given(events.before), plan.as_given(events.after)
         events = events._replace(before=before, after=after)
-    return result._replace(u=u, inner=inner, integral=plan.integral_of(result.u), events=events)
+    u, inner = plan.as_given(result.u), plan.as_given(result.inner)
+    given = Outcome(*result._replace(u=u, inner=inner, events=events))
+    return given._replace(integral=plan.integral_of(result.u))
 
 
 def _numbers_of_steps(plan: Plan, lanes: Lane) -> Any:
-    """What steps are made with, where they may be made again; else None."""
+    """The constants and parameters of `f`, where saved steps may be made again with them."""
     return (lanes.consts, lanes.p) if plan.saving.mode == "steps" else None
 
 
-def dense_of(result: Result, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
-    """How the finished result goes on within its steps, where every step was saved.
+def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Dense | None:
+    """How a trajectory goes on within its steps, where every step was saved.
 
     **Arguments:** `numbers`: the constants and parameters of `f`; `own`: which of them several
     trajectories have to themselves, by default none.
     """
     if plan.saving.mode != "steps":
         return None
-    if result.inner is not None:
-        return Kept(result.inner)
+    if outcome.inner is not None:
+        return Kept(outcome.inner)
     own = own or jax.tree.map(lambda _: False, tuple(numbers))
     method: Any = plan.engine.interpolant(plan.method)
     consts, p = jax.tree.map(
@@ -151,10 +152,10 @@ def dense_of(result: Result, plan: Plan, numbers: Any, own: Any = None) -> Dense
     return Again(consts, p, Known(plan.users_field, method, plan.tree, own, jumps))
 
 
-def codes_and_counts(result: Result) -> Result:
-    """What is kept of each trajectory where the outputs are added up."""
-    gone = ("u", "t", "inner", "length", "rerun", "integral", "events")
-    return result._replace(**dict.fromkeys(gone))
+def codes_and_counts(outcome: Outcome) -> Outcome:
+    """The outcome without states and times, as it is kept where outputs are added up."""
+    gone = ("u", "t", "inner", "length", "events", "rerun", "integral")
+    return outcome._replace(**dict.fromkeys(gone))
 
 
 def with_output(job: Job) -> Job:
@@ -195,8 +196,8 @@ def with_output(job: Job) -> Job:
     result = Result(u, t, inner, *counts, events=events)
 
     def output(result, numbers, index, repeat, key):
-        result = _as_given(plan, result)
-        got = output_func(solution_of(result, plan, numbers), EnsembleContext(index, repeat, key))
+        sol = solution_of(_as_given(plan, result), plan, numbers)
+        got = output_func(sol, EnsembleContext(index, repeat, key))
         if not isinstance(got, tuple) or len(got) != 2:
             raise TypeError(
                 "output_func must return a pair (out, rerun), such as (sol.u[-1], False); it "
@@ -241,7 +242,7 @@ def with_output(job: Job) -> Job:
 
 
 def may_rerun(plan: Plan) -> bool:
-    """Whether `output_func` may ask for it."""
+    """Whether `output_func` may ask for a rerun."""
     if plan.output is None:
         return False
     _, rerun = jtu.tree_unflatten(plan.output.out_tree, plan.output.out_avals)
@@ -249,26 +250,26 @@ def may_rerun(plan: Plan) -> bool:
 
 
 def solution_of(
-    result: Result,
+    outcome: Outcome,
     plan: Plan,
     numbers: Any,
     engine: EngineChoice | None = None,
     given: Given | None = None,
 ) -> ODESolution:
-    """The solution of a finished result.
+    """The solution of one trajectory.
 
     **Arguments:** `numbers`: the constants and parameters of `f`, where every step is saved;
     `given`: the start and the parameters, where they are known.
     """
-    u, t, length, stats = result.u, result.t, result.length, Stats(*result.counts)
-    dense = dense_of(result, plan, numbers)
-    about = (dense, engine, plan.order, result.integral, events_of(result, plan), Aside(given))
-    return ODESolution(u, t, result.retcode, stats, length, *about)
+    u, t, length, stats = outcome.u, outcome.t, outcome.length, Stats(*outcome.counts)
+    dense = dense_of(outcome, plan, numbers)
+    about = (dense, engine, plan.order, outcome.integral, events_of(outcome, plan), Aside(given))
+    return ODESolution(u, t, outcome.retcode, stats, length, *about)
 
 
-def events_of(result: Result, plan: Plan) -> Events | None:
-    """The events of a finished result, as solutions have them."""
-    events = result.events
+def events_of(outcome: Outcome, plan: Plan) -> Events | None:
+    """The events of an outcome, as solutions have them."""
+    events = outcome.events
     if events is None or plan.events is None:
         return None
     t, which, crossed, before, after, count = events
@@ -277,7 +278,7 @@ def events_of(result: Result, plan: Plan) -> Events | None:
 
 
 def compiler_options(platform: str) -> dict[str, Any]:
-    """Half of the vector units lie idle otherwise, where there are wide ones."""
+    """Options of XLA: without them a CPU with wide vector units leaves half of them idle."""
     return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
 
 

@@ -1,5 +1,6 @@
 """What is fixed when a solve is compiled, and what comes out of it."""
 
+import collections
 import dataclasses
 import math
 from collections.abc import Callable
@@ -93,14 +94,14 @@ class Plan:
 
     @property
     def stands_for(self) -> tuple:
-        """What of it decides the numbers, whatever computes them."""
+        """The parts of the plan that decide the numbers of a solve, whatever computes them."""
         solver = self.method.value, self.maxiters, self.saving
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events
         return (*solver, self.field, *state, self.batched, self.output, *events, *self.beside)
 
     def as_given(self, u: Any) -> Any:
-        """States `[..., component]` in the structure that the user gave them; None remains."""
+        """States `[..., component]` in the structure that the user gave them; None stays None."""
         if u is not None and self.extension is not None:
             u = self.extension.user_of(u)
         return u if self.tree is None or u is None else self.tree.unravel(u)
@@ -131,18 +132,12 @@ class Happened(NamedTuple):
 
 
 class Result(NamedTuple):
-    """What a trajectory came to, or several, whose axis comes first.
+    """What an engine returns of a trajectory, or of several, whose axis comes first.
 
-    As an engine returns it, `u [time, *state]` is NaN where not reached, `t [time]` likewise if the
-    trajectories have their own times; `length` counts those reached; `inner` are states within
-    the steps, `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is
-    None where not counted; `events`, a `Happened`, are None without callbacks whose
-    events are kept.
-
-    Finished (see `core.job.finish`), `u` is in the structure of the user's state, or what
-    `output_func` made of it; `t` is None unless the trajectories have their own times; `rerun` is
-    None where none can be asked for; `integral` is that of the integrand, `[time, ...]`, None where
-    there is none.
+    `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have their
+    own times; `length` counts those reached; `inner` are states within the steps,
+    `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is None where not
+    counted; `events`, a `Happened`, are None without callbacks whose events are kept.
     """
 
     u: Any
@@ -153,13 +148,26 @@ class Result(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
-    rerun: Any = None
-    integral: Any = None
     events: Any = None
+
+
+_GIVEN = (*Result._fields, "rerun", "integral")
+
+
+class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
+    """What the user is given of a trajectory, or of several (see `core.job.finish`).
+
+    As in a `Result`, but states are in the structure of the user's state, or `u` is what
+    `output_func` made of the trajectory, with neither `t`, `inner` nor `events` then; `t` is None
+    unless the trajectories have their own times; `rerun` is None where none can be asked for;
+    `integral` is that of the integrand, `[time, ...]`, None where there is none.
+    """
+
+    __slots__ = ()
 
     @property
     def counts(self) -> tuple:
-        """Of work."""
+        """How many steps were accepted and rejected, and how often `f` was evaluated."""
         return self.naccept, self.nreject, self.nf
 
 

@@ -50,7 +50,7 @@ def empty(reduction: Callable | None, out: Any) -> Any:
 
 
 def adds_up(job: Job, executor: Executor) -> bool:
-    """Whether the executor can add up the outputs where they are.
+    """Whether the executor can add up the outputs where they are computed.
 
     Inside `jit` they may be differentiated, and so have to be one real number.
     """
@@ -62,7 +62,7 @@ def adds_up(job: Job, executor: Executor) -> bool:
 
 
 def checked(pair: Any) -> tuple[Any, Any]:
-    """What a reduction returned.
+    """The value and the boolean that a reduction returned.
 
     **Raises:** `TypeError` where that is no pair of a value and a boolean.
     """
@@ -78,9 +78,7 @@ def checked(pair: Any) -> tuple[Any, Any]:
 
 
 def check_structure(u: Any, new: Any) -> None:
-    """
-    **Raises:** `TypeError` where a step of a traced reduction changes what it carries.
-    """
+    """**Raises:** `TypeError` where a step of a traced reduction changes what it carries."""
 
     def struct(tree):
         leaves, structure = jtu.tree_flatten(tree)

@@ -17,18 +17,18 @@ from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
 from .job import cause_of, integers, Job, may_rerun, Unfinished
-from .plan import Result
+from .plan import Outcome
 
 
 class Batches(NamedTuple):
-    """Solves batches, eagerly, and tells who asks."""
+    """Solves batches eagerly, with their reruns, and reports the return codes to the job."""
 
     job: Job
     executor: Executor
     batch_size: int
     max_repeats: int
 
-    def solve(self, wanted: np.ndarray) -> Result:
+    def solve(self, wanted: np.ndarray) -> Outcome:
         """The outcome of these trajectories.
 
         **Raises:** `Unfinished`, with what was done, where it is stopped.
@@ -44,8 +44,8 @@ class Batches(NamedTuple):
         self._report(outcome)
         return outcome
 
-    def solve_traced(self, indices: Any) -> Result:
-        """The same as one traced program."""
+    def solve_traced(self, indices: Any) -> Outcome:
+        """`solve` as one traced program."""
         job, executor, _, max_repeats = self
         first = executor.run(job, indices, 1)
         if first.rerun is None:
@@ -66,20 +66,21 @@ class Batches(NamedTuple):
         outcome, _ = jax.lax.scan(again, first, integers(np.arange(2, max_repeats + 1)))
         return _give_up(outcome, jnp)
 
-    def solve_into(self, gather: Any, wanted: np.ndarray) -> Result:
-        """As they are done, where the executor gives them as they are."""
+    def solve_into(self, gather: Any, wanted: np.ndarray) -> Outcome:
+        """Solve these, and hand them to `gather` part by part, where the executor gives parts."""
         if not hasattr(gather, "part") or may_rerun(self.job.plan):
             return self.solve(wanted)
         sink = functools.partial(gather.part, wanted)
         return self._replace(job=dataclasses.replace(self.job, sink=sink)).solve(wanted)
 
-    def total(self, wanted: np.ndarray) -> tuple[Any, Result]:
-        """The sum of their outputs, added up where they are, and their return codes and counts."""
+    def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
+        """The sum of the outputs of these trajectories, added up where they were computed, and
+        their return codes and counts."""
         u, outcome = self.executor.total(self.job, integers(wanted))
         self._report(outcome)
         return u, outcome
 
-    def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Result:
+    def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Outcome:
         job, executor = self.job, self.executor
         missing = size - len(wanted) if executor.vectorised else 0
         # (NumPy's, as the jitted functions that they go to take those faster.)
@@ -95,7 +96,7 @@ class Batches(NamedTuple):
         check(job, outcome)
         return outcome
 
-    def _again(self, wanted: np.ndarray, outcome: Result) -> Result:
+    def _again(self, wanted: np.ndarray, outcome: Outcome) -> Outcome:
         outcome = jax.tree.map(np.array, outcome)
         for repeat in range(2, self.max_repeats + 1):
             pending = np.flatnonzero(outcome.rerun)
@@ -111,12 +112,12 @@ class Batches(NamedTuple):
                 old[pending] = new
         return _give_up(outcome, np)
 
-    def _report(self, outcome: Result) -> None:
+    def _report(self, outcome: Outcome) -> None:
         if self.job.report is not None and not self.executor.reports:
             self.job.report(np.asarray(outcome.retcode))
 
 
-def _give_up(outcome: Result, np_: Any) -> Result:
+def _give_up(outcome: Outcome, np_: Any) -> Outcome:
     """A trajectory that still asks for a rerun has not succeeded."""
     unsettled = outcome.rerun & (outcome.retcode == ReturnCode.Success.value)
     failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)

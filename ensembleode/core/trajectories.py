@@ -176,7 +176,7 @@ def _laid_out(traj: Trajectories, n: int) -> Trajectories:
 
 
 def _is_plain(maker: Maker, key: Any) -> bool:
-    """Whether all trajectories are the problem as it is, so that there is nothing to trace but f.
+    """Whether all trajectories are the problem as it was given, so that only `f` has to be traced.
 
     (A row of times for each is looked up by the index.)
     """

@@ -43,9 +43,7 @@ def refusal_backwards(options: dict) -> str | None:
 
 
 def check_backsolve(options: dict) -> None:
-    """
-    **Raises:** `ValueError` for what can't be solved backwards.
-    """
+    """**Raises:** `ValueError` for what can't be solved backwards."""
     if options["save_everystep"]:
         raise ValueError(
             "sensealg=BacksolveAdjoint() can't be used with save_everystep=True; use saveat."
@@ -66,10 +64,8 @@ def check_controller(label: str, can_adapt: bool, controller: Any) -> None:
 
 
 def check_steps(label: str, can_adapt: bool, adaptive: bool, has_dt: bool) -> None:
-    """
-    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
-    estimate.
-    """
+    """**Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
+    estimate."""
     if adaptive and not can_adapt:
         raise ValueError(
             f"{label} has no error estimate, so adaptive must be False: pass adaptive=False and dt."

@@ -11,11 +11,7 @@ from ..tracing.program import Static
 from .checks import check_backsolve, check_controller, check_steps
 
 
-REVERSE = (
-    sensitivity.ReplayAdjoint,
-    sensitivity.GaussAdjoint,
-    sensitivity.BacksolveAdjoint,
-)
+REVERSE = (sensitivity.ReplayAdjoint, sensitivity.GaussAdjoint, sensitivity.BacksolveAdjoint)
 
 
 class Solver(NamedTuple):

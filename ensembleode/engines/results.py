@@ -15,8 +15,8 @@ from ..tracing.program import Program, trace
 
 
 class Numbers(NamedTuple):
-    """Of the trajectories: where they begin, their spans (`[]` where all have the same), and the
-    times to save."""
+    """The numbers of trajectories: where they begin, their spans (`[]` where all have the same),
+    and the times to save."""
 
     u0: Inexact[Array, "lane *state"]
     t0: Float[Array, ""] | Float[Array, "lane"]
@@ -25,8 +25,8 @@ class Numbers(NamedTuple):
 
 
 class Saved(NamedTuple):
-    """What was saved on the way (their times where every step is), and how many rows; None where
-    only the end is."""
+    """What was saved on the way: the states, their times where every step is saved, and how many
+    rows; all None where only the end is saved."""
 
     u: Inexact[Array, "lane row *state"] | Any
     t: Float[Array, "lane row"] | Any
@@ -34,8 +34,8 @@ class Saved(NamedTuple):
 
 
 class Counts(NamedTuple):
-    """Return codes, steps accepted and tried, and how often what a method carries was made anew on
-    the way (None: never)."""
+    """Return codes, how many steps were accepted and tried, and how often what a method carries was
+    made anew on the way (None: never)."""
 
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
@@ -107,8 +107,8 @@ def result_of(
 
 
 def _asked_for(numbers: Numbers) -> tuple:
-    """Which rows have a time, and which a time before `t0` or before that of another row, as
-    traced times may: `[1, row]` or `[lane, row]`."""
+    """Which rows have a time; and which have one before `t0`, or before that of an earlier row (as
+    traced times may): `[1, row]` or `[lane, row]`."""
     times = numbers.times if numbers.times.ndim == 2 else numbers.times[None]
     t0, t1 = (x if x.ndim == 0 else x[:, None] for x in (numbers.t0, numbers.t1))
     forwards = jnp.sign(t1 - t0) * times
@@ -118,8 +118,8 @@ def _asked_for(numbers: Numbers) -> tuple:
 
 
 def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
-    """A plan for one trajectory, of which no number has an axis of trajectories; and a field that
-    is no program (of the columns of a matrix, say) traced."""
+    """The plan and the numbers of one trajectory without an axis of trajectories; a field that is
+    no program (that of the columns of a matrix, say) is traced."""
     if not isinstance(plan.field, Program):
 
         def field(u, p, t):
@@ -136,19 +136,19 @@ def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
 
 
 def only(plan: Plan, result: Result) -> Result:
-    """The solution of the one trajectory that there is of several."""
+    """The result of a single trajectory, without the axis of trajectories."""
     t = result.t[0] if plan.own_times else result.t
     return jax.tree.map(lambda x: x[0], result._replace(t=None))._replace(t=t)
 
 
 def with_times(plan: Plan, lanes: Lane, result: Result) -> Result:
-    """The result with its times, which it has not got where the trajectories share them."""
+    """The result with its saved times, which it lacks where the trajectories share them."""
     t = shared_times(plan, lanes) if result.t is None else _own_times(plan, lanes, result)
     return result._replace(t=t)
 
 
 def _own_times(plan: Plan, lanes: Lane, result: Result) -> Any:
-    """The times saved as the functions that they are of the numbers: [trajectory, row].
+    """The saved times `[trajectory, row]` as functions of the numbers that they depend on.
 
     (Within a solve that saves every step they are constants, but for the first and the last.)
     """

@@ -10,7 +10,7 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import axes, finish_lanes, Job
 from ..core.lane import Lane
-from ..core.plan import Plan, Result
+from ..core.plan import Outcome, Plan, Result
 from ..ground.recent import jit_recent
 from ..numbers import but, of_kind
 from ..tracing.program import Program
@@ -35,7 +35,7 @@ class Columns(Executor):
                     "index. Use EnsembleGPUArray() or EnsembleSerial()."
                 )
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         lanes = job.trajectories.lanes(indices, repeat)
         args = (job.plan, lanes, indices, repeat, job.key, job.output_consts)
         return finished(job, _solve, *args)

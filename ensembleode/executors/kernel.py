@@ -4,7 +4,7 @@ import dataclasses
 from typing import Any
 
 from ..core.job import Job
-from ..core.plan import Plan, Result
+from ..core.plan import Outcome, Plan
 from ..engines import Engine
 from ..engines.compiled import gpu, launch
 from ..ensemble import EnsembleGPUKernel
@@ -24,16 +24,14 @@ class Kernels(Devices):
     how: str = "in one kernel"
 
     def check(self, plan: Plan) -> None:
-        """
-        **Raises:** `ValueError` for what has no kernel; `KernelError` where kernels can't be
-        compiled.
-        """
+        """**Raises:** `ValueError` for what has no kernel; `KernelError` where kernels can't be
+        compiled."""
         if reason := gpu.refusal(plan):
             raise ValueError(f"EnsembleGPUKernel() {reason} Use EnsembleGPUArray() for it.")
         if self.on_gpu:
             launch.check()
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         return super().run(job.replan(engine=gpu.ENGINE) if self.on_gpu else job, indices, repeat)
 
 

@@ -34,7 +34,7 @@ def is_on_one_device() -> bool:
 
 @contextlib.contextmanager
 def for_one_device() -> Iterator[None]:
-    """What is traced in it is for one device, whatever there are."""
+    """Within this block, what is traced is for one device, however many there are."""
     with jax.sharding.use_abstract_mesh(AbstractMesh((), ())), device_is_given(True):
         yield
 
@@ -146,9 +146,7 @@ def _(perturbed, numbers, mask, plan, mesh):
 def _(residuals, cotangents, perturbed, numbers, mask, plan, mesh):
     del perturbed, numbers, mask, plan
     pullback, inexact = residuals
-    cotangents = jax.tree.map(
-        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
-    )
+    cotangents = sensitivity.with_zeros(inexact, cotangents)
 
     def pull_back(arrays, cotangents):
         arrays = [x[0] for x in arrays]

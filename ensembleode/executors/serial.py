@@ -9,21 +9,21 @@ import numpy as np
 from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import Job, solve_lane, Unfinished
-from ..core.plan import Result
+from ..core.plan import Outcome
 from ..ground.recent import jit_recent
 from .sharded import Devices
 
 
 class Serial(Executor):
-    """One trajectory at a time; what an engine solves chunk by chunk, so on one device."""
+    """One trajectory at a time; with an engine that solves chunk by chunk, on one device."""
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if job.plan.engine.chunked:
             return Devices().run(job, indices, repeat)
         if job.traced:
             lanes = job.trajectories.lanes(indices, repeat)
             return _solve_in_turn(job.plan, lanes, indices, repeat, job.key, job.output_consts)
-        each: list[Result] = []
+        each: list[Outcome] = []
 
         def stacked():
             return jax.tree.map(lambda *leaves: np.stack(leaves), *each)
@@ -40,8 +40,8 @@ class Serial(Executor):
             raise Unfinished(stacked(), done, e) from None
         return stacked()
 
-    def run_one(self, job: Job, index: Any, repeat: Any) -> Result:
-        """By the program that solves its problem alone."""
+    def run_one(self, job: Job, index: Any, repeat: Any) -> Outcome:
+        """Solve one trajectory by the program that solves its problem alone."""
         lane = job.trajectories.lane(index, repeat)
         args = (job.plan, lane, index, repeat, job.key, job.output_consts)
         return finished(job, _solve, *args)

@@ -20,7 +20,7 @@ from ..core.executor import Executor
 from ..core.interrupts import finished
 from ..core.job import compiler_options, finish_lanes, Job, solve_lanes
 from ..core.lane import Lane
-from ..core.plan import Plan, Result, shared_times
+from ..core.plan import Outcome, Plan, Result, shared_times
 from ..engines import Engine
 from ..ensemble import EnsembleGPUArray, EnsembleGPUKernel, EnsembleThreads
 from ..ground import cpu_devices
@@ -32,14 +32,14 @@ from .on_devices import AXIS, is_on_one_device, on_each_device
 
 @dataclasses.dataclass(frozen=True)
 class Devices(Executor):
-    """The executor on these devices; none stands for wherever JAX computes, with as many `threads`
-    for an engine that shares its work out."""
+    """The executor on these devices. Without any it is the device where JAX computes, with as many
+    `threads` for an engine that shares its work out."""
 
     devices: tuple[jax.Device, ...] = ()
     threads: int = 1
     vectorised = True
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         if self.threads > 1:
             job = job.replan(threads=self.threads)
         lanes = job.trajectories.lanes(indices, repeat)
@@ -118,8 +118,8 @@ def _factorises(plan: Plan) -> bool:
 
 
 def _brought_home(outcome: Any, numbers: Any) -> Any:
-    """To the device of a committed array among the numbers; else to the default device, free to
-    be used together with whatever is elsewhere."""
+    """The outcome on the device of a committed array among the numbers; else on the default device,
+    but uncommitted, so that it goes with arrays that are elsewhere."""
     for x in jax.tree.leaves(numbers):
         if isinstance(x, jax.Array) and x.committed and len(x.devices()) == 1:
             return jax.device_put(outcome, next(iter(x.devices())))
@@ -131,7 +131,7 @@ def _brought_home(outcome: Any, numbers: Any) -> Any:
 
 
 def _fastest(solve: Any) -> Any:
-    """A jitted function with options for XLA, which only the outermost may have."""
+    """A jitted function with options for XLA, which only the outermost jitted function may have."""
     return _with_wide_vectors(solve) if jax.default_backend() == "cpu" else solve
 
 
@@ -151,7 +151,7 @@ def _solve_sharded(plan, mesh, lanes, indices, repeat, key, output_consts):
 
 
 def _sharded(plan: Plan, mesh: Mesh, lanes: Lane, n: int) -> Result:
-    """Solve on each device of the mesh what it is dealt."""
+    """Solve on each device of the mesh the trajectories that it is dealt."""
     deal = _Deal(n, plan.width, mesh.size)
     every, shared = eqx.partition(lanes, plan.batched)
     numbers = (jax.tree.map(deal.out, every), shared)

@@ -1,4 +1,4 @@
-"""By what numbers are combined in a reduction, a cumulative operation or a scatter."""
+"""The operations by which a reduction, a cumulative operation or a scatter combines numbers."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -12,7 +12,7 @@ from jax import lax
 
 
 class Combination(NamedTuple):
-    """Of two numbers one.
+    """An operation that makes one number of two.
 
     - `name`: of the elementwise primitive; of what is none, its own.
     - `emit`: of two arrays.
@@ -64,14 +64,11 @@ CUMULATIVE = {
     **{f"cum{by.name}": by for by in (_MAX, _MIN)},
     **{"cumlogsumexp": _LOGADDEXP, "cumprod": _MUL, "cumsum": _ADD},
 }
-SCATTERS = {
-    "scatter": None,
-    **{f"scatter-{by.name}": by for by in (_ADD, _MAX, _MIN, _MUL, _SUB)},
-}
+SCATTERS = {"scatter": None, **{f"scatter-{by.name}": by for by in (_ADD, _MAX, _MIN, _MUL, _SUB)}}
 
 
 def as_rows(x: Any, axes: Sequence[int]) -> Any:
-    """What is reduced over, as the first axis."""
+    """An array whose first axis runs over all that is reduced, from one with these axes."""
     x = jnp.moveaxis(x, axes, range(len(axes)))
     return x.reshape((-1, *x.shape[len(axes) :]))
 
@@ -92,7 +89,7 @@ def folded(body: Any, starts: list, rows: list) -> list:
 
 
 def _known_reduction(body: Any) -> str | None:
-    """The name of a reduction that is a primitive of its own."""
+    """The name of the reduction that combines by this body, if it is a primitive of its own."""
     jaxpr = body.jaxpr
     if len(jaxpr.eqns) != 1 or len(jaxpr.invars) != 2:
         return None

@@ -74,6 +74,6 @@ def used(jaxpr: jex.Jaxpr) -> tuple[list, collections.Counter]:
 
 
 def branch_here(eqn: Any) -> Any:
-    """Of the branches for different platforms, the one that is taken here."""
+    """The number of the branch that is taken here, of a `platform_index` equation."""
     platforms = eqn.params["platforms"]
     return np.int32(next(i for i, names in enumerate(platforms) if not names or "cpu" in names))

@@ -32,7 +32,7 @@ FOLDED: dict[str, Callable] = {
 
 
 def _divided(x: Any, y: Any) -> Any:
-    """Rounded towards zero."""
+    """The quotient of integers, rounded towards zero."""
     whole = np.abs(x) // np.where(y == 0, 1, np.abs(y))
     return np.where(y == 0, ~np.zeros_like(y), np.where((x < 0) == (y < 0), whole, -whole))
 

@@ -80,8 +80,8 @@ class Windows(NamedTuple):
         return cls(shape, sizes, axes, (), ((), ()), axes, sizes, False)
 
     def numbers(self, xp: Any, columns: Sequence) -> tuple[Any, Any]:
-        """Which component of the array each one of the result is, and whether it is one; None if
-        that is certain.
+        """The number in the array of each component of the result, and whether there is such a
+        component; None if that is certain.
 
         **Arguments:**
 
@@ -111,7 +111,7 @@ class Windows(NamedTuple):
 
 
 def padded(xp: Any, shape: Shape, config: Sequence) -> tuple[tuple[slice, ...], Any]:
-    """Which part of an array is left by `lax.pad`, and which components of the result it is."""
+    """The part of an array that `lax.pad` leaves, and its components' numbers in the result."""
     config = [tuple(map(int, axis)) for axis in config]
     ends = [
         max(0, low + n + max(0, n - 1) * between + high)
@@ -148,7 +148,7 @@ def iota(xp: Any, shape: Shape, axis: int) -> Any:
 
 
 def strides_of(shape: Sequence[int]) -> list[int]:
-    """In row-major order."""
+    """The strides of an array in row-major order, in elements."""
     return [math.prod(shape[i + 1 :]) for i in range(len(shape))]
 
 
@@ -167,7 +167,7 @@ def _integer(xp: Any, x: Any) -> Any:
 
 
 def _clipped(xp: Any, x: Any, most: int) -> Any:
-    """As JAX does: what is outside of an array is moved to its edge."""
+    """An index as JAX takes it: one outside of an array is moved to its edge."""
     low, high = np.int64(0), np.int64(most)
     return np.clip(x, low, high) if xp is np else lax.clamp(low, x, high)
 

@@ -134,7 +134,7 @@ class While:
 
 @dc.dataclass(frozen=True, slots=True)
 class Switch:
-    """The case of this number, counted from 0."""
+    """The statements of the case with the number `which`, counted from 0."""
 
     which: Expr
     cases: tuple[tuple[Stmt, ...], ...]

@@ -7,7 +7,7 @@ import numpy as np
 
 
 def layouts(eqn: Any, *shapes: tuple) -> list[np.ndarray]:
-    """The numbers of the operands' components as `[batch, free, contracted]`."""
+    """The numbers of the components of both operands, as `[batch, free, contracted]`."""
     contracted, batch = eqn.params["dimension_numbers"]
     layouts = []
     for shape, c, b in zip(shapes, contracted, batch, strict=True):

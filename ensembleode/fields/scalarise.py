@@ -67,7 +67,7 @@ def scalarise(jaxpr: jex.Jaxpr) -> jex.Jaxpr | None:
 
 
 def _inlined(jaxpr: jex.Jaxpr) -> jex.Jaxpr:
-    """Without calls, and without what is not used."""
+    """The jaxpr without calls, and without equations whose results are not used."""
 
     def evaluate(jaxpr, consts, *args):
         env = dict(zip([*jaxpr.constvars, *jaxpr.invars], [*consts, *args], strict=True))

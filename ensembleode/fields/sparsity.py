@@ -13,10 +13,9 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import Program, scan_parts, tangents_of
+from ..tracing.program import is_inexact, Program, scan_parts, tangents_of
 from .combining import REDUCTIONS
 from .equations import ELEMENTWISE, used
 from .folding import FOLDED, FOLDED_INTEGERS
@@ -33,7 +32,7 @@ _MOST_UNROLLED = 20_000
 
 @dc.dataclass(frozen=True, slots=True)
 class _Value:
-    """An array.
+    """An array, by what its components depend on.
 
     - `depends`: for each component, the components of the state that its derivative is by.
     - `known`: the array itself, where it depends on no input.
@@ -54,11 +53,11 @@ class _Value:
 
     @property
     def all(self) -> int:
-        """What any component depends on."""
+        """The union of what the components depend on."""
         return _union(self.depends.reshape(-1), (0,)).item()
 
     def where_not_zero(self, other: "_Value") -> np.ndarray:
-        """What this depends on, in a product with another."""
+        """What a product depends on by this factor: nothing where the `other` is zero."""
         return self.depends if other.known is None else np.where(other.known != 0, self.depends, 0)
 
 
@@ -100,7 +99,7 @@ def _known(x: Any) -> _Value:
 
 
 def _union(x: np.ndarray, axes: Sequence[int]) -> np.ndarray:
-    """Along axes."""
+    """The union of the sets along these axes."""
     for axis in sorted(axes, reverse=True):
         x = np.asarray(np.bitwise_or.reduce(x, axis=axis, initial=0), object)
     return x
@@ -124,17 +123,13 @@ def _evaluate(jaxpr: Any, ins: Sequence[_Value]) -> list[_Value]:
     for eqn in used(jaxpr)[0]:
         outs = _equation(eqn, [read(v) for v in eqn.invars])
         for v, out in zip(eqn.outvars, outs, strict=True):
-            env[v] = out if _is_inexact(v) else _Value(_nothing(v.aval.shape), out.known)
+            env[v] = out if is_inexact(v.aval) else _Value(_nothing(v.aval.shape), out.known)
     return [read(v) for v in jaxpr.outvars]
 
 
 def _closed(closed: Any, ins: Sequence[_Value]) -> list[_Value]:
     consts = map(_known, getattr(closed, "consts", ()))
     return _evaluate(getattr(closed, "jaxpr", closed), [*consts, *ins])
-
-
-def _is_inexact(v: Any) -> bool:
-    return bool(jnp.issubdtype(v.aval.dtype, jnp.inexact))
 
 
 def _equation(eqn: Any, ins: list[_Value]) -> list[_Value]:
@@ -170,7 +165,7 @@ def _elementwise(eqn: Any, ins: Sequence[_Value]) -> _Value:
     shape = aval.shape
     which, *cases = ins
     if name == "select_n" and which.known is not None and which.shape == shape:
-        # (Of more than two cases, too.)
+        # (There may be more than two cases.)
         chosen = which.known.astype(int)
         picked = _Value(_chosen(chosen, [x.depends for x in cases]))
         if all(x.known is not None for x in cases):
@@ -183,7 +178,7 @@ def _elementwise(eqn: Any, ins: Sequence[_Value]) -> _Value:
     terms = [np.broadcast_to(x, shape) for x in terms]
     depends = np.asarray(functools.reduce(np.bitwise_or, terms), object)
     known = [x.known for x in ins if x.known is not None]
-    folds = FOLDED if _is_inexact(eqn.outvars[0]) else FOLDED_INTEGERS
+    folds = FOLDED if is_inexact(aval) else FOLDED_INTEGERS
     if name not in folds or len(known) < len(ins):
         return _Value(depends)
     with np.errstate(all="ignore"):
@@ -246,11 +241,13 @@ def _dot_general(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _custom_jvp_call(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
-    """As its rule says, which may call the function itself."""
+    """What the derivative rule of a function depends on; the rule may call the function itself."""
     if not any(x.all for x in ins):
         return [_Value(_nothing(v.aval.shape)) for v in eqn.outvars]
     primals = [_Value(_nothing(x.shape), x.known) for x in ins]
-    tangents = [_Value(x.depends) for x, v in zip(ins, eqn.invars, strict=True) if _is_inexact(v)]
+    tangents = [
+        _Value(x.depends) for x, v in zip(ins, eqn.invars, strict=True) if is_inexact(v.aval)
+    ]
     outs = _closed(tangents_of(eqn), [*primals, *tangents])
     return outs[len(eqn.outvars) :]
 
@@ -265,7 +262,7 @@ def _cond(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _joined(x: _Value, y: _Value) -> _Value:
-    """The one or the other."""
+    """What a value depends on that may be either of two."""
     depends = x.depends | y.depends
     if x.known is None or y.known is None or x.known.tobytes() != y.known.tobytes():
         return _Value(depends)
@@ -281,7 +278,7 @@ def _while(eqn: Any, ins: Sequence[_Value]) -> list[_Value]:
 
 
 def _settled(turn: Callable, carry: Sequence[_Value]) -> list[_Value]:
-    """What a loop carries, after any number of turns."""
+    """The values that a loop carries, after any number of turns."""
     while True:
         after = [_joined(x, y) for x, y in zip(carry, turn(carry), strict=True)]
         if all(

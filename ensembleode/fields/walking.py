@@ -1,4 +1,4 @@
-"""What a lowered function consists of."""
+"""The statements and expressions of a lowered function, and what they cost."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from . import ir
 
 
 def statements(stmts: Sequence[ir.Stmt]) -> Iterator[ir.Stmt]:
-    """Also those inside of others."""
+    """These statements, and those inside of them, at any depth."""
     for stmt in stmts:
         yield stmt
         match stmt:
@@ -22,7 +22,7 @@ def statements(stmts: Sequence[ir.Stmt]) -> Iterator[ir.Stmt]:
 
 
 def expressions(stmt: ir.Stmt) -> tuple[ir.Expr, ...]:
-    """Those of a statement itself."""
+    """The expressions of a statement itself, not of statements inside of it."""
     match stmt:
         case ir.Let(_, expr) | ir.Assign(_, expr):
             return (expr,)
@@ -48,13 +48,13 @@ def parts(expr: ir.Expr) -> Iterator[ir.Expr]:
 
 
 def every_part(fn: ir.Function) -> Iterator[ir.Expr]:
-    """Of all expressions of a function."""
+    """Every expression of a function, and the expressions that it is made of."""
     for expr in (*fn.outputs, *(e for s in statements(fn.body) for e in expressions(s))):
         yield from parts(expr)
 
 
 def buffers(stmt: ir.Stmt) -> Iterator[ir.Buffer]:
-    """What a statement itself reads and writes."""
+    """The buffers that a statement itself reads and writes."""
     match stmt:
         case ir.Store(buffer, _, _):
             yield buffer
@@ -64,12 +64,12 @@ def buffers(stmt: ir.Stmt) -> Iterator[ir.Buffer]:
 
 
 def loads(exprs: Iterable[ir.Expr]) -> Iterator[ir.Load]:
-    """What is read in expressions."""
+    """The loads in these expressions."""
     return (x for e in exprs for x in parts(e) if isinstance(x, ir.Load))
 
 
 def buffers_of(fn: ir.Function) -> Iterator[ir.Buffer]:
-    """What a function reads and writes."""
+    """The buffers that a function reads and writes."""
     yield from (x.buffer for x in loads(fn.outputs))
     for stmt in statements(fn.body):
         yield from buffers(stmt)
@@ -103,7 +103,7 @@ _OTHERS = 12
 
 
 def cost(stmts: Sequence[ir.Stmt]) -> float | int:
-    """In simple operations; infinite where lanes may wait for each other."""
+    """The cost in simple operations; infinite where lanes may wait for each other."""
     total: float = 0
     for stmt in stmts:
         total += sum(_cost_of(x) for e in expressions(stmt) for x in parts(e))
@@ -118,12 +118,12 @@ def cost(stmts: Sequence[ir.Stmt]) -> float | int:
 
 
 def dear(fn: ir.Function) -> int:
-    """How many operations are written that cost as much as many others, such as functions."""
+    """How many operations, such as functions, cost as much as a dozen simple ones."""
     return sum(_cost_of(x) >= _OTHERS for x in every_part(fn))
 
 
 def _cost_of(expr: ir.Expr) -> float | int:
-    """Without what it is made of."""
+    """The cost of an expression, without that of its operands."""
     if not isinstance(expr, ir.Op):
         return 0
     if expr.name == "integer_pow":

@@ -203,9 +203,7 @@ def components_of(name: str, names: Sequence[str]) -> list[int]:
 
 
 def refuse_tree(u0: Any, what: str) -> None:
-    """
-    **Raises:** `TypeError` for a state that is a pytree.
-    """
+    """**Raises:** `TypeError` for a state that is a pytree."""
     if is_tree(u0):
         raise TypeError(
             f"{what} takes states that are arrays, and this u0 is a pytree, a {type(u0).__name__}: "

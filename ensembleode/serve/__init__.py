@@ -5,7 +5,8 @@
 - `batcher.py`: from requests to batches and back.
 - `wire.py`: bodies to numbers and back; `calls.py`: requests and answers.
 - `service.py`: what the endpoints share; `app.py`: the endpoints; `process.py`: the process.
-- `jobs.py`: long ensembles, kept in a folder; `metrics.py`, `tokens.py`.
+- `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: what they consist of;
+    `through_batcher.py`: how they are solved; `metrics.py`, `tokens.py`.
 - `page/`: what is at `/`.
 
 Names are imported when they are first asked for; what needs the extra `serve` is imported where it

@@ -93,8 +93,8 @@ class _Item:
     started: float = math.nan
     seconds: float = 0.0
     results: list[Any] = dataclasses.field(default_factory=list)
-    timer: Any = None
-    settled: Any = None  # called when the future is done
+    timer: asyncio.TimerHandle | None = None
+    settled: Callable | None = None  # called when the future is done
 
 
 @dataclasses.dataclass(eq=False, slots=True)
@@ -121,7 +121,7 @@ class _Runner:
         self.began = math.inf  # when that began which it is at
         self.parts: list[tuple[_Item, int, int]] = []  # the items of that
         self.hangs = False  # whether that has been given up
-        self.timer: Any = None  # of the look whether it is to be
+        self.timer: asyncio.TimerHandle | None = None  # of the look whether it is to be
         self._call = call
         self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)

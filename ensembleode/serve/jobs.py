@@ -7,7 +7,6 @@ another waits for its lock, and takes over what is left.
 """
 
 import collections
-import concurrent.futures
 import contextlib
 import datetime
 import hashlib
@@ -20,29 +19,23 @@ import secrets
 import shutil
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 import filelock
-import jax
-import jax.numpy as jnp
 import numpy as np
 
-from ..core.executor import Executor
-from ..core.job import Job
-from ..core.plan import Result
-from ..ensemble import EnsembleAlgorithm
-from ..executors import EXECUTORS
 from ..ground.files import written_whole
 from ..ground.retcode import ReturnCode
-from ..problem import EnsembleProblem, remake
+from ..problem import EnsembleProblem
 from ..solving import solve
 from ..store import open_ensemble, StoreError
 from . import wire
-from .registry import Entry, is_parameter
-from .solving import Answer, joined, Numbers, Program, Solver
+from .ensembles import check_store, digest_of, prob_func_of, specified
+from .registry import Entry
+from .solving import Solver
+from .through_batcher import Current, Stopped, Submit, ThroughBatcher
 from .wire import Refused
 
 
@@ -61,12 +54,6 @@ _TRASH = ".deleted"
 # Seconds that a request waits for the folder, or for a job to stop.
 _PATIENCE = 1.0
 
-Submit = Callable[[Program, Numbers], "concurrent.futures.Future[Any]"]
-
-
-class Stopped(Exception):
-    """The job is cancelled, or the service ends."""
-
 
 class Jobs:
     """The jobs of a service, whose methods raise `Refused`.
@@ -84,7 +71,7 @@ class Jobs:
         self._most_queued = queued
         self._lock = threading.RLock()
         self._queue: queue.SimpleQueue[str | None] = queue.SimpleQueue()
-        self._current: _Current | None = None
+        self._current: Current | None = None
         self._thread: threading.Thread | None = None
         self._ending = threading.Event()
         self._opened = threading.Event()  # set once the folder is this process's, and read
@@ -131,13 +118,13 @@ class Jobs:
         self, entry: Entry, body: dict[str, Any], key: str | None, owner: str = ""
     ) -> dict[str, Any]:
         """A new job; with a `key` that was given before, that one's (again, if it failed)."""
-        spec, arrays = _specified(entry, body)
-        _check_store(entry, spec["trajectories"], arrays["times"])
+        spec, arrays = specified(entry, body)
+        check_store(entry, spec["trajectories"], arrays["times"])
         id = secrets.token_hex(8)
         if key is not None:
             of_owner = f"{owner} {entry.name} {key}" if owner else f"{entry.name} {key}"
             id = hashlib.sha256(of_owner.encode()).hexdigest()[:16]
-        digest = _digest(spec, arrays)
+        digest = digest_of(spec, arrays)
         with self._access():
             if id in self._unreadable:
                 raise _conflict("the ensemble of this Idempotency-Key can't be read: give another.")
@@ -373,7 +360,7 @@ class Jobs:
                 self._change(job, status="failed", error="its problem is no longer served")
                 return
             self._change(job, status="running")
-            self._current = current = _Current(id, solver, self._submit, self._progress)
+            self._current = current = Current(id, solver, self._submit, self._progress)
         if self._ending.is_set():  # (`end` may have come too early to see it)
             current.stop()
         began, finished = time.monotonic(), False
@@ -409,7 +396,7 @@ class Jobs:
                 # (It goes on when the next process starts.)
                 logger.error("what became of ensemble %s can't be written", id, exc_info=e)
 
-    def _solve_or_begin_anew(self, job: dict[str, Any], current: "_Current") -> None:
+    def _solve_or_begin_anew(self, job: dict[str, Any], current: Current) -> None:
         try:
             self._solve(job, current)
         except StoreError as e:
@@ -421,14 +408,14 @@ class Jobs:
             _remove(_set_aside(self._folder / job["id"] / "ensemble.zarr"))
             self._solve(job, current)
 
-    def _solve(self, job: dict[str, Any], current: "_Current") -> None:
+    def _solve(self, job: dict[str, Any], current: Current) -> None:
         entry = current.solver.entry
         path = self._folder / job["id"]
         job |= self._in_store(job)
         with np.load(path / "numbers.npz", allow_pickle=False) as kept:
             arrays = dict(kept)
         solve(
-            EnsembleProblem(entry.prob, _prob_func(entry, job, arrays)),
+            EnsembleProblem(entry.prob, prob_func_of(entry, job, arrays)),
             entry.alg,
             ThroughBatcher(current),
             trajectories=job["trajectories"],
@@ -459,203 +446,6 @@ class Jobs:
         except Exception as e:  # whatever Zarr makes of a file that was cut off
             logger.error("the store of ensemble %s can't be read", job["id"], exc_info=e)
             return {}
-
-
-class _Current:
-    """The job that runs: solves its batches, and can be stopped from another thread."""
-
-    def __init__(
-        self, id: str, solver: Solver, submit: Submit, progress: Callable[[str, np.ndarray], None]
-    ):
-        self.id, self.solver = id, solver
-        self._submit, self._progress = submit, progress
-        self._stopped, self.ended = threading.Event(), threading.Event()
-        self._future: Any = None
-        self._before: np.ndarray | None = None
-
-    def count(self) -> None:
-        """The trajectories of the last batch, which is in the store by now."""
-        if self._before is not None:
-            self._progress(self.id, self._before)
-        self._before = None
-
-    def stop(self) -> None:
-        self._stopped.set()
-        if self._future is not None:
-            self._future.cancel()
-
-    def run(self, program: Program, numbers: Numbers) -> Answer:
-        """The answer to them; raises `Stopped`, too."""
-        self.count()
-        if self._stopped.is_set():
-            raise Stopped
-        self._future = self._submit(program, numbers)
-        if self._stopped.is_set():
-            self._future.cancel()
-        try:
-            answer = joined(self._future.result().results)
-        except concurrent.futures.CancelledError:
-            raise Stopped from None
-        except Exception:
-            if self._stopped.is_set():
-                raise Stopped from None
-            raise
-        self._before = answer.retcode
-        return answer
-
-
-class ThroughBatcher(EnsembleAlgorithm):
-    """Trajectories solved by a service, beside its requests: the same programs, the same bits."""
-
-    current: _Current = eqx.field(static=True)
-
-
-class _Executor(Executor):
-    def __init__(self, ensemblealg: ThroughBatcher, engine: Any):
-        del engine
-        self._current = ensemblealg.current
-
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
-        plan, solver = job.plan, self._current.solver
-        lanes = job.trajectories.lanes(indices, repeat)
-        n, entry = len(indices), solver.entry
-
-        def each(x: Any, batched: bool) -> np.ndarray:
-            x = np.asarray(x)
-            return x if batched else np.broadcast_to(x, (n, *x.shape))
-
-        batched = plan.batched
-        own, p = any(batched.p), None
-        if own:
-            pairs = zip(lanes.p, batched.p, strict=True)
-            parts = [each(x, b).reshape(n, -1) for x, b in pairs if is_parameter(x)]
-            p = np.concatenate(parts, axis=1).astype(entry.p.dtype)
-        times = each(lanes.saveat, batched.saveat)
-        numbers = Numbers(
-            each(lanes.u0, batched.u0), p, each(lanes.t0, batched.t0), each(lanes.t1, batched.t1),
-            times,
-        )  # fmt: skip
-        rows = times.shape[1]
-        answer = self._current.run(solver.program(rows, own=own), numbers)
-        lengths = np.minimum(answer.lengths, rows)
-        t = None
-        if plan.own_times:
-            t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
-        return Result(
-            answer.u[:, :rows], t, None, lengths, answer.retcode, answer.naccept, answer.nreject,
-            answer.nf, None,
-        )  # fmt: skip
-
-
-EXECUTORS[ThroughBatcher] = _Executor
-
-
-def _specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """From a body to what is kept of it."""
-    if "trajectories" in body or "seed" in body:
-        return _drawn(entry, body)
-    asked = _asked(entry, body, ensemble=entry.limits.ensemble)
-    return {"trajectories": asked.n, "seed": 0, "drawn": False}, _arrays(asked)
-
-
-def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> wire.Query:
-    if "deadline_ms" in body:
-        raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
-    return wire.query(entry, body, **options)
-
-
-def _arrays(asked: wire.Query) -> dict[str, np.ndarray]:
-    """What is kept of the numbers; those that all trajectories have are there once."""
-    numbers, times, (own_u0, own_p) = asked.numbers, asked.times, asked.own
-    if times.ndim == 2:  # those that are missing are the end again
-        times = np.where(np.isnan(times), numbers.t1[:, None], times)
-    tspan = np.stack([numbers.t0, numbers.t1], axis=1)
-    arrays = {
-        "u0": numbers.u0 if own_u0 else numbers.u0[0],
-        "tspan": tspan[0] if (tspan == tspan[0]).all() else tspan,
-        "times": np.array(times),
-    }
-    if numbers.p is not None:
-        arrays["p"] = numbers.p if own_p else numbers.p[0]
-    return arrays
-
-
-def _check_store(entry: Entry, n: int, times: np.ndarray) -> None:
-    each = times.shape[-1] * (entry.u0.size * entry.dtype.itemsize)
-    each += times.shape[-1] * times.itemsize if times.ndim == 2 else 0
-    limit = entry.limits.store
-    if n * each > limit:
-        message = f"{n} trajectories of {each} bytes are more than the limit store={limit}"
-        less = f"ask for {max(1, limit // each)} at most, or for fewer times."
-        raise wire.over("store", None, f"{message}: {less}", 413)
-
-
-def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """An ensemble whose `u0` and `p` are drawn between bounds."""
-    given = (body.get("trajectories"), body.get("seed", 0))
-    n, seed = (int(x) if isinstance(x, float) and x.is_integer() else x for x in given)
-    if type(n) is not int or n < 1:
-        raise wire.invalid("trajectories", "trajectories must be a positive integer.")
-    if n > (most := entry.limits.ensemble):
-        message = f"{n} trajectories are more than the limit ensemble={most}."
-        raise wire.over("ensemble", "trajectories", message, 413)
-    if type(seed) is not int or not 0 <= seed < 2**31:
-        raise wire.invalid("seed", "seed must be an integer, 0 or more and below 2^31.")
-    arrays: dict[str, np.ndarray] = {}
-    rest = {k: v for k, v in body.items() if k not in ("trajectories", "seed")}
-    for name in ("u0", "p"):
-        given = body.get(name)
-        if not (isinstance(given, dict) and "low" in given):
-            continue
-        del rest[name]
-        if set(given) != {"low", "high"}:
-            raise wire.invalid(name, f"{name} must be an array, or have low and high.")
-        bounds = [wire.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
-        if (low_above := bounds[0] > bounds[1]).any():
-            at = np.argwhere(low_above)[0]
-            raise wire.invalid(wire.path_of(f"{name}.low", at), "low is above high.")
-        arrays[f"{name}_low"], arrays[f"{name}_high"] = bounds
-    asked = _asked(entry, rest)
-    if asked.many:
-        message = "with trajectories, u0, p and tspan are those of one, or bounds."
-        raise wire.invalid("trajectories", message)
-    return {"trajectories": n, "seed": seed, "drawn": True}, arrays | _arrays(asked)
-
-
-def _prob_func(entry: Entry, job: dict[str, Any], arrays: dict[str, np.ndarray]) -> Callable:
-    numbers = {k: jnp.asarray(x) for k, x in arrays.items() if k != "times"}
-
-    def own(name: str, ctx: Any, ndim: int) -> Any:
-        x = numbers[name]
-        return x[ctx.index] if x.ndim > ndim else x
-
-    def drawn(name: str, key: Any) -> Any:
-        low, high = numbers[f"{name}_low"], numbers[f"{name}_high"]
-        return low + (high - low) * jax.random.uniform(key, low.shape, low.dtype)
-
-    def prob_func(prob: Any, ctx: Any) -> Any:
-        tspan = own("tspan", ctx, 1)
-        changes = {"u0": own("u0", ctx, len(entry.shape)), "tspan": (tspan[0], tspan[1])}
-        p = own("p", ctx, 1) if "p" in numbers else None
-        if job["drawn"]:
-            of_u0, of_p = jax.random.split(ctx.key)
-            if "u0_low" in numbers:
-                changes["u0"] = drawn("u0", of_u0)
-            if "p_low" in numbers:
-                p = drawn("p", of_p)
-        if p is not None:
-            changes["p"] = entry.with_parameters(p)
-        return remake(prob, **changes)
-
-    return prob_func
-
-
-def _digest(spec: dict[str, Any], arrays: dict[str, np.ndarray]) -> str:
-    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode())
-    for name, x in sorted(arrays.items()):
-        digest.update(f"{name} {x.dtype.str} {x.shape}".encode())
-        digest.update(np.ascontiguousarray(x).tobytes())
-    return digest.hexdigest()
 
 
 def _counted(codes: np.ndarray) -> collections.Counter:

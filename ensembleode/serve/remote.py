@@ -9,7 +9,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -23,7 +23,7 @@ from ..core.saving import grid, Spacing
 from ..ground.host import host_call
 from ..ground.retcode import ReturnCode
 from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
-from ..tracing.program import is_tracer
+from ..tracing.program import is_tracer, Static
 from . import exchange
 
 
@@ -41,34 +41,20 @@ _NOT_DIFFERENTIATED = (
 _COUNTED = frozenset({"u0", "p", "tspan"})
 
 
-class Fixed:
-    """An array that is part of the program, compared by its content."""
-
-    def __init__(self, array: np.ndarray):
-        self.array = array
-        self._key = (array.dtype.str, array.shape, array.tobytes())
-
-    def __eq__(self, other: Any) -> bool:
-        return isinstance(other, Fixed) and self._key == other._key
-
-    def __hash__(self) -> int:
-        return hash(self._key)
-
-
 @dataclasses.dataclass(frozen=True)
 class Field:
     """A field of the request."""
 
     name: str
     own: bool  # whether each trajectory has its own
-    fixed: Fixed | None = None  # its numbers; None where they are an operand
+    fixed: Static | None = None  # its numbers; None where they are an operand
     times: int = 1  # those of `fixed` are repeated, for the same trajectories again
 
     def numbers(self, operands: Any) -> np.ndarray:
         """Those in the request, the next of the operands unless they are fixed."""
         if self.fixed is None:
             return next(operands)
-        array = self.fixed.array
+        array = self.fixed.value
         return np.concatenate([array] * self.times) if self.own and self.times > 1 else array
 
 
@@ -97,8 +83,7 @@ class Call:
         return tuple(field for field in self.operands if field.name in ("u0", "p"))
 
     def results(self, operands: Sequence[Any]) -> list[jax.ShapeDtypeStruct]:
-        """Of a solve the states, times, return codes, lengths and counts of steps; for a gradient
-        one for each of `differentiated`."""
+        """Of a solve those of `_Solved`; for a gradient one for each of `differentiated`."""
         if self.gradient:
             pairs = zip(self.operands, operands, strict=True)
             found = [x for field, x in pairs if field in self.differentiated]
@@ -134,7 +119,7 @@ class Call:
         if t.ndim == 2 and not self.own_times:
             t = t[0]
         t = np.broadcast_to(t, results[1].shape)
-        return [sol.u, t, sol.retcode, lengths, sol.stats.naccept, sol.stats.nreject]
+        return [*_Solved(sol.u, t, sol.retcode, lengths, sol.stats.naccept, sol.stats.nreject)]
 
     def _gradients(self, body: dict) -> list[np.ndarray]:
         cotangent = np.array(body["cotangent"])
@@ -160,6 +145,17 @@ class Call:
                 g[...] = np.nan
             gradients.append(g)
         return gradients
+
+
+class _Solved(NamedTuple):
+    """The results of a call that is a solve, as of a solution."""
+
+    u: Any
+    t: Any
+    retcode: Any
+    lengths: Any
+    naccept: Any
+    nreject: Any
 
 
 _remote_p = jex.Primitive("ensembleode_remote")
@@ -243,7 +239,8 @@ def _answered(call: Call, operands: tuple) -> list:
 
 def _answered_fwd(call: Call, operands: tuple) -> tuple[list, tuple]:
     outs = _remote_p.bind(*operands, call=call)
-    return outs, (operands, outs[2], outs[3])
+    solved = _Solved(*outs)
+    return outs, (operands, solved.retcode, solved.lengths)
 
 
 def _answered_bwd(call: Call, kept: tuple, cotangents: list) -> tuple:
@@ -299,7 +296,7 @@ def solve(
         if own:
             counts[name] = x.shape[0]
         if not is_tracer(x):
-            fields.append(Field(name, own, Fixed(x)))
+            fields.append(Field(name, own, Static(x)))
             continue
         fields.append(Field(name, own))
         if not jnp.issubdtype(x.dtype, jnp.inexact):
@@ -315,12 +312,12 @@ def solve(
     name, tspan = description["name"], tuple(description["tspan"])
     call = Call(service, name, deadline, tuple(fields), n, state, dtype, rows, own_times, tspan)
     answered: Any = _answered(call, tuple(operands))
-    u, t, retcode, lengths, naccept, nreject = answered
-    stats = Stats(naccept, nreject, None)
+    x = _Solved(*answered)
+    stats = Stats(x.naccept, x.nreject, None)
     if n is None:
-        return ODESolution(u, t, retcode, stats, lengths, None, engine)
+        return ODESolution(x.u, x.t, x.retcode, stats, x.lengths, None, engine)
     return EnsembleSolution(
-        u, t, retcode, lengths, stats, True, math.nan, engine, kind="trajectories"
+        x.u, x.t, x.retcode, x.lengths, stats, True, math.nan, engine, kind="trajectories"
     )
 
 

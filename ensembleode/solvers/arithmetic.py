@@ -4,6 +4,8 @@ import functools
 import operator
 from typing import Any, Protocol, runtime_checkable, TypeAlias
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 
@@ -104,6 +106,19 @@ class ArrayArithmetic(PlainArithmetic):
 
     def largest(self, components: Components) -> Any:
         return functools.reduce(self.maximum, components)
+
+
+class JaxArithmetic(ArrayArithmetic):
+    """JAX's arrays, which are differentiated."""
+
+    def __init__(self):
+        super().__init__(jnp)
+
+    def bitcast(self, x: Any, dtype: Any) -> Any:
+        return jax.lax.bitcast_convert_type(x, dtype)
+
+    def stopped(self, x: Any) -> Any:
+        return jax.lax.stop_gradient(x)
 
 
 NUMBERS: Arithmetic = ArrayArithmetic(np)

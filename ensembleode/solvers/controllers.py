@@ -25,8 +25,8 @@ def _number(value: Any) -> Any:
     return float(value) if is_one and not isinstance(value, bool) else value
 
 
-def _constant(default: float | None) -> Any:
-    return eqx.field(default=default, converter=_number)
+def _constant(**options: Any) -> Any:
+    return eqx.field(converter=_number, **options)
 
 
 class AbstractController(eqx.Module):
@@ -105,17 +105,17 @@ class AbstractController(eqx.Module):
 
 
 def log_of(xp: Arithmetic, squared: Any) -> Any:
-    """The binary logarithm of the root."""
+    """The binary logarithm of the root of `squared`."""
     return log2(xp, xp.sqrt(xp.cast(squared, np.float32)))
 
 
 class _Clipped(AbstractController):
     """A factor that is multiplied by a safety factor and then clipped."""
 
-    gamma: float = _constant(0.9)
-    qmin: float = _constant(0.2)
-    qmax: float = _constant(10.0)
-    qmax_first_step: float = _constant(10_000.0)
+    gamma: float = _constant(default=0.9, kw_only=True)
+    qmin: float = _constant(default=0.2, kw_only=True)
+    qmax: float = _constant(default=10.0, kw_only=True)
+    qmax_first_step: float = _constant(default=10_000.0, kw_only=True)
 
     def __check_init__(self):
         _check_numbers(self)
@@ -157,24 +157,9 @@ class PIController(_Clipped):
     IV.2.
     """
 
-    beta1: float | None = _constant(None)
-    beta2: float | None = _constant(None)
-    qoldinit: float = _constant(1e-4)
-
-    def __init__(
-        self,
-        beta1: float | None = None,
-        beta2: float | None = None,
-        *,
-        gamma: float = 0.9,
-        qmin: float = 0.2,
-        qmax: float = 10.0,
-        qmax_first_step: float = 10_000.0,
-        qoldinit: float = 1e-4,
-    ):
-        self.beta1, self.beta2 = beta1, beta2
-        self.gamma, self.qmin, self.qmax = gamma, qmin, qmax
-        self.qmax_first_step, self.qoldinit = qmax_first_step, qoldinit
+    beta1: float | None = _constant(default=None)
+    beta2: float | None = _constant(default=None)
+    qoldinit: float = _constant(default=1e-4, kw_only=True)
 
     def __check_init__(self):
         if not (_is_number(self.qoldinit) and self.qoldinit > 0):
@@ -195,7 +180,7 @@ class PIController(_Clipped):
 
     @property
     def _least(self) -> np.float32:
-        """The least that is remembered: of errors, `beta2` times the logarithm."""
+        """The least value that is remembered: `beta2` times the logarithm of `qoldinit`."""
         assert self.beta2 is not None
         return np.float32(self.beta2) * log2(NUMBERS, np.array([self.qoldinit], np.float32))[0]
 
@@ -223,18 +208,7 @@ class IController(_Clipped):
     Source: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.4.
     """
 
-    exponent: float | None = _constant(None)
-
-    def __init__(
-        self,
-        *,
-        gamma: float = 0.9,
-        qmin: float = 0.2,
-        qmax: float = 10.0,
-        qmax_first_step: float = 10_000.0,
-    ):
-        self.gamma, self.qmin, self.qmax = gamma, qmin, qmax
-        self.qmax_first_step, self.exponent = qmax_first_step, None
+    exponent: float | None = _constant(default=None, init=False)
 
     def for_method(self, order: int | None, embedded_order: int | None) -> "IController":
         """See [`AbstractController`][ensembleode.AbstractController.for_method]."""
@@ -277,17 +251,11 @@ class PIDController(AbstractController):
     (2006).
     """
 
-    beta1: float = _constant(None)
-    beta2: float = _constant(0.0)
-    beta3: float = _constant(0.0)
-    accept_safety: float = _constant(0.81)
-    k: float | None = _constant(None)
-
-    def __init__(
-        self, beta1: float, beta2: float, beta3: float = 0.0, *, accept_safety: float = 0.81
-    ):
-        self.beta1, self.beta2, self.beta3 = beta1, beta2, beta3
-        self.accept_safety, self.k = accept_safety, None
+    beta1: float = _constant()
+    beta2: float = _constant()
+    beta3: float = _constant(default=0.0)
+    accept_safety: float = _constant(default=0.81, kw_only=True)
+    k: float | None = _constant(default=None, init=False)
 
     def __check_init__(self):
         _check_numbers(self)

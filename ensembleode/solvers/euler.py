@@ -6,11 +6,10 @@ from .base import ExplicitRungeKutta
 from .tableau import Interpolant, Tableau
 
 
-_tableau = Tableau(c=(0,), a=(), b=(1,), order=1, interpolant=Interpolant(((1,),), order=1))
-
-
 class Euler(ExplicitRungeKutta):
     """Euler's method, order 1, fixed step (give `dt`). Linear between the steps."""
 
-    tableau: ClassVar[Tableau] = _tableau
+    tableau: ClassVar[Tableau] = Tableau(
+        c=(0,), a=(), b=(1,), order=1, interpolant=Interpolant(((1,),), order=1)
+    )
     references: ClassVar[tuple[str, ...]] = ("hairer1993",)

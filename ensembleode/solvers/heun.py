@@ -6,21 +6,13 @@ from .base import ExplicitRungeKutta
 from .tableau import Tableau
 
 
-_tableau = Tableau(
-    c=(0, 1),
-    a=((1,),),
-    b=(1 / 2, 1 / 2),
-    order=2,
-    error=(-1 / 2, 1 / 2),
-    embedded_order=1,
-)
-
-
 class Heun(ExplicitRungeKutta):
     """Heun's method (the trapezoidal rule made explicit), order 2, embedded Euler error estimate.
 
     Source: Hairer, Norsett and Wanner, "Solving Ordinary Differential Equations I", II.1.
     """
 
-    tableau: ClassVar[Tableau] = _tableau
+    tableau: ClassVar[Tableau] = Tableau(
+        c=(0, 1), a=((1,),), b=(1 / 2, 1 / 2), order=2, error=(-1 / 2, 1 / 2), embedded_order=1
+    )
     references: ClassVar[tuple[str, ...]] = ("hairer1993",)

@@ -27,7 +27,7 @@ class Equations:
 
 
 def equations_of(field: Callable) -> Equations:
-    """Those of a field that JAX can differentiate."""
+    """The equations of a field that JAX can differentiate."""
     return Equations(field, lambda y, t, dy, dt: jax.jvp(field, (y, t), (dy, dt))[1])
 
 
@@ -108,7 +108,7 @@ class Method(Protocol):
 
 
 def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
-    """`f`, which is evaluated only once at this very place, however many ask for it."""
+    """`f`, which is evaluated only once at this `y` and `t`, however often it is called."""
     found: list = []
 
     def at(y2: Components, t2: Any) -> Components:

@@ -6,16 +6,6 @@ from .base import ExplicitRungeKutta
 from .tableau import Tableau
 
 
-_tableau = Tableau(
-    c=(0, 1 / 2),
-    a=((1 / 2,),),
-    b=(0, 1),
-    order=2,
-    error=(-1, 1),
-    embedded_order=1,
-)
-
-
 class Midpoint(ExplicitRungeKutta):
     """The explicit midpoint method, order 2, embedded Euler error estimate.
 
@@ -23,5 +13,7 @@ class Midpoint(ExplicitRungeKutta):
     (1895).
     """
 
-    tableau: ClassVar[Tableau] = _tableau
+    tableau: ClassVar[Tableau] = Tableau(
+        c=(0, 1 / 2), a=((1 / 2,),), b=(0, 1), order=2, error=(-1, 1), embedded_order=1
+    )
     references: ClassVar[tuple[str, ...]] = ("runge1895",)

@@ -28,7 +28,7 @@ def trees(order: int) -> tuple[Tree, ...]:
 
 
 def _trees(vertices: int, largest: int) -> Iterator[Tree]:
-    """Those on whose root are so many vertices, in trees of `largest` at most."""
+    """What a root may carry: so many vertices in all, in trees of at most `largest`."""
     if not vertices:
         yield ()
         return
@@ -74,7 +74,7 @@ def missed(tableau: Tableau) -> str | None:
 
 
 def _matrix(tableau: Tableau) -> np.ndarray:
-    """The rows of all stages, those of dense output too."""
+    """The coefficients `a` of all stages, those of dense output too, as a square matrix."""
     rows = [(), *tableau.a, *tableau.interpolant.extra_a]
     a = np.zeros((len(rows), len(rows)))
     for i, row in enumerate(rows):

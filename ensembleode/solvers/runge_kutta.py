@@ -43,7 +43,7 @@ class RungeKutta:
 
     @property
     def degree(self) -> int:
-        """Of the polynomial that dense output is within a step."""
+        """The degree of the polynomial that is the dense output of a step."""
         return self.tableau.interpolant.degree
 
     def evaluations(self, ntried: Any) -> Any:
@@ -130,7 +130,7 @@ def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -
 
 
 def _used(weights: Sequence[Any], ks: Sequence[Components]) -> list[tuple[Any, Components]]:
-    """The stages whose weight is not zero, with it."""
+    """The pairs of a weight and a stage whose weight is not zero."""
     return [(w, k) for w, k in zip(weights, ks, strict=True) if not _is_zero(w)]
 
 

@@ -5,6 +5,7 @@ II.4)."""
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from .arithmetic import Arithmetic, Components
@@ -14,7 +15,7 @@ from .runge_kutta import add_scaled
 
 
 class Tolerances(NamedTuple):
-    """Each a number a trajectory, or a tuple with one a component."""
+    """Absolute and relative; each is a number a trajectory, or one for each component."""
 
     abstol: Any
     reltol: Any
@@ -51,6 +52,11 @@ def squared_error(
     ]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
     return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
+
+
+def power_of_ten(x: Any, order: int) -> Any:
+    """As `initial_step` wants it, of JAX's arrays."""
+    return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
 
 
 def initial_step(
@@ -115,6 +121,7 @@ def count_failures(xp: Arithmetic, failures: Any, failed: Any, size: Any, span: 
 
 
 def is_moved(abstol: Any, before: Any, after: Any) -> Any:
-    """Whether a step too short for time to feel it moved a component to speak of, or to what is not
-    finite: then the solution diverges. If it moved none, the tolerances can't be met."""
+    """Whether a step too short for time to resolve moved a component noticeably, or to a value
+    that is not finite: then the solution diverges. If no component moved, the tolerances can't
+    be met."""
     return ~(abs(after - before) <= 1e-4 * abs(before) + abstol)

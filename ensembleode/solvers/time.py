@@ -74,7 +74,7 @@ def end_of_stretch(xp: Arithmetic, stops: Sequence[Any], t1: Any, direction: Any
 
 
 class StepBounds(NamedTuple):
-    """What bounds the steps, positive; None where nothing does."""
+    """The bounds of the sizes of steps, positive; None where there is no bound."""
 
     dtmin: Any = None
     dtmax: Any = None

@@ -24,14 +24,14 @@ SUCCESS, MAX_ITERS = np.int32(ReturnCode.Success), np.int32(ReturnCode.MaxIters)
 TOO_SMALL, UNSTABLE = np.int32(ReturnCode.DtLessThanMin), np.int32(ReturnCode.Unstable)
 STOPPED = np.int32(ReturnCode.Default)
 TERMINATED, MAX_EVENTS = np.int32(ReturnCode.Terminated), np.int32(ReturnCode.MaxEvents)
-# Of those whose code isn't decided.
+# The codes of trajectories that have not ended.
 GOING, PROBING = np.int32(-1), np.int32(-2)
 # A step that is as long as the one before it, which was cut to a fifth.
 PROBE = 5
 
 
 class Verdict(NamedTuple):
-    """On a step.
+    """What becomes of a trajectory after a step.
 
     - `accepted`: whether the trajectory goes on from the end of the step.
     - `failed`: whether the step was infinite or NaN; of a fixed step, though time resolved it.
@@ -48,8 +48,8 @@ class Verdict(NamedTuple):
 
 
 class Times(NamedTuple):
-    """Those of a step: its start `t` and its end `t2`; `stop`, the end of the stretch of time that
-    it is in, which no step goes beyond; and the `span` of the whole solve, `t1 - t0`."""
+    """The times of a step: its start `t` and its end `t2`; `stop`, the end of the stretch of time
+    that the step is in, which no step passes; and the `span` of the whole solve, `t1 - t0`."""
 
     t: Any
     t2: Any
@@ -91,8 +91,8 @@ def judge(
 def counted(
     xp: Arithmetic, verdict: Verdict, failures: Any, size: Any, span: Any
 ) -> tuple[Verdict, Any]:
-    """The verdict with what comes of failures in a row: after too many the trajectory is lost. And
-    how many they are now.
+    """The verdict with the failures in a row counted: after too many the trajectory is lost. Also
+    returns how many they are now.
 
     **Arguments:** `size`, `span`: see `count_failures`.
     """

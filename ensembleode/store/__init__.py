@@ -25,7 +25,7 @@ from ..analysis.labelled import retcode_attributes
 from ..core.executor import Executor
 from ..core.fingerprint import fingerprint, NotKnown
 from ..core.job import cause_of, Job, Unfinished
-from ..core.plan import Result
+from ..core.plan import Outcome
 from ..ground.files import Locked, locked
 from ..ground.logs import logger
 from ..solution import EngineChoice, EnsembleSolution
@@ -65,7 +65,7 @@ class Writer:
         self,
         path: str | os.PathLike,
         job: Job,
-        outcome: Result,
+        outcome: Outcome,
         times: Any,
         choice: EngineChoice,
         trajectories: int,
@@ -120,7 +120,7 @@ class Writer:
         while self._todo:
             yield np.concatenate([self._rows(b) for b in self._todo[:at_once]])
 
-    def part(self, wanted: np.ndarray, outcome: Result, done: np.ndarray) -> None:
+    def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
         """Keep the batches that are complete, of those `wanted`."""
         outcome = jax.tree.map(np.asarray, outcome._replace(rerun=None))
         batches = wanted // self.batch_size
@@ -129,7 +129,7 @@ class Writer:
             if done[at].all():
                 self._write(batch, [x[at] for x in jtu.tree_leaves(outcome)])
 
-    def add(self, wanted: np.ndarray, outcome: Result) -> None:
+    def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
         self.part(wanted, outcome, np.ones(len(wanted), bool))
 
     def ensemble(self, job: Job, stopped: BaseException | None = None, wanted: Any = None) -> None:

@@ -6,7 +6,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..analysis.labelled import inner_dims, integral_name, output_name, state_dims
-from ..core.plan import Result
+from ..core.plan import Outcome
 from ..dense import Kept, Slopes
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
@@ -37,7 +37,7 @@ _INNER = "inner."
 _DU = "du."  # (in stores of earlier versions)
 
 
-def variables_of(outcome: Result, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
+def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
     """The variables, in the order of the leaves; and how outputs are put together from them."""
     time = "step" if own_times else "time"
     of_states = kind == "trajectories" and is_tree(outcome.u)
@@ -143,17 +143,8 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
     stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
-    return EnsembleSolution(
-        u,
-        t,
-        lazily("retcode"),
-        lazily("length"),
-        stats,
-        whole,
-        elapsed,
-        EngineChoice(*kept["engine"]),
-        kind,
-        dense,
-        tuple(kept["order"]) if kept["order"] else None,
-        _put_together(kept.get("integral"), group),
-    )
+    retcode, lengths, engine = lazily("retcode"), lazily("length"), EngineChoice(*kept["engine"])
+    order = tuple(kept["order"]) if kept["order"] else None
+    integral = _put_together(kept.get("integral"), group)
+    about = (whole, elapsed, engine, kind, dense, order, integral)
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about)

@@ -11,10 +11,10 @@ from ..engines.compiled import gpu, launch, machine, ptxas
 from ..engines.compiled.entry import entry_name
 from ..engines.compiled.launch import BLOCK
 from ..engines.compiled.ptxas import Usage
+from ..engines.job import job_for
 from ..options import among
 from ..problem import EnsembleProblem, ODEProblem
 from ..solvers import Tsit5
-from ..solving import job_for
 
 
 # What a GPU since compute capability 7.0 has in each multiprocessor, and a thread may have at most.

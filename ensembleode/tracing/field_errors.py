@@ -23,10 +23,8 @@ class NeedsNumber(TypeError):
 
 
 def check_signature(f: Callable, name: str = "f") -> None:
-    """
-    **Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
-    are named as SciPy's and diffrax's are.
-    """
+    """**Raises:** `TypeError` for an `f` that can't be called as `f(u, p, t)`, or whose parameters
+    are named as SciPy's and diffrax's are."""
     call = "f(u, p, t) -> du" if name == "f" else f"{name}(u, p, t)"
     right = f"{name} must take the state, the parameters and the time, in this order: {call}"
     try:

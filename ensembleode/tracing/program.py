@@ -404,7 +404,7 @@ def tangents_of(eqn: Any) -> jex.ClosedJaxpr:
         return jax.jvp(*_of_inexact(eqn, args), tuple(tangents))
 
     args = _structs(eqn.invars)
-    return jax.make_jaxpr(pushed)(args, list(filter(_is_inexact, args)))
+    return jax.make_jaxpr(pushed)(args, list(filter(is_inexact, args)))
 
 
 def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
@@ -412,9 +412,9 @@ def _cotangents_of(eqn: Any) -> jex.ClosedJaxpr:
 
     def pullback(args, cotangents):
         call, diff = _of_inexact(eqn, args)
-        return jax.vjp(lambda *xs: list(filter(_is_inexact, call(*xs))), *diff)[1](cotangents)
+        return jax.vjp(lambda *xs: list(filter(is_inexact, call(*xs))), *diff)[1](cotangents)
 
-    cotangents = list(filter(_is_inexact, _structs(eqn.outvars)))
+    cotangents = list(filter(is_inexact, _structs(eqn.outvars)))
     return jax.make_jaxpr(pullback)(_structs(eqn.invars), cotangents)
 
 
@@ -423,17 +423,17 @@ def _of_inexact(eqn: Any, args: Sequence) -> tuple[Callable, tuple]:
 
     def call(*inexact):
         rest = iter(inexact)
-        every = [next(rest) if _is_inexact(x) else x for x in args]
+        every = [next(rest) if is_inexact(x) else x for x in args]
         return eqn.primitive.bind(*every, **eqn.primitive.get_bind_params(eqn.params))
 
-    return call, tuple(filter(_is_inexact, args))
+    return call, tuple(filter(is_inexact, args))
 
 
 def _structs(atoms: Sequence) -> list[jax.ShapeDtypeStruct]:
     return [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in atoms]
 
 
-def _is_inexact(x: Any) -> bool:
+def is_inexact(x: Any) -> bool:
     return bool(jnp.issubdtype(x.dtype, jnp.inexact))
 
 

@@ -157,8 +157,7 @@ def multiple_shooting(
     *losses, u, retcode = _shoot(prob, groups, continuity_weight, *of_solve)
     lead = (data.shape[0], -1) if several else (-1,)
     return MultipleShooting(
-        *map(jnp.sum, losses),
-        *(x.reshape(*lead, *x.shape[1:]) for x in (u, groups.ts, retcode)),
+        *map(jnp.sum, losses), *(x.reshape(*lead, *x.shape[1:]) for x in (u, groups.ts, retcode))
     )
 
 
@@ -322,12 +321,11 @@ def _groups(data: Any, ts: Any, group_size: Any, starts: Any, *, several: bool) 
     if starts is not None:
         u0 = _as_starts(starts, u0, several)
         target = jnp.concatenate([u0[:, 1:], target[:, -1:]], axis=1)
-
-    alike = [np.broadcast_to(x, (len(data), *x.shape)) for x in (inside, counted, has_next)]
-    arrays = (ts[:, index], pieces, u0, target, *alike)
-    times, *others = (x.reshape(-1, *x.shape[2:]) for x in arrays)
-    pieces, u0, target, inside, counted, has_next = map(jnp.asarray, others)
-    return ShootingGroups(times, pieces, inside, counted, u0, target, has_next)
+    alike = (np.broadcast_to(x, (len(data), *x.shape)) for x in (inside, counted))
+    has_next = np.broadcast_to(has_next, (len(data), *has_next.shape))
+    groups = ShootingGroups(ts[:, index], pieces, *alike, u0, target, has_next)
+    groups = jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), groups)
+    return jax.tree.map(jnp.asarray, groups)._replace(ts=groups.ts)
 
 
 def _as_data(data: Any, state: tuple, dtype: Any) -> Any:

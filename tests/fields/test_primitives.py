@@ -15,8 +15,9 @@ from ensembleode.fields.equations import CALLS, ELEMENTWISE
 from ensembleode.fields.lowering.passing import RULES
 from ensembleode.fields.plain import RULES as WRITTEN_OUT
 
-from ..engines.lanes.test_primitives import B, CASES as CASES_OF_LANES, INTS, M, reals, X, Y
+from ..engines.lanes.test_primitives import B, CASES as CASES_OF_LANES, INTS, M, X, Y
 from ..marks import slow_unless
+from .drawn import DRAWN, MODES, reals
 from .lowered import agree
 
 
@@ -213,9 +214,6 @@ def test_integers_of_all_widths(dtype):
 #
 
 
-MODES = ["fill", "clip", "promise_in_bounds"]
-
-
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("i", [slow_unless(i in (-4, 3), i) for i in (-9, -4, -3, -1, 0, 2, 3, 7)])
 def test_indices_out_of_bounds(i, mode):
@@ -260,70 +258,11 @@ def test_updates_of_windows():
     agree_on(jax.grad(lambda x: jnp.sum(x[np.array([0, 0, 2])] ** 2)), X)
 
 
-#
-# Any shapes and axes
-#
-
-
-quick = settings(max_examples=10, deadline=None, derandomize=True, database=None)
-shapes = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
-
-
-@quick
-@given(shapes, st.data())
-def test_elementwise_of_any_shapes(shape, data):
-    other = tuple(data.draw(st.sampled_from([1, n])) for n in shape)
-    other = data.draw(st.sampled_from([other, ()]))
-    agree_on(
-        lambda x, y: lax.sub(lax.mul(jnp.sin(x), y), x), reals(*shape), reals(*other, low=-1.0)
-    )
-
-
-@quick
-@given(shapes, st.data())
-def test_movement_of_any_shape(shape, data):
-    order = data.draw(st.permutations(range(len(shape))))
-    axis = data.draw(st.integers(0, len(shape) - 1))
-    starts = [data.draw(st.integers(0, n - 1)) for n in shape]
-    where = tuple(slice(i, None, data.draw(st.integers(1, 2))) for i in starts)
-
-    def fn(x):
-        y = jnp.transpose(jnp.sin(x), order)
-        z = jnp.concatenate([x, jnp.cos(x), x], axis)
-        w = jnp.tile(x + 1, (2,) * len(shape)), jnp.roll(x, 1, axis), x[where] * 2
-        return y, jnp.flip(y, axis), z, *w, jnp.stack([x, 2 * x], axis), x.reshape(-1)[:, None] + 1
-
-    agree_on(fn, reals(*shape))
-
-
-@quick
-@given(shapes, st.data())
-def test_reductions_over_any_axes(shape, data):
-    axes = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True).map(tuple))
-    axis = data.draw(st.integers(0, len(shape) - 1))
-
-    def fn(x):
-        total = jnp.sum(x, axes), jnp.max(-x, axes), jnp.any(x > 0, axes), jnp.prod(x, axes)
-        return *total, lax.cumsum(x, axis, reverse=bool(axes)), jnp.argmin(x, axis)
-
-    agree_on(fn, reals(*shape))
-
-
-@settings(quick, max_examples=40)
+@pytest.mark.parametrize("case", DRAWN)
+@settings(max_examples=20, deadline=None, derandomize=True, database=None)
 @given(st.data())
-def test_products_over_any_axes(data):
-    letters = data.draw(st.lists(st.sampled_from("ijkl"), unique=True, min_size=1, max_size=4))
-    size = dict(zip("ijkl", data.draw(st.permutations([9, 8, 1, 2])), strict=True))
-    x = "".join(c for c in letters if data.draw(st.booleans()))
-    y = "".join(c for c in letters[::-1] if c not in x or data.draw(st.booleans()))
-    both = sorted(set(x + y))
-    out = "".join(c for c in data.draw(st.permutations(both)) if data.draw(st.booleans()))
-    shape_x, shape_y = ([size[c] for c in names] for names in (x, y))
-    agree_on(
-        lambda a, b: jnp.einsum(f"{x},{y}->{out}", jnp.sin(a), b),
-        reals(*shape_x),
-        reals(*shape_y, low=-1.0),
-    )
+def test_any_shapes_and_axes(case, data):
+    agree_on(*DRAWN[case](data))
 
 
 def test_products_of_other_dtypes():
@@ -337,31 +276,3 @@ def test_products_of_other_dtypes():
     single = reals(8, 9, dtype=np.float32), reals(9, dtype=np.float32)
     agree_on(lambda x, y: lax.dot(x, y, preferred_element_type=np.float64), *single)
     agree_on(jnp.dot, np.tri(40, dtype=bool), np.arange(40) % 3 == 2)
-
-
-@quick
-@given(st.tuples(*[st.integers(-3, 3)] * 2), st.integers(0, 2), st.integers(1, 4))
-def test_padding_of_any_kind(ends, interior, n):
-    if n + (n - 1) * interior + min(ends[0], 0) + min(ends[1], 0) < 0 or n + sum(ends) < 0:
-        return
-    agree_on(lambda x: lax.pad(x, -1.0, [(*ends, interior), (0, 1, 0)]), reals(n, 2))
-
-
-@quick
-@given(shapes, st.sampled_from(MODES), st.data())
-def test_indices_of_any_kind(shape, mode, data):
-    outside = 0 if mode == "promise_in_bounds" else 2
-
-    def index(n):
-        some = st.integers(-outside - n, n - 1 + outside)
-        return data.draw(st.one_of(some, st.lists(some, min_size=2, max_size=2).map(np.array)))
-
-    where = [data.draw(st.sampled_from([None, index(n)])) for n in shape]
-    given = [np.asarray(i) for i in where if i is not None]
-
-    def at(x, indices):
-        remaining = iter(indices)
-        return x.at[tuple(slice(None) if i is None else next(remaining) for i in where)]
-
-    agree_on(lambda x, *i: at(x, i).get(mode=mode), reals(*shape), *given)
-    agree_on(lambda x, *i: at(x, i).add(5.0, mode=mode), reals(*shape), *given)

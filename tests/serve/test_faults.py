@@ -150,16 +150,22 @@ def test_whichever_access_fails(tmp_path, caplog, reads, stride, at_ends):
     gc.collect()  # while that is expected
 
 
+def left_with(damage, folder):
+    """A job that was begun, and what its store then says of itself."""
+    with started(folder) as jobs:
+        jobs.pause = lambda: time.sleep(0.02)
+        id = jobs.made("mine", trajectories=2000)
+        until(lambda: jobs.status(id)["done"] > 0)
+    (folder / id / "ensemble.zarr" / "zarr.json").write_text(damage)
+    return id
+
+
 @pytest.mark.parametrize(
     "damage", ["", *(slow_unless(False, x) for x in ("{", "[]", '{"zarr_format": 3}'))]
 )
 def test_metadata_that_are_lost(tmp_path, damage):
     """Are written again, and the job goes on."""
-    with started(tmp_path) as jobs:
-        jobs.pause = lambda: time.sleep(0.02)
-        id = jobs.made("mine", trajectories=2000)
-        until(lambda: jobs.status(id)["done"] > 0)
-    (tmp_path / id / "ensemble.zarr" / "zarr.json").write_text(damage)
+    id = left_with(damage, tmp_path)
     with started(tmp_path) as jobs:
         assert jobs.ended(id)["status"] == "done"
         assert jobs.status(id)["retcodes"] == {"Success": 2000}
@@ -168,11 +174,7 @@ def test_metadata_that_are_lost(tmp_path, damage):
 @pytest.mark.parametrize("damage", ['{"node_type": "array"}', '{"node_type": "group"}'])
 def test_a_damaged_store(tmp_path, damage):
     """Its job fails; the next one is done; deleted, it can be had again."""
-    with started(tmp_path) as jobs:
-        jobs.pause = lambda: time.sleep(0.02)
-        id = jobs.made("mine", trajectories=2000)
-        until(lambda: jobs.status(id)["done"] > 0)
-    (tmp_path / id / "ensemble.zarr" / "zarr.json").write_text(damage)
+    id = left_with(damage, tmp_path)
     with started(tmp_path) as jobs:
         assert jobs.ended(id)["status"] == "failed"
         assert jobs.ended(jobs.made())["status"] == "done"

@@ -12,10 +12,10 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.core.fingerprint import fingerprint
+from ensembleode.engines.job import job_for
 from ensembleode.engines.lanes.leaves import LANES
 from ensembleode.solvers.arithmetic import NUMBERS
 from ensembleode.solvers.powers import arctan, exp2, log2
-from ensembleode.solving import job_for
 
 from ..marks import slow_unless
 from ..problems import lotka_volterra

@@ -4,7 +4,7 @@ The whole solve of many trajectories is one function, generated as LLVM IR aroun
 called from JAX's programs without a copy. Every lane has its own step size, its own acceptance, its
 own end and its own return code, and takes the next trajectory when it has finished one.
 
-- `builder.py`: LLVM IR from Python. `functions/`: elementary functions in it.
+- `builder.py`, `values.py`: LLVM IR from Python. `functions/`: elementary functions in it.
 - `field.py`: the vector field, from the small language of `fields`; `operations.py`,
     `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
@@ -53,7 +53,7 @@ _MOST_COMPONENTS, _MOST_STATEMENTS, _MOST_SHARED = 200, 1500, 100
 
 
 class _Reading(NamedTuple):
-    """Of a field: why it can't be translated, or how long it is."""
+    """What is known of a field: why it can't be translated, or how long it is."""
 
     refusal: str | None
     statements: int = 0
@@ -157,12 +157,11 @@ class Compiled(Engine):
         return method(alg, options, has_dt=has_dt)
 
     def is_stoppable(self) -> bool:
-        """It is: by the flag itself."""
+        """It can be stopped: its loop looks at the flag itself."""
         return True
 
     def width(self, state: Any, n: int) -> int:
-        """How many trajectories stay together on one of several devices, though each is on its
-        own."""
+        """How many trajectories stay together on a device, though each is solved by itself."""
         # (Neighbours in memory, where there are many.)
         del state
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))

@@ -1,9 +1,7 @@
-"""LLVM IR from Python: values with operators, variables, loops and memory.
+"""LLVM IR from Python: functions with loops, branches and arithmetic.
 
-A `Module` has functions; the `Builder` of a function writes its instructions. A value is a scalar,
-or a vector with an entry a lane, and what is done to it is done lane by lane: no lane's bits depend
-on how many there are. A module one lane wide has scalars only (a thread of a GPU, or a single
-trajectory).
+A `Module` has functions; the `Builder` of a function writes its instructions, on the values of
+`values.py`. A module one lane wide has scalars only (a thread of a GPU, or a single trajectory).
 
 Products are fused with sums here, by a rule of our own, and not by LLVM: so the same code has the
 same bits at every width, with every version of LLVM, wherever there are fused operations.
@@ -11,7 +9,6 @@ same bits at every width, with every version of LLVM, wherever there are fused o
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -19,214 +16,21 @@ from typing import Any
 import numpy as np
 
 from ...solvers.arithmetic import Components, PlainArithmetic
-
-
-BOOL, I32, I64 = np.dtype(bool), np.dtype(np.int32), np.dtype(np.int64)
-F32, F64 = np.dtype(np.float32), np.dtype(np.float64)
-_FLOATS = {F32: "float", F64: "double"}
-
-
-def type_of(dtype: np.dtype, lanes: int = 0) -> str:
-    """The type of a value in LLVM's words."""
-    element = _FLOATS.get(dtype) or ("i1" if dtype == BOOL else f"i{8 * dtype.itemsize}")
-    return f"<{lanes} x {element}>" if lanes else element
-
-
-def integer_like(dtype: np.dtype) -> np.dtype:
-    """The signed integer of as many bits."""
-    return np.dtype(f"int{8 * dtype.itemsize}")
-
-
-def _literal(value: Any, dtype: np.dtype) -> str:
-    if dtype in _FLOATS:
-        # (Also singles are written as doubles.)
-        return f"0x{struct.unpack('<Q', struct.pack('<d', float(dtype.type(value))))[0]:016X}"
-    if dtype == BOOL:
-        return "true" if value else "false"
-    return str(int(value))
-
-
-def _operator(method: str, *how: str, swapped: bool = False) -> Callable[[Value, Any], Value]:
-    """What a method of the builder does with a value and another operand."""
-
-    if swapped:
-        return lambda self, other: getattr(self.builder, method)(*how, other, self)
-    return lambda self, other: getattr(self.builder, method)(*how, self, other)
-
-
-class Value:
-    """What an instruction computes: `lanes` entries of a dtype, or one where that is zero.
-
-    Operators are those of NumPy, on values of one dtype; a number takes the dtype of the other, and
-    a scalar is spread over the lanes. `==` compares objects: use `eq`, or `ne`, which is true for
-    NaN.
-    """
-
-    __slots__ = ("builder", "constant", "dtype", "factors", "lanes", "name")
-
-    def __init__(self, builder: Builder, name: str, dtype: np.dtype, lanes: int):
-        self.builder, self.name, self.dtype, self.lanes = builder, name, dtype, lanes
-        # The number that it is, and what it is the product of.
-        self.constant: Any = None
-        self.factors: tuple[Value, Value] | None = None
-
-    @property
-    def type(self) -> str:
-        return type_of(self.dtype, self.lanes)
-
-    @property
-    def is_real(self) -> bool:
-        return self.dtype in _FLOATS
-
-    @property
-    def is_signed(self) -> bool:
-        return self.dtype.kind == "i"
-
-    def __str__(self) -> str:
-        return f"{self.type} {self.name}"
-
-    __add__, __radd__ = _operator("add"), _operator("add", swapped=True)
-    __sub__, __rsub__ = _operator("sub"), _operator("sub", swapped=True)
-    __mul__, __rmul__ = _operator("mul"), _operator("mul", swapped=True)
-    __truediv__ = _operator("binary", "fdiv")
-    __rtruediv__ = _operator("binary", "fdiv", swapped=True)
-    __and__, __or__ = _operator("binary", "and"), _operator("binary", "or")
-    __xor__, __lshift__ = _operator("binary", "xor"), _operator("binary", "shl")
-    __lt__, __le__ = _operator("compare", "lt"), _operator("compare", "le")
-    __gt__, __ge__ = _operator("compare", "gt"), _operator("compare", "ge")
-    eq, ne = _operator("compare", "eq"), _operator("compare", "ne")
-
-    def __rshift__(self, other: Any) -> Value:
-        """Arithmetic where signed."""
-        return self.builder.binary("ashr" if self.is_signed else "lshr", self, other)
-
-    def __invert__(self) -> Value:
-        return self ^ (True if self.dtype == BOOL else -1)
-
-    def __neg__(self) -> Value:
-        if not self.is_real:
-            return 0 - self
-        return self.builder.pure(f"fneg {self}", self.dtype, self.lanes)
-
-    def __abs__(self) -> Value:
-        return self.builder.abs(self)
-
-
-class Variable:
-    """A place for a value on the stack, which LLVM makes registers of."""
-
-    def __init__(self, builder: Builder, dtype: np.dtype, lanes: int, value: Any = None):
-        self.builder, self.dtype, self.lanes = builder, dtype, lanes
-        self.place = builder.on_stack(type_of(dtype, lanes))
-        if value is not None:
-            self.set(value)
-
-    def get(self) -> Value:
-        type_ = type_of(self.dtype, self.lanes)
-        return self.builder.value(f"load {type_}, ptr {self.place}", self.dtype, self.lanes)
-
-    def set(self, value: Any) -> None:
-        value = self.builder.as_value(value, self.dtype)
-        if self.lanes and not value.lanes:
-            value = self.builder.spread(value)
-        assert (value.dtype, value.lanes) == (self.dtype, self.lanes), (value.type, self.dtype)
-        self.builder.emit(f"store {value}, ptr {self.place}")
-
-    def set_where(self, mask: Value, value: Any) -> None:
-        self.set(self.builder.where(mask, value, self.get()))
-
-
-class Buffer:
-    """Memory with elements of a dtype; `base` is a pointer, as LLVM names it.
-
-    Booleans are bytes in memory.
-    """
-
-    def __init__(self, builder: Builder, base: str, dtype: np.dtype):
-        self.builder, self.base, self.dtype = builder, base, dtype
-
-    @property
-    def _stored(self) -> np.dtype:
-        return np.dtype(np.int8) if self.dtype == BOOL else self.dtype
-
-    def pointer(self, index: Value | int) -> str:
-        """To an element; vectors of pointers where the index has lanes."""
-        index = self.builder.as_value(index, I64)
-        place = self.builder.name()
-        element = type_of(self._stored)
-        self.builder.emit(f"{place} = getelementptr {element}, ptr {self.base}, {index}")
-        return place
-
-    def offset(self, index: Value | int) -> Buffer:
-        """From an element on."""
-        return Buffer(self.builder, self.pointer(index), self.dtype)
-
-    def load(self, index: Value | int) -> Value:
-        """One element."""
-        b, type_ = self.builder, type_of(self._stored)
-        return self._read(b.value(f"load {type_}, ptr {self.pointer(index)}", self._stored, 0))
-
-    def store(self, index: Value | int, value: Any) -> None:
-        """One element."""
-        b = self.builder
-        value = self._written(b.as_value(value, self.dtype))
-        b.emit(f"store {value}, ptr {self.pointer(index)}")
-
-    def load_lanes(self, index: Value | int) -> Value:
-        """One element a lane, from this one on."""
-        b = self.builder
-        type_, align = type_of(self._stored, b.lanes), self._stored.itemsize
-        pointer = self.pointer(index)
-        return self._read(
-            b.value(f"load {type_}, ptr {pointer}, align {align}", self._stored, b.lanes)
-        )
-
-    def store_lanes(self, index: Value | int, value: Value) -> None:
-        """One element a lane, from this one on."""
-        b = self.builder
-        value = self._written(b.spread(b.as_value(value, self.dtype)))
-        b.emit(f"store {value}, ptr {self.pointer(index)}, align {self._stored.itemsize}")
-
-    def gather(self, index: Value, mask: Value, other: Any) -> Value:
-        """The elements of the lanes of the mask; the others have `other`, and read nothing."""
-        b, stored = self.builder, self._stored
-        if not b.lanes:
-            found = Variable(b, self.dtype, 0, other)
-            b.if_(mask, lambda: found.set(self.load(index)))
-            return found.get()
-        other = self._written(b.spread(b.as_value(other, self.dtype)))
-        pointers = self.pointer(b.spread(b.as_value(index, I64)))
-        ptrs, type_ = f"<{b.lanes} x ptr>", type_of(stored, b.lanes)
-        name = f"llvm.masked.gather.v{b.lanes}{_suffix(stored)}.v{b.lanes}p0"
-        masks = type_of(BOOL, b.lanes)
-        b.module.declare(name, f"{type_} @{name}({ptrs}, i32, {masks}, {type_})")
-        text = f"call {type_} @{name}({ptrs} {pointers}, i32 {stored.itemsize}, {mask}, {other})"
-        return self._read(b.value(text, stored, b.lanes))
-
-    def scatter(self, index: Value, mask: Value, value: Any) -> None:
-        """Write the elements of the lanes of the mask."""
-        b, stored = self.builder, self._stored
-        if not b.lanes:
-            b.if_(mask, lambda: self.store(index, value))
-            return
-        value = self._written(b.spread(b.as_value(value, self.dtype)))
-        pointers = self.pointer(b.spread(b.as_value(index, I64)))
-        ptrs, masks = f"<{b.lanes} x ptr>", type_of(BOOL, b.lanes)
-        name = f"llvm.masked.scatter.v{b.lanes}{_suffix(stored)}.v{b.lanes}p0"
-        b.module.declare(name, f"void @{name}({value.type}, {ptrs}, i32, {masks})")
-        b.emit(f"call void @{name}({value}, {ptrs} {pointers}, i32 {stored.itemsize}, {mask})")
-
-    def _read(self, value: Value) -> Value:
-        return value.ne(0) if self.dtype == BOOL else value
-
-    def _written(self, value: Value) -> Value:
-        return self.builder.cast(value, self._stored)
-
-
-def _suffix(dtype: np.dtype, lanes: int = 0) -> str:
-    """The name of a type within that of an intrinsic."""
-    element = {F32: "f32", F64: "f64"}.get(dtype) or type_of(dtype)
-    return f"v{lanes}{element}" if lanes else element
+from .values import (
+    BOOL as BOOL,
+    Buffer as Buffer,
+    F32 as F32,
+    F64 as F64,
+    FLOATS,
+    I32 as I32,
+    I64 as I64,
+    integer_like as integer_like,
+    literal,
+    suffix,
+    type_of as type_of,
+    Value as Value,
+    Variable as Variable,
+)
 
 
 class Module:
@@ -252,8 +56,8 @@ class Module:
         self._declared[name] = f"declare {signature}"
 
     def table(self, values: Sequence, dtype: np.dtype) -> str:
-        """A constant array in memory, by its content; a pointer to it."""
-        entries = ", ".join(f"{type_of(dtype)} {_literal(x, dtype)}" for x in values)
+        """A constant array in memory, written once for each content; returns a pointer to it."""
+        entries = ", ".join(f"{type_of(dtype)} {literal(x, dtype)}" for x in values)
         text = f"[{len(values)} x {type_of(dtype)}] [{entries}]"
         name = self._globals.get(text)
         if name is None:
@@ -334,11 +138,11 @@ class Builder(PlainArithmetic):
         return value
 
     def pure(self, text: str, dtype: np.dtype, lanes: int) -> Value:
-        """What an instruction computes from its operands alone: written once."""
+        """What an instruction computes from its operands alone; the instruction is written once."""
         return self.once_for((text, dtype, lanes), lambda: self.value(text, dtype, lanes))
 
     def once_for(self, key: Any, make: Callable[[], Any]) -> Any:
-        """What `make()` gives, made once for this key in a block and those inside it.
+        """What `make()` returns, called once for this key in a block and the blocks inside it.
 
         **Arguments:** `make`: what it writes reads no memory.
         """
@@ -352,7 +156,7 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def _block(self) -> Iterator[None]:
-        """Instructions that may not be run: what they compute is not there afterwards."""
+        """Instructions that may not be run: what they compute is not reused after the block."""
         self._scopes.append({})
         try:
             yield
@@ -366,7 +170,8 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def inserting(self, position: int) -> Iterator[None]:
-        """Instructions go to an earlier position, where nothing is known that came after it."""
+        """Within this block instructions go to an earlier position, where later values are
+        unknown."""
         lines, scopes = self.lines, self._scopes
         self.lines, self._scopes = [], [{}]
         try:
@@ -410,7 +215,7 @@ class Builder(PlainArithmetic):
         lanes = self.lanes if of_lanes else 0
         with np.errstate(all="ignore"):  # (numbers that don't fit wrap around, or are infinite)
             value = np.asarray(value).astype(dtype)[()]
-        text = _literal(value, dtype)
+        text = literal(value, dtype)
         if lanes:
             text = f"splat ({type_of(dtype)} {text})"
         found = Value(self, text, dtype, lanes)
@@ -429,7 +234,7 @@ class Builder(PlainArithmetic):
         return Value(self, f"<{entries}>", I64, self.lanes)
 
     def spread(self, x: Value) -> Value:
-        """A scalar over the lanes."""
+        """A scalar as a vector with this entry in each lane."""
         if x.lanes or not self.lanes:
             return x
         if x.constant is not None:
@@ -443,13 +248,13 @@ class Builder(PlainArithmetic):
         return self._product(found, self.spread(x.factors[0]), self.spread(x.factors[1]))
 
     def _product(self, value: Value, x: Value, y: Value) -> Value:
-        """A value as the product that it is, which a sum may be fused with."""
+        """The value marked as the product of `x` and `y`, with which a sum may be fused."""
         found = Value(self, value.name, value.dtype, value.lanes)
         found.factors = (x, y)
         return found
 
     def matched(self, *values: Any) -> tuple[Value, ...]:
-        """Values of one dtype, and with lanes where one of them has."""
+        """The operands as values of one dtype, all with lanes if one of them has lanes."""
         dtype = next(x.dtype for x in values if isinstance(x, Value | np.generic))
         found = [self.as_value(x, dtype) for x in values]
         assert all(x.dtype == dtype for x in found), [x.type for x in found]
@@ -463,7 +268,7 @@ class Builder(PlainArithmetic):
 
     @contextmanager
     def unfused(self) -> Iterator[None]:
-        """Products are rounded before they are added; `fma` says where not."""
+        """Within this block products are rounded before they are added; only `fma` is fused."""
         before, self._fuses = self._fuses, False
         try:
             yield
@@ -506,13 +311,13 @@ class Builder(PlainArithmetic):
         return self.intrinsic("fmuladd", x, y, z)
 
     def fma(self, x: Any, y: Any, z: Any) -> Value:
-        """`x * y + z`, rounded once: at any price."""
+        """`x * y + z`, rounded once, also where that is slow."""
         x, y, z = self.matched(x, y, z)
         return self.intrinsic("fma", x, y, z)
 
     def intrinsic(self, name: str, x: Value, *more: Value) -> Value:
-        """One of LLVM's that is named by the type of its first argument, and returns that."""
-        return self.call(f"llvm.{name}.{_suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
+        """An intrinsic of LLVM that is named by the type of its first argument and its result."""
+        return self.call(f"llvm.{name}.{suffix(x.dtype, x.lanes)}", x.dtype, x.lanes, x, *more)
 
     def call(self, name: str, dtype: np.dtype, lanes: int, *args: Value) -> Value:
         """Call a function of values, which reads no memory."""
@@ -568,7 +373,7 @@ class Builder(PlainArithmetic):
         return self.pure(f"{op} {x}, {y.name}", BOOL, x.lanes)
 
     def where(self, mask: Value, x: Any, y: Any) -> Value:
-        """Lane by lane; one of both may be a number."""
+        """`x` in the lanes of the mask, `y` in the others; one of both may be a number."""
         x, y = self.matched(x, y)
         if mask.lanes:
             x, y = self.spread(x), self.spread(y)
@@ -585,7 +390,7 @@ class Builder(PlainArithmetic):
         return self.where(x > y, x, y)
 
     def cast(self, x: Value, dtype: Any) -> Value:
-        """To another dtype, as C does it; reals to integers saturate, NaN becomes zero."""
+        """As another dtype, as C casts; but reals to integers saturate, and NaN becomes zero."""
         dtype, old = np.dtype(dtype), x.dtype
         if dtype == old:
             return x
@@ -594,13 +399,13 @@ class Builder(PlainArithmetic):
         if dtype == BOOL:
             return x.ne(0)
         to = type_of(dtype, x.lanes)
-        if x.is_real and dtype in _FLOATS:
+        if x.is_real and dtype in FLOATS:
             op = "fpext" if dtype.itemsize > old.itemsize else "fptrunc"
         elif x.is_real:
             how = "fptosi" if dtype.kind == "i" else "fptoui"
-            suffixes = f"{_suffix(dtype, x.lanes)}.{_suffix(old, x.lanes)}"
+            suffixes = f"{suffix(dtype, x.lanes)}.{suffix(old, x.lanes)}"
             return self.call(f"llvm.{how}.sat.{suffixes}", dtype, x.lanes, x)
-        elif dtype in _FLOATS:
+        elif dtype in FLOATS:
             op = "sitofp" if x.is_signed else "uitofp"
         elif dtype.itemsize == old.itemsize and old != BOOL:
             return Value(self, x.name, dtype, x.lanes)
@@ -628,7 +433,7 @@ class Builder(PlainArithmetic):
         return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
 
     def _bits(self, mask: Value) -> str:
-        """An integer of as many bits as there are lanes, with its type."""
+        """The mask as an integer with a bit for each lane, with its type in front."""
         type_ = f"i{mask.lanes}"
         # (Of whatever dtype: it is not for arithmetic.)
         bits = self.pure(f"bitcast {mask} to {type_}", I64, 0)
@@ -656,13 +461,13 @@ class Builder(PlainArithmetic):
         self.while_(lambda: left.get().ne(0), one)
 
     def entry(self, x: Value, lane: Value) -> Value:
-        """That of one lane."""
+        """The entry of one lane."""
         if not x.lanes:
             return x
         return self.pure(f"extractelement {x}, {lane}", x.dtype, 0)
 
     def with_entry(self, x: Value, lane: Value, entry: Value) -> Value:
-        """The same with another entry in one lane."""
+        """The vector with another entry in one lane."""
         if not x.lanes:
             return entry
         return self.pure(f"insertelement {x}, {entry}, {lane}", x.dtype, x.lanes)
@@ -692,7 +497,7 @@ class Builder(PlainArithmetic):
         *,
         likely: bool | None = None,
     ) -> None:
-        """By a scalar."""
+        """A branch by a scalar condition."""
         yes, no, after = self._label(), self._label(), self._label()
         self._branch(condition, yes, after if otherwise is None else no, likely)
         self._begin(yes)
@@ -713,7 +518,7 @@ class Builder(PlainArithmetic):
         *,
         likely: bool | None = None,
     ) -> None:
-        """As long as the scalar `condition()` holds."""
+        """A loop that goes on while the scalar `condition()` holds."""
         test, inside, after = self._label(), self._label(), self._label()
         self._jump(test)
         self._begin(test)
@@ -725,7 +530,7 @@ class Builder(PlainArithmetic):
         self._begin(after)
 
     def do_while(self, body: Callable[[], Value]) -> None:
-        """Again as long as `body()`, a scalar, holds."""
+        """A loop that goes on while `body()`, a scalar, holds."""
         inside, after = self._label(), self._label()
         self._jump(inside)
         self._begin(inside)

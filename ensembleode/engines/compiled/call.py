@@ -56,7 +56,7 @@ class Kernel:
 
     @functools.cached_property
     def target(self) -> str:
-        """What programs call it by."""
+        """The name by which programs call the kernel."""
         rest = (self.name, self.operands, self.results, self.machine, self.shared)
         digest = hashlib.sha256(f"{rest}\n{self.text}".encode())
         return f"ensembleode_{digest.hexdigest()}"
@@ -66,8 +66,8 @@ class Kernel:
 
 
 class Share(NamedTuple):
-    """How work is shared out: of how many items it is, how many threads may do it, and how many
-    items a thread takes at least (all but the last part are a multiple of that)."""
+    """How work is shared out: how many items there are, how many threads may do them, and how many
+    items a thread takes at least (all parts but the last are a multiple of that)."""
 
     n: int
     threads: int
@@ -106,7 +106,7 @@ def call(
 
 
 def _of_same_dtype(x: Any) -> Array:
-    """An operand as an array of JAX's, unless that would have half as many bits."""
+    """An operand as a JAX array of the same dtype."""
     array = jnp.asarray(x)
     if array.dtype != getattr(x, "dtype", array.dtype):
         raise TypeError(
@@ -117,8 +117,8 @@ def _of_same_dtype(x: Any) -> Array:
 
 
 class Held:
-    """A kernel that is in memory for as long as somebody has this object, or a program has been
-    loaded that calls it; for ever, where the program is serialised."""
+    """Keeps a kernel in memory: for as long as somebody holds this object, or a program has been
+    loaded that calls the kernel; for ever, where that program is serialised."""
 
     __slots__ = ("__weakref__", "kernel")
 
@@ -131,8 +131,8 @@ class Held:
 
 
 class _Trampoline(NamedTuple):
-    """What XLA knows a kernel by, for ever: the handler's address, 0 where the kernel isn't there,
-    and how many programs are loaded that call it."""
+    """What XLA knows a kernel by, for ever: where the handler's address is stored (0 where the
+    kernel isn't in memory), and how many loaded programs call it."""
 
     handler: ctypes.c_uint64
     users: ctypes.c_int64
@@ -147,15 +147,15 @@ _BLOCK = 32
 _lock = threading.RLock()
 _blocks: list[Code] = []
 _trampolines: dict[str, _Trampoline] = {}
-# What programs call that may be loaded at any time.
+# The kernels of serialised programs, which may be loaded at any time.
 _serialised: set[Held] = set()
 # In the order of use.
 _loaded: dict[str, tuple[Code, weakref.ref[Held]]] = {}
 
 
 def register(kernels: Iterable[Kernel]) -> list[Held]:
-    """Compile kernels that programs call which are about to be loaded, if they are not in memory;
-    to be held until the programs are loaded.
+    """Compile the kernels that programs call which are about to be loaded, where they are not in
+    memory; the caller holds them until the programs are loaded.
 
     **Raises:** `CompileError`.
     """
@@ -202,7 +202,8 @@ def _new_trampoline() -> _Trampoline:
 
 
 def _free_unused() -> None:
-    """All but the spare ones. (Programs are only loaded while their kernels are held.)"""
+    """Free the kernels that no program needs, but for some that were used last. (Programs are only
+    loaded while their kernels are held.)"""
     unused = [x for x, (_, held) in _loaded.items() if not (held() or _trampolines[x].users.value)]
     for target in unused[: max(0, len(unused) - SPARE)]:
         _trampolines[target].handler.value = 0
@@ -210,8 +211,8 @@ def _free_unused() -> None:
 
 
 def _host() -> Machine | None:
-    """This computer, whatever is chosen here and now, as kernels say if they are for another.
-    (Without LLVM it isn't known, and `compiled` says so.)"""
+    """This computer, whatever machine is chosen, as kernels name the machine if they are for
+    another. (Without LLVM it isn't known, and `compiled` says so.)"""
     return None if available() else host()
 
 
@@ -232,7 +233,7 @@ def kernels_in(jaxpr: Any) -> tuple[Kernel, ...]:
 
 
 def safety_checks(kernels: Iterable[Kernel]) -> list[jax.export.DisabledSafetyCheck]:
-    """What `jax.export` must not check, as it lets no program call what it doesn't know."""
+    """The checks that `jax.export` has to skip: it lets no program call what it doesn't know."""
     return [jax.export.DisabledSafetyCheck.custom_call(kernel.target) for kernel in kernels]
 
 

@@ -22,7 +22,7 @@ from .machine import current, gpu, host, Machine
 # The oldest LLVM that our IR is for.
 OLDEST = 20
 
-# Of what is done to IR: another number where that changes, for what is kept on disk.
+# The version of what is done to IR, to be changed with that: object code is kept on disk.
 _PIPELINE = 2
 _LEVEL = 2
 # On a CPU. The builder has unrolled, vectorised and hoisted already, so the rest of LLVM's own
@@ -38,8 +38,8 @@ class CompileError(RuntimeError):
 
 
 class Code:
-    """Functions in memory, by name, for as long as somebody has this object, and while Python ends,
-    as XLA may still be running them.
+    """Functions in memory, by name. They stay for as long as somebody has this object, and until
+    Python has ended, as XLA may still be running them.
 
     - `key`: the hash of what they were compiled from, and for.
     - `origin`: whether they were compiled in this process, or read from disk.
@@ -118,13 +118,13 @@ def compiled(text: str, machine: Machine | None = None) -> Code:
 
 
 def define(name: str, address: int) -> None:
-    """Have all code that is compiled from now on find a function by this name."""
+    """Let all code that is compiled from now on find a function by this name."""
     with _lock:
         _llvm().add_symbol(name, address)
 
 
 def assembly(text: str, target: Machine) -> str:
-    """The code of a module for a machine, which need not be this one, to be read or assembled.
+    """The assembly code of a module for a machine, which need not be this one.
 
     **Raises:** `CompileError`.
     """
@@ -175,7 +175,7 @@ def _key(llvm: Any, text: str, machine: Machine) -> str:
 
 
 def _loaded(llvm: Any, object_code: bytes) -> Any:
-    """An engine that has it in memory."""
+    """An engine of LLVM that has the object code in memory."""
     target = llvm.Target.from_triple(host().triple).create_target_machine(jit=True)
     engine = llvm.create_mcjit_compiler(llvm.parse_assembly("", llvm.create_context()), target)
     try:
@@ -238,7 +238,7 @@ def _refused(error: RuntimeError) -> CompileError:
 
 
 def _lines(message: str) -> list[str]:
-    """The first of what LLVM says."""
+    """The first lines of a message of LLVM."""
     lines = [line.rstrip() for line in message.strip().splitlines()]
     first = [x if len(x) <= _LONGEST else x[:_LONGEST] + " ..." for x in lines[:_MOST]]
     return [*first, f"... and {len(lines) - _MOST} lines more"] if len(lines) > _MOST else first
@@ -279,8 +279,8 @@ def _has(machine: Machine, name: str) -> bool:
 
 
 def _undefined(llvm: Any, object_code: bytes) -> list[str]:
-    """The names of functions that object code calls and hasn't got; of ELF, which LLVM loads on
-    Linux and Windows (elsewhere, nothing is known)."""
+    """The names of functions that object code calls and does not define; known for ELF, which LLVM
+    loads on Linux and Windows."""
     if object_code[:6] != b"\x7fELF\x02\x01":  # of 64 bits, little-endian
         return []
     found, wanted = llvm.ObjectFileRef.from_data(object_code).sections(), (b".symtab", b".strtab")

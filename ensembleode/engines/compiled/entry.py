@@ -14,7 +14,7 @@ _REGISTERS = ("tid", "ctaid", "ntid", "nctaid")
 
 
 def entry_name(name: str) -> str:
-    """Of the entry that runs a function."""
+    """The name of the entry that runs a function."""
     return f"{name}_entry"
 
 

@@ -32,8 +32,8 @@ _CHEAP = 32
 
 
 def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Function:
-    """As `fields.lower` does it; loops over functions such as sines remain loops, though: written
-    out they take long to compile, and are no faster.
+    """A function lowered by `fields.lower`, with loops over functions such as sines kept as loops:
+    written out they take long to compile, and are no faster.
 
     **Raises:** `UntranslatableError`.
     """
@@ -46,8 +46,8 @@ def lowered(jaxpr: jex.Jaxpr, inputs: Inputs, largest_returned: int) -> ir.Funct
 def evaluate(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:
-    """The components of a function's result, computed here; those that all lanes have in common
-    are scalars.
+    """Write the evaluation of a function here. Returns the components of its result; those that all
+    lanes have in common are scalars.
 
     **Arguments:** `mask`: the lanes that count: no loop goes on for another one.
 
@@ -59,8 +59,8 @@ def evaluate(
 def evaluate_apart(
     b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> list[Value]:
-    """The same by a function of its own in the module, which is written once: for long ones, that
-    are evaluated in many places.
+    """`evaluate` in a function of its own in the module, which is written once: for long functions
+    that are evaluated in many places.
 
     **Arguments:** `name`: of this function in the module; `numbers` of one name come from places of
     one kind.
@@ -75,7 +75,8 @@ _Source: TypeAlias = tuple[str, np.dtype, tuple[int, int] | None]
 
 
 class _Apart:
-    """It reads its numbers from memory: those that are in registers are copied there first."""
+    """A function of its own in the module, which reads its numbers from memory; those that are in
+    registers are copied there first."""
 
     def __init__(
         self, b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None
@@ -119,7 +120,7 @@ _APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDi
 
 
 class _Passed(Numbers):
-    """The numbers that a function of its own is given, as it asks for them.
+    """The numbers that a function of its own is passed, as its code asks for them.
 
     - `places`: its parameters for them, in order: a group, a dtype, and which of its numbers; None
         where these are `copied`.
@@ -208,7 +209,7 @@ class _Printer:
         return [self.load(everything, i) for i in range(self.fn.size)]
 
     def stored(self) -> None:
-        """To where the result is wanted."""
+        """Write the function, with its result stored to `self.result`."""
         self.block(self.fn.body)
         assert self.result is not None
         # All are computed before any is stored.
@@ -322,7 +323,7 @@ class _Printer:
                 left = left & which.ne(k)
 
     def branch(self, which: Value, cases: Sequence[Sequence[ir.Stmt]], k: int = 0) -> None:
-        """The case of a number that all lanes have in common."""
+        """Run the case of a number that all lanes have in common."""
         if k == len(cases) - 1:
             self.block(cases[k])
         else:
@@ -363,7 +364,7 @@ class _Printer:
     #
 
     def index(self, index: ir.Index) -> Value | int:
-        """A number where it is known."""
+        """An index into a buffer: a Python number where it is known."""
         known = index.offset
         parts: list[Value] = []
         for e, stride in index.terms:

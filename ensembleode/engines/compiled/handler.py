@@ -33,7 +33,7 @@ _FAILED_PRECONDITION = 9
 
 
 def handler_name(name: str) -> str:
-    """Of the handler of a function."""
+    """The name of the handler of a function."""
     return f"{name}.handler"
 
 
@@ -183,7 +183,7 @@ def _message(name: str, text: str) -> str:
 
 
 def _fill_in_metadata(w: Writer, extension: str) -> None:
-    """The version, and no traits: a call may do something else each time."""
+    """Write the version of the interface, and no traits: a call may do something else each time."""
     metadata = w.load("ptr", extension, _EXTENSION["metadata"])
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", metadata, _METADATA["size"])
@@ -199,7 +199,7 @@ def _fill_in_metadata(w: Writer, extension: str) -> None:
 
 
 def _return_error(w: Writer, message: str) -> None:
-    """An error of XLA's; the end of the process where not even that can be made."""
+    """Return an error of XLA's; end the process where not even an error can be made."""
     api = w.load("ptr", "%frame", _FRAME["api"])
     size = w.load("i64", api, _API["size"])
     version = w.load("i64", api, _API["version"])

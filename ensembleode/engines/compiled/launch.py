@@ -39,8 +39,8 @@ class KernelError(RuntimeError):
 
 
 class Kernel(NamedTuple):
-    """What a thread does, as `entry` wants it: a module of LLVM IR, and the function in it; and of
-    how many pointers to operands and results that is."""
+    """A function of a GPU's threads, as `entry` wants it: a module of LLVM IR, the name of the
+    function in it, and how many operands and results it has pointers to."""
 
     text: str
     name: str
@@ -71,7 +71,7 @@ def launch(
 
 
 def launcher() -> Launcher:
-    """What launches kernels here.
+    """The function that launches kernels with the plugin that is installed.
 
     **Raises:** `KernelError` when the installed plugin has neither call.
     """
@@ -83,7 +83,7 @@ def launcher() -> Launcher:
 
 
 def check() -> None:
-    """That kernels can run on this machine.
+    """Check that kernels can run on this machine.
 
     **Raises:** `KernelError`, which names every piece that is missing.
     """
@@ -110,7 +110,7 @@ def missing() -> list[str]:
 
 
 def cuda_devices() -> list[jax.Device]:
-    """Of all processes, so that they all compile the same; none is no error."""
+    """The CUDA devices of all processes, so that all compile the same; none is no error."""
     try:
         return jax.devices("cuda")
     except RuntimeError:
@@ -186,8 +186,8 @@ def ptx_of(kernel: Kernel, arch: str) -> str:
 
 
 def arch_here() -> str:
-    """That of the GPUs of this computer; where there is none, of all: lowered here, to run
-    elsewhere."""
+    """The architecture to compile for: that of this computer's GPUs, or where there is none (the
+    kernel is to run elsewhere) one that all GPUs run."""
     return arch_of(*cuda_devices())
 
 

@@ -78,7 +78,7 @@ def host() -> Machine:
 
 
 def of_x86(has: dict[str, bool]) -> dict:
-    """The vectors of an x86 CPU with such features."""
+    """An x86 CPU with these features: its vectors, and whether it fuses."""
     wide = has.get("avx512f", False)
     fused = wide or has.get("fma", False)
     size = 64 if wide else 32 if has.get("avx", False) else 16
@@ -89,18 +89,18 @@ _current: contextvars.ContextVar[Machine | None] = contextvars.ContextVar("machi
 
 
 def current() -> Machine:
-    """What kernels are made for here and now."""
+    """The machine that kernels are made for here and now."""
     return chosen() or host()
 
 
 def chosen() -> Machine | None:
-    """What `using` said; None outside of it."""
+    """The machine that `using` chose; None outside of `using`."""
     return _current.get()
 
 
 @contextlib.contextmanager
 def using(machine: Machine) -> Iterator[None]:
-    """Within this block, and this thread, kernels are made for a machine, and run as code for it.
+    """Within this block, and this thread, kernels are made for this machine, and run as its code.
 
     A function that JAX has traced before is not traced again: neither here, nor one of here
     afterwards. So use functions that are made here, and only here.

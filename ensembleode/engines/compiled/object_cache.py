@@ -72,12 +72,12 @@ def load(key: str) -> bytes | None:
 
 
 def _digest(key: str, code: bytes) -> bytes:
-    """Of what the code was made of, and for, too: a file may have been renamed."""
+    """The digest of object code and of its key, as a file may have been renamed."""
     return hashlib.sha256(key.encode() + code).digest()
 
 
 def save(key: str, code: bytes) -> None:
-    """For `load`, here and in other processes, if the disk allows."""
+    """Save object code for `load`, in this process and others, if the disk allows."""
     global _unseen
     folder = directory()
     if folder is None:
@@ -96,7 +96,7 @@ def save(key: str, code: bytes) -> None:
 
 
 def clear(folder: pathlib.Path, most: int) -> None:
-    """Delete what was used least recently, until there are at most so many bytes."""
+    """Delete the files that were used least recently, until so many bytes are left at most."""
     files = []
     with os.scandir(folder) as entries:
         for entry in entries:

@@ -23,7 +23,7 @@ DTYPES |= {BOOL, F32, F64}
 
 
 def checked(dtype: Any) -> np.dtype:
-    """The dtype, if there are numbers of it here.
+    """The dtype, if the compiled engine has numbers of it.
 
     **Raises:** `UntranslatableError` if not.
     """
@@ -34,13 +34,13 @@ def checked(dtype: Any) -> np.dtype:
 
 
 def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any = None) -> Value:
-    """The operation that is named as JAX's primitive.
+    """Write the operation that is named as JAX's primitive.
 
     **Raises:** `UntranslatableError` for one that is not here.
     """
     dtype = checked(dtype)
     if dtype.kind in "biu" and name in _KNOWN and all(x.constant is not None for x in args):
-        # Of counters of loops that are written out: where something lies is then known.
+        # (Counters of loops that are written out are constants: places are known then.)
         with np.errstate(all="ignore"):
             return b.constant(_KNOWN[name](*(x.constant for x in args)), dtype)
     if name == "convert_element_type":
@@ -59,7 +59,7 @@ def operation(b: Builder, name: str, args: list[Value], dtype: Any, param: Any =
 
 
 def check(fn: Function) -> None:
-    """That all operations of a function are here, and its dtypes.
+    """Check that the compiled engine has all operations of a function, and its dtypes.
 
     **Raises:** `UntranslatableError` if not.
     """
@@ -79,7 +79,7 @@ def check(fn: Function) -> None:
                 checked(buffer.dtype)
 
 
-# What `operation` itself does.
+# The names that `operation` handles itself.
 _NAMED = {"bitcast_convert_type", "convert_element_type", "integer_pow", "round"}
 
 
@@ -97,7 +97,7 @@ def _sign(b: Builder, x: Value) -> Value:
 
 
 def _extreme(how: str) -> Callable[..., Value]:
-    """NaN where one is; 0 is more than -0."""
+    """The larger or the smaller of two, or NaN where one is; 0 is more than -0."""
 
     def extreme(b: Builder, x: Value, y: Value) -> Value:
         x, y = b.matched(x, y)
@@ -110,7 +110,8 @@ _max, _min = _extreme("maximum"), _extreme("minimum")
 
 
 def _div(b: Builder, x: Value, y: Value) -> Value:
-    """Of integers towards zero; by zero that is -1, and of the least one by -1 the least one."""
+    """The quotient, of integers rounded towards zero; an integer by zero is -1, and the least one
+    by -1 is the least one."""
     if x.is_real or y.is_real:
         return x / y
     by_zero, unsafe = _unsafe(b, x, y)
@@ -119,7 +120,7 @@ def _div(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _rem(b: Builder, x: Value, y: Value) -> Value:
-    """With the sign of the first; of integers by zero, the number itself."""
+    """The remainder, with the sign of the first; of an integer by zero, the integer itself."""
     if x.is_real:
         return _rem_of_reals(b, x, y)
     by_zero, unsafe = _unsafe(b, x, y)
@@ -128,7 +129,7 @@ def _rem(b: Builder, x: Value, y: Value) -> Value:
 
 
 def _unsafe(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
-    """Where a divisor is zero, and where the machine might trap."""
+    """The lanes whose divisor is zero, and those in which the machine might trap."""
     by_zero = y.eq(0)
     if not x.is_signed:
         return by_zero, by_zero
@@ -136,7 +137,7 @@ def _unsafe(b: Builder, x: Value, y: Value) -> tuple[Value, Value]:
 
 
 def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
-    """Exact: by turns, each of which takes off the divisor as often as the quotient has bits."""
+    """The exact remainder: each turn takes off the divisor as often as the quotient has bits."""
     x, y = b.matched(x, y)
     info, integer = np.finfo(x.dtype), integer_like(x.dtype)
     with b.unfused():
@@ -148,7 +149,7 @@ def _rem_of_reals(b: Builder, x: Value, y: Value) -> Value:
             return b.bitcast(z, integer) >> info.nmant
 
         def power(n: Value) -> Value:
-            """Of two."""
+            """A power of two."""
             return b.bitcast((n + info.maxexp - 1) << info.nmant, x.dtype)
 
         up = info.nmant + 2
@@ -204,7 +205,7 @@ def _ordered(how: str) -> Callable[..., Value]:
 
 
 def _shift(how: str) -> Callable[..., Value]:
-    """By as many bits as there are, or more (or a negative number), all are shifted out."""
+    """A shift; by as many bits as there are or more (or a negative number) it shifts all out."""
 
     def shift(b: Builder, x: Value, n: Value) -> Value:
         x, n = b.matched(x, n)
@@ -224,7 +225,7 @@ def _shift(how: str) -> Callable[..., Value]:
 
 
 def _select(b: Builder, which: Value, *cases: Value) -> Value:
-    """The case of this number; of two, by a boolean."""
+    """The case of this number; of two cases, by a boolean."""
     if which.dtype == BOOL:
         return b.where(which, cases[-1], cases[0])
     found = cases[-1]
@@ -238,7 +239,7 @@ def _rounded(how: str) -> Callable[..., Value]:
 
 
 def _methods(method: str, *names: str) -> dict[str, Callable[..., Value]]:
-    """By a method of the builder that is told the name."""
+    """Operations that are the builder's methods, told the name of the primitive."""
     return {how: lambda b, *xs, how=how: getattr(b, method)(how, *xs) for how in names}
 
 
@@ -273,7 +274,7 @@ OPERATIONS: dict[str, Callable[..., Value]] = {
     **_methods("compare", "eq", "ge", "gt", "le", "lt", "ne"),
     **{f"{how}_to": _ordered(how) for how in ("eq", "le", "lt")},
 }
-# Those of which indices are made.
+# The operations that indices are made of.
 _OF_INDICES = "add and clamp eq ge gt le lt max min mul ne not or sub"
 _KNOWN: dict[str, Callable] = {
     **{name: FOLDED_INTEGERS[name] for name in _OF_INDICES.split()},

@@ -77,7 +77,7 @@ def product(
         return [b.mul_add(a, c, t) for (a, c), t in zip(pairs, totals, strict=True)]
 
     def along(n: int, size: int, body: Callable[[Value | int, int], None]) -> None:
-        """Parts of this size, and the rest."""
+        """Run `body` for parts of this size, and for the rest."""
         whole, rest = divmod(n, size)
         if whole == 1:
             body(0, size)

@@ -35,7 +35,7 @@ class Memory:
         return cls(b.array(dtype, n, of_lanes=of_lanes), of_lanes=of_lanes)
 
     def moved(self, by: int) -> Memory:
-        """From another number on."""
+        """The memory from another number on."""
         if not by:
             return self
         each = self.buffer.builder.lanes or 1 if self.of_lanes else self.stride
@@ -43,14 +43,15 @@ class Memory:
         return Memory(buffer, of_lanes=self.of_lanes, offsets=self.offsets, stride=self.stride)
 
     def load(self, index: Value | int) -> Value:
-        """Lanes may each have an index, which has to be inside, also in those that don't count."""
+        """The number of this index. Lanes may have different indices, which must be inside also in
+        lanes that don't count."""
         b, place = self.buffer.builder, self._place(index)
         if isinstance(place, Value) and place.lanes:
             return self.buffer.gather(place, b.constant(True, BOOL, of_lanes=True), 0)
         return self.buffer.load_lanes(place) if self.of_lanes else self.buffer.load(place)
 
     def store(self, index: Value | int, value: Value, mask: Value | None = None) -> None:
-        """In the lanes of the mask; not where lanes have numbers that lie apart."""
+        """Write a number in the lanes of the mask; not for numbers of lanes that lie apart."""
         assert self.offsets is None
         b, place = self.buffer.builder, self._place(index)
         if not self.of_lanes:
@@ -92,7 +93,8 @@ class Numbers(abc.ABC):
         return self.load(buffer.group, buffer.dtype, index)
 
     def memory(self, group: str, dtype: np.dtype, start: int, end: int) -> Memory | None:
-        """Where the group lies, for indices from `start` to `end`, which are those of an array.
+        """The memory of a group, for computed indices from `start` to `end`, which are those of an
+        array.
 
         None where these are in registers: those that are wanted are copied to the stack first.
         """
@@ -103,7 +105,7 @@ class Numbers(abc.ABC):
 def copied(
     b: Builder, numbers: Numbers, group: str, dtype: np.dtype, indices: Iterable[int]
 ) -> Memory:
-    """These numbers of a group, on the stack; the first at its place from there on."""
+    """Numbers of a group copied to the stack, in memory that is indexed as the group is."""
     indices = sorted(indices)
     memory = Memory.on_stack(b, dtype, indices[-1] + 1 - indices[0], of_lanes=group != "shared")
     for i in indices:

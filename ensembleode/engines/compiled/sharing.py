@@ -99,7 +99,7 @@ _YIELD = "SwitchToThread" if sys.platform == "win32" else "sched_yield"
 
 
 def shared_work(name: str, count: int) -> str:
-    """What the threads of shared work run of a kernel, with as many pointers."""
+    """The function that threads run on parts of a kernel's work, with so many pointers."""
     parts = Writer()
     for which in ("n", "threads", "least"):
         parts.line(f"%{which} = load i64, ptr {parts.at('%work', _WORK[which])}")
@@ -144,7 +144,7 @@ def shared_work(name: str, count: int) -> str:
 
 
 def thread_work() -> str:
-    """What the threads of shared work do, whatever it is: code that stays."""
+    """The functions that threads run whatever the work is: code that stays in memory."""
     task = Writer()
     running = task.at("%work", _WORK["running"])
     task.line(f"%before = atomicrmw add ptr {running}, i64 1 acq_rel")

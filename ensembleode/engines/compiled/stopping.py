@@ -25,7 +25,7 @@ define void @stopped(ptr noalias readonly %stop, ptr noalias readonly %turn, ptr
 
 
 def stopped(stop: Any, turn: Any) -> Any:
-    """Whether it says so: a boolean, the same for all that are mapped over.
+    """Whether the flag is set: a boolean, the same for all trajectories that are mapped over.
 
     **Arguments:** `stop`: where the flag lies, `Lane.stop`; `turn`: what changes as the loop goes
     on.

@@ -23,7 +23,7 @@ _Visit: TypeAlias = Callable[[ir.Stmt, Region], None]
 
 
 class Uniformity:
-    """**Arguments:**
+    """Which numbers and branches of a function are the same in all lanes.
 
     - `has_lanes`: whether there are lanes at all.
     - `own_time`: whether the time differs from lane to lane.
@@ -33,7 +33,7 @@ class Uniformity:
         self.has_lanes = has_lanes
         self.assigned = {s.var.name for s in statements(fn.body) if isinstance(s, ir.Assign)}
         self._places = {key: _joined(found) for key, found in _scratch(fn).items()}
-        # What is read after all: from outside of every region.
+        # The results, which are read at the end, outside of every region.
         read = (x.buffer for x in loads(fn.outputs))
         self._results: list[object] = [self.place_of(x) for x in read if x.group == "work"]
         self._results += [
@@ -65,7 +65,7 @@ class Uniformity:
         return self.place_of(buffer) in self._varying
 
     def varies(self, expr: ir.Expr) -> bool:
-        """Whether it differs from lane to lane."""
+        """Whether the value of an expression differs from lane to lane."""
         match expr:
             case ir.Const():
                 return False
@@ -77,7 +77,7 @@ class Uniformity:
                 return any(map(self.varies, args))
 
     def is_local(self, target: ir.Var | ir.Buffer, region: Region) -> bool:
-        """Whether it is written in the region where it is declared."""
+        """Whether a variable or memory is only written in the region where it is declared."""
         if isinstance(target, ir.Var):
             return self._declared[target.name] == region
         return self._homes[self.place_of(target)] == region
@@ -153,7 +153,7 @@ def _scratch(fn: ir.Function) -> dict[tuple[str, np.dtype], set[tuple[int, int]]
 
 
 def _joined(parts: set[tuple[int, int]]) -> list[tuple[int, int]]:
-    """Those that overlap as one."""
+    """The parts, with those that overlap joined to one."""
     found: list[tuple[int, int]] = []
     for start, end in sorted(parts):
         if found and start < found[-1][1]:

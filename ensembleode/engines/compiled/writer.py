@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 
 class Writer:
-    """Of a function, with memory given by bytes."""
+    """The instructions of a function that handles structures in memory, by offsets in bytes."""
 
     def __init__(self):
         self.lines: list[str] = []
@@ -30,7 +30,7 @@ class Writer:
         self.line(f"store {type_} {value}, ptr {self.at(base, offset)}")
 
     def structure(self, *members: tuple[str, str | int]) -> str:
-        """One with these types and values, eight bytes each."""
+        """A structure in memory with members of these types and values, eight bytes each."""
         base = self.value(f"alloca {{ {', '.join(type_ for type_, _ in members)} }}")
         for i, (type_, value) in enumerate(members):
             self.store(type_, value, base, 8 * i)
@@ -56,5 +56,5 @@ class Writer:
 
 
 def as_pointers(values: Iterable[str]) -> str:
-    """As arguments of a call."""
+    """Names as the pointer arguments of a call."""
     return ", ".join(f"ptr {x}" for x in values)

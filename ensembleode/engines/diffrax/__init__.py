@@ -2,7 +2,8 @@
 
 - `solving.py`: a solve by diffrax. (It is imported when this engine is first asked for something,
     as importing diffrax takes a third of the time of importing everything else.)
-- `control.py`: our step-size controllers and norms within it.
+- `control.py`: our step-size controllers and norms within it, and when a trajectory can't go on.
+- `within_steps.py`: the solution within saved steps.
 - `implicit.py`: diagonally implicit methods, with an explicit first stage.
 """
 
@@ -35,7 +36,7 @@ class Diffrax(Engine):
         return _solving().method(alg, options, has_dt=has_dt)
 
     def versions(self, method: Static) -> dict[str, str]:
-        """Of the packages that do the arithmetic."""
+        """The versions of the packages that do the arithmetic."""
         del method
         return _solving().versions()
 
@@ -53,7 +54,7 @@ class Diffrax(Engine):
         return _solving().interpolant(method)
 
     def is_stoppable(self) -> bool:
-        """Where there is LLVM, for the kernel that reads the flag."""
+        """It can be stopped where there is LLVM, for the kernel that reads the flag."""
         return available() is None
 
     def factorises(self, plan: Plan) -> bool:

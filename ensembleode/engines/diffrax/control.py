@@ -1,31 +1,40 @@
-"""Our step-size controllers and norms within diffrax, which integrates forwards in time always."""
+"""What controls the steps within diffrax, which integrates forwards in time always: our step-size
+controllers and norms, and what ends a trajectory that can't go on, whichever controller it has."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import diffrax
 import equinox as eqx
+import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
+import optimistix
 
-from ...solvers.arithmetic import ArrayArithmetic, Components
+from ...core.lane import Lane
+from ...solvers.arithmetic import Components, JaxArithmetic
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm, RMSNorm
-from ...solvers.step_size import initial_step, scaled, Tolerances
-from ...solvers.time import StepBounds, underflows
+from ...solvers.step_size import (
+    count_failures,
+    initial_step,
+    is_moved,
+    MOST_FAILURES,
+    power_of_ten,
+    scaled,
+    Tolerances,
+)
+from ...solvers.time import min_step, StepBounds, STRETCH, underflows
+from ..compiled.stopping import stopped
+from . import implicit
 
 
-class _Arithmetic(ArrayArithmetic):
+class _Arithmetic(JaxArithmetic):
     """The arrays of one trajectory as an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]:
     a state is a tuple of arrays, and its numbers are `[]`."""
-
-    def bitcast(self, x: Any, dtype: Any) -> Any:
-        return jax.lax.bitcast_convert_type(x, dtype)
-
-    def stopped(self, x: Any) -> Any:
-        return jax.lax.stop_gradient(x)
 
     def mean(self, components: Components) -> Any:
         return self.total(components) / sum(x.size for x in components)
@@ -37,7 +46,7 @@ class _Arithmetic(ArrayArithmetic):
         return super().largest(tuple(map(jnp.max, components)))
 
 
-ARRAYS: Any = _Arithmetic(jnp)
+ARRAYS: Any = _Arithmetic()
 
 
 def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
@@ -46,7 +55,7 @@ def norm_of_tree(norm: AbstractNorm) -> Callable[[Any], Any]:
 
 
 def _sizes(components: Components) -> Components:
-    """Without the arguments of complex numbers, which norms know nothing of."""
+    """The components, complex ones by their absolute values, as norms take real numbers."""
     return tuple(jnp.abs(x) if jnp.iscomplexobj(x) else x for x in components)
 
 
@@ -101,7 +110,7 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
                 return self.own_norm(xp, _sizes(values))
 
             h = initial_step(
-                ARRAYS, norm, _power_of_ten, field, t0, (y0,), field((y0,), t0), span, self._tol,
+                ARRAYS, norm, power_of_ten, field, t0, (y0,), field((y0,), t0), span, self._tol,
                 self.order, self.bounds.dtmax,
             )  # fmt: skip
         h = self.bounds.first(ARRAYS, jax.lax.stop_gradient(jnp.abs(h)), t0, span)
@@ -136,5 +145,131 @@ class OwnController(diffrax.AbstractAdaptiveStepSizeController):
         return Tolerances(self.atol, self.rtol)
 
 
-def _power_of_ten(x: Any, order: int) -> Any:
-    return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
+#
+# Any controller
+#
+
+
+NONFINITE: Any = diffrax.RESULTS.nonfinite_input
+# (A result of diffrax's that has no other use here.)
+STOPPED: Any = diffrax.RESULTS.event_occurred
+
+
+class Controller(diffrax.AbstractAdaptiveStepSizeController):
+    """Any step-size controller, with a return code when the trajectory can't go on.
+
+    Always of the adaptive kind, so that implicit solvers find their tolerances here when the
+    step is fixed, too.
+    """
+
+    inner: diffrax.AbstractStepSizeController
+    rtol: Any
+    atol: Any
+    norm: Any
+    dt: Any
+    adaptive: bool
+    stop: Any
+
+    def wrap(self, direction):
+        return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
+
+    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
+        # dt comes this way, not as dt0, as diffrax checks dt0 by a host callback.
+        dt0 = self.dt
+        first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
+        # A first step of no length stands for a trajectory that can't begin.
+        usable = jnp.isfinite(first) & _finite(y0)
+        # Of those controllers that are met here, only ours evaluate `f` for the first step.
+        nf = jnp.full((), 2 if dt0 is None and isinstance(self.inner, OwnController) else 0)
+        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0), nf)
+
+    def adapt_step_size(
+        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
+    ):
+        controller_state, failures, span, nf = controller_state
+        if isinstance(y_error, implicit.Counted):
+            y_error, nf = y_error.error, nf + y_error.nf.astype(nf.dtype)
+        y1, error = y1_candidate, y_error
+        usable: Any = None
+        if self.adaptive:
+            # An infinite error of an infinite state would be NaN, and so would be the next step.
+            usable = _finite(y1_candidate) & _finite(y_error)
+            y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
+            error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
+        keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
+            t0, t1, y0, y1, args, error, error_order, controller_state
+        )
+        lost = ~(t1 > t0)
+        if self.adaptive:
+            # A trial step to infinity is rejected like any with a large error, and tried shorter
+            # until time stands still, or rounding makes it no shorter.
+            # (Near zero it goes on for as long as numbers do.)
+            spacing = min_step(ARRAYS, next_t0, 0.0)
+            no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
+            stuck = (next_t1 - next_t0 <= spacing) | no_shorter
+            failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
+            # Looked into only when it happens, as it costs a tenth of a small step.
+            calm = jax.lax.cond(
+                eqxi.unvmap_any(stuck),
+                lambda: _calm(y0, y1_candidate, self.atol),
+                lambda: jnp.ones_like(stuck),
+            )
+            calm = calm & usable
+            lost = lost | (stuck & ~calm) | (failures >= MOST_FAILURES)
+            result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
+        else:
+            lost = lost | ~_finite(y1_candidate)
+            if self.dt is not None:
+                # diffrax goes to the end of the span from a hundred roundings away.
+                stretched = t1 - t0 > STRETCH * self.dt
+                keep = keep & ~stretched
+                result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
+        keep = keep & ~lost
+        next_t0 = jnp.where(keep, next_t0, t0)
+        result = diffrax.RESULTS.where(lost, NONFINITE, result)
+        if self.stop is not None:
+            result = diffrax.RESULTS.where(stopped(self.stop, t1), STOPPED, result)
+        return keep, next_t0, next_t1, jump, (state, failures, span, nf), result
+
+
+def controller_for(method: Any, lane: Lane) -> Any:
+    dt = None if lane.dt is None else jnp.abs(lane.dt)
+    inner: Any = method.controller
+    rtol, atol = lane.reltol, lane.abstol
+    norm: Any = optimistix.rms_norm
+    if method.norm is not None:
+        norm = norm_of_tree(method.norm)
+    if inner is None and method.adaptive:
+        bounds = {"dtmin": lane.dtmin, "dtmax": lane.dtmax, "force_dtmin": lane.dtmin is None}
+        inner = diffrax.PIDController(rtol=rtol, atol=atol, norm=norm, **bounds)
+    elif isinstance(inner, AbstractController):
+        tol, bounds = Tolerances(lane.abstol, lane.reltol), StepBounds(lane.dtmin, lane.dtmax)
+        inner = OwnController.of(inner, method.norm, method.order, tol, bounds)
+    elif inner is None:
+        inner = diffrax.ConstantStepSize()
+    elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
+        rtol, atol, norm = inner.rtol, inner.atol, inner.norm
+    else:
+        rtol, atol = 1e-3, 1e-6
+    controller = Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
+    if lane.tstops is None and lane.d_discontinuities is None:
+        return controller
+    # (It sorts them in the direction of time.)
+    return diffrax.ClipStepSizeController(controller, lane.tstops, lane.d_discontinuities)
+
+
+def _finite(y: Any) -> Any:
+    return _everywhere(jnp.isfinite, y)
+
+
+def _calm(y0: Any, y1: Any, atol: Any) -> Any:
+    """Whether a step too short for time to feel it leaves the state as good as unchanged.
+
+    (False for a state that is not finite.)
+    """
+    return _everywhere(lambda a, b: ~is_moved(atol, a, b), y0, y1)
+
+
+def _everywhere(test: Callable, *trees: Any) -> Any:
+    leaves = zip(*map(jtu.tree_leaves, trees), strict=True)
+    return functools.reduce(jnp.logical_and, [jnp.all(test(*x)) for x in leaves])

@@ -77,7 +77,7 @@ class _StateUnits(optimistix.AbstractRootFinder):
         return jtu.tree_map(lambda y: jnp.where(solved, y, 0), y), aux, {}
 
     def _reached(self, f: Any) -> Any:
-        """How large the state is, at the start of the step or at the stage."""
+        """The larger of the states at the start of the step and at the stage, by components."""
         return jtu.tree_map(
             lambda y0, f: jnp.maximum(jnp.abs(y0), jnp.abs(y0 + self.h * f)), self.y0, f
         )
@@ -154,15 +154,31 @@ def _finite(factors: Any) -> Any:
 
 
 class Counted(NamedTuple):
-    """What controllers are told of each step that is tried: its error, and evaluations of `f`."""
+    """What controllers are told of each step: its error, and how often `f` was evaluated."""
 
     error: Any
     nf: Any  # a float, as diffrax looks for NaN here
 
 
+class _Stages(NamedTuple):
+    """A step as far as stage `i`.
+
+    - `f`: the derivative at the stage before; `fs`: those at all stages.
+    - `factors`: of the Jacobian; `result`: of the root finder.
+    - `nf`: how often the field was evaluated.
+    """
+
+    i: Any
+    f: Any
+    factors: Any
+    fs: Any
+    result: Any
+    nf: Any
+
+
 class Method(diffrax.AbstractESDIRK):
-    """The step is diffrax's, operation by operation, but that it counts, and that the root finder
-    knows the step it is for.
+    """diffrax's step, operation by operation, which also counts evaluations of `f`, and tells the
+    root finder the step it is for.
 
     Between steps it is the cubic of the states and slopes at both ends, as in OrdinaryDiffEq. The
     slopes are those that the iterations found: `f` of a state that is off by a tolerance would be
@@ -200,29 +216,30 @@ class Method(diffrax.AbstractESDIRK):
             state = finder.init(_residual, *at, {}, None, None, frozenset())
             return eqx.partition(state, eqx.is_array)
 
-        def stage(carry):
-            i, _, factors, fs, result, nf = carry
+        def stage(now):
+            i, fs, result = now.i, now.fs, now.result
             known = jtu.tree_map(lambda _, xs: xs[...], f0, fs)
             y = jtu.tree_map(jnp.add, y0, terms.prod(_combined(lower[i], known), control))
             t = jnp.where(c[i] == 1, t1, t0 + c[i] * (t1 - t0))
             at = (_combined(predictor[i], known), (diagonal[i], terms, t, y, args, control))
-            i, old = eqxi.nonbatchable(i), jax.lax.stop_gradient(factors)
+            i, old = eqxi.nonbatchable(i), jax.lax.stop_gradient(now.factors)
             factors = jax.lax.cond(i == 1, lambda: linearised(*at)[0], lambda: old)
             found = find(*at, {"init_state": eqx.combine(factors, rest)})
             fs = jtu.tree_map(lambda x, xs: xs.at[i].set(x), found.value, fs)
             this = results.promote(found.result)
             result = results.where(result == results.successful, this, result)
-            nf = nf + jnp.where(first | (i > 0), found.stats["num_steps"], 0)
-            return i + 1, found.value, factors, fs, result, nf
+            nf = now.nf + jnp.where(first | (i > 0), found.stats["num_steps"], 0)
+            return _Stages(i + 1, found.value, factors, fs, result, nf)
 
         # The Jacobian of an explicit stage is the identity.
         explicit = (jnp.zeros((), dtype), terms, t0, y0, args, control)
         factors, rest = linearised(jtu.tree_map(jnp.zeros_like, f0), explicit)
-        *_, f1, _, fs, result, nf = eqxi.while_loop(
-            lambda carry: carry[0] < stages,
+        begin = _Stages(jnp.where(anew, 0, 1), f0, factors, fs, results.successful, jnp.array(0))
+        _, f1, _, fs, result, nf = eqxi.while_loop(
+            lambda now: now.i < stages,
             stage,
-            (jnp.where(anew, 0, 1), f0, factors, fs, results.successful, jnp.array(0)),
-            buffers=lambda carry: carry[3],
+            begin,
+            buffers=lambda now: now.fs,
             kind=self.scan_kind or "checkpointed",
             **{"max_steps": stages, "checkpoints": stages, "base": stages},
         )
@@ -239,7 +256,7 @@ class Method(diffrax.AbstractESDIRK):
 
 
 def _residual(f: Any, inputs: Any) -> tuple[Any, None]:
-    """Zero, where `f` is the derivative at the stage; and nothing else."""
+    """The residual of a stage: zero where `f` is the derivative there."""
     a, terms, t, y, args, control = inputs
     at = jtu.tree_map(lambda y, k: y + a * k, y, terms.prod(f, control))
     return jtu.tree_map(jnp.subtract, f, terms.vf(t, at, args)), None
@@ -263,7 +280,7 @@ class Kvaerno5(Method, diffrax.Kvaerno5):
 
 
 class _KenCarp(Method):
-    """The implicit half alone."""
+    """The implicit half of a KenCarp method, for all of `f`."""
 
     theirs: ClassVar[type]
 
@@ -287,7 +304,7 @@ class KenCarp5(_KenCarp):
 
 
 class ImplicitEuler(Method):
-    """With the trapezoidal rule as the other method of the error estimate, as diffrax has it."""
+    """Its error estimate compares with the trapezoidal rule, as diffrax's does."""
 
     tableau: ClassVar = diffrax.ButcherTableau(
         a_lower=(np.array([0.0]),),
@@ -323,52 +340,30 @@ _METHODS: dict[str, Any] = {
 #
 
 
+def _passed_on(name: str, *, to_implicit: bool = False) -> Any:
+    """What the solver within has by this name; or the implicit one that it wraps."""
+
+    def found(self):
+        solver = self.solver
+        while to_implicit and isinstance(solver, diffrax.AbstractWrappedSolver):
+            solver = solver.solver
+        return getattr(solver, name)
+
+    return property(found)
+
+
 class _Retried(diffrax.AbstractImplicitSolver, diffrax.AbstractWrappedSolver):
     """A solver whose error is infinite where a step fails."""
 
     solver: diffrax.AbstractSolver
 
-    @property
-    def root_finder(self):
-        return self._implicit.root_finder
-
-    @property
-    def root_find_max_steps(self):
-        return self._implicit.root_find_max_steps
-
-    @property
-    def _implicit(self) -> Any:
-        solver: Any = self.solver
-        while isinstance(solver, diffrax.AbstractWrappedSolver):
-            solver = solver.solver
-        return solver
-
-    @property
-    def term_structure(self):
-        return self.solver.term_structure
-
-    @property
-    def interpolation_cls(self):  # pyright: ignore[reportIncompatibleMethodOverride]
-        return self.solver.interpolation_cls
-
-    @property
-    def term_compatible_contr_kwargs(self):
-        return self.solver.term_compatible_contr_kwargs
-
-    def order(self, terms):
-        return self.solver.order(terms)
-
-    def strong_order(self, terms):
-        return self.solver.strong_order(terms)
-
-    def error_order(self, terms):
-        return self.solver.error_order(terms)
-
-    def init(self, terms, t0, t1, y0, args):
-        return self.solver.init(terms, t0, t1, y0, args)
-
-    def func(self, terms, t0, y0, args):
-        return self.solver.func(terms, t0, y0, args)
+    root_finder = _passed_on("root_finder", to_implicit=True)
+    root_find_max_steps = _passed_on("root_find_max_steps", to_implicit=True)
+    term_structure, interpolation_cls, term_compatible_contr_kwargs = map(
+        _passed_on, ("term_structure", "interpolation_cls", "term_compatible_contr_kwargs")
+    )
+    order, strong_order, error_order = map(_passed_on, ("order", "strong_order", "error_order"))
+    init, func = map(_passed_on, ("init", "func"))
 
     def step(self, terms, t0, t1, y0, args, solver_state, made_jump):
         y1, error, dense, state, result = self.solver.step(

@@ -5,42 +5,30 @@ step-size controller that stops a trajectory which became infinite or NaN, or wh
 underflowed, with a return code; NaN where a trajectory did not get to; no host callback.
 """
 
-import dataclasses
 import functools
 import importlib.metadata
-from collections.abc import Callable
 from typing import Any, get_origin
 
 import diffrax
 import equinox as eqx
-import equinox.internal as eqxi
 import jax
 import jax.numpy as jnp
-import jax.tree_util as jtu
-import optimistix
 
 from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
-from ...dense import inner_nodes
 from ...ground.retcode import ReturnCode
-from ...solvers import Bosh3, Dopri5, Euler, ExplicitRungeKutta, ODESolver, Tsit5
-from ...solvers.arithmetic import Components
+from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.controllers import AbstractController
-from ...solvers.method import Attempt, Equations
 from ...solvers.norms import AbstractNorm
-from ...solvers.step_size import count_failures, is_moved, MOST_FAILURES, Tolerances
-from ...solvers.time import min_step, next_time, StepBounds, STRETCH
+from ...solvers.time import next_time
 from ...tracing.program import Static
 from ..checks import check_backsolve, check_controller, check_steps, refusal_backwards
-from ..compiled.stopping import stopped
 from . import implicit
-from .control import ARRAYS, norm_of_tree, OwnController
+from .control import ARRAYS, controller_for, NONFINITE, STOPPED
+from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
 
-_NONFINITE: Any = diffrax.RESULTS.nonfinite_input
-# (Of those that diffrax has, one that it has no use for.)
-_STOPPED: Any = diffrax.RESULTS.event_occurred
 _IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
 
 
@@ -94,7 +82,7 @@ def known_times_refusal(options: dict) -> str | None:
 
 
 def versions() -> dict[str, str]:
-    """Of the packages that do the arithmetic."""
+    """The versions of the packages that do the arithmetic."""
     packages = ("diffrax", "equinox", "lineax", "optimistix")
     return {package: importlib.metadata.version(package) for package in packages}
 
@@ -141,13 +129,13 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     return Static(
         _Method(
             solver, controller, norm, order, adjoint, adaptive, imex, *counted, direction,
-            alg.method if type(alg) in _AS_OURS else None,
+            alg.method if type(alg) in AS_OURS else None,
         )
     )  # fmt: skip
 
 
 def _orders(alg: Any, solver: Any) -> tuple[int, int]:
-    """Of the method, and of that which it is compared with (or about that)."""
+    """The orders of the method, and (about) of the one that its error estimate compares with."""
     if isinstance(alg, ExplicitRungeKutta):
         return alg.order, alg.method.embedded_order or alg.order - 1
     if isinstance(alg, ODESolver):
@@ -173,73 +161,6 @@ def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
     out_axes = Result(*[0] * len(Result._fields))._replace(t=t)
     solve = functools.partial(integrate, plan)
     return jax.vmap(solve, in_axes=(in_axes,), out_axes=out_axes, axis_size=n)(lanes)
-
-
-def interpolant(method: Static) -> Any:
-    """See [`Engine.interpolant`][ensembleode.engines.engine.Engine.interpolant]."""
-    ours, solver = method.value.method, method.value.solver
-    if ours is None and isinstance(solver, diffrax.AbstractERK):
-        return _Steps(Static(solver))
-    return ours or len(inner_nodes(_degree(solver)))
-
-
-def _keeps(plan: Plan) -> bool:
-    """Whether what is within steps has to be kept, as they are not made again."""
-    return isinstance(interpolant(plan.method), int)
-
-
-@dataclasses.dataclass(frozen=True)
-class _Steps:
-    """The steps of an explicit solver of diffrax, one by one, as a `Method` makes its own."""
-
-    solver: Static
-
-    @property
-    def degree(self) -> int:
-        return _HIGHEST
-
-    def init(self, xp: Any, equations: Equations, y: Components, t: Any) -> tuple:
-        del xp, equations, y, t
-        return ()
-
-    def step(
-        self, xp: Any, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
-    ) -> Attempt:
-        del xp
-        (start,), solver = y, self.solver.value
-
-        def f(t, u, args):
-            del args
-            return equations.f((u,), t)[0]
-
-        # (diffrax differentiates by what it is given, and not by what that closes over.)
-        terms = diffrax.ODETerm(eqx.filter_closure_convert(f, t, start, None))
-        state = solver.init(terms, t, t + h, start, None)
-        end, _, dense, _, _ = solver.step(terms, t, t + h, start, None, state, False)
-        return Attempt((end,), carry, (), solver.interpolation_cls(t0=t, t1=t + h, **dense))
-
-    def dense(
-        self, xp: Any, equations: Equations, y: Components, dense: Any, t: Any, h: Any
-    ) -> Any:
-        del xp, equations, y, t, h
-        return dense
-
-    def interpolate(self, xp: Any, y: Components, dense: Any, h: Any, theta: float) -> Components:
-        del xp
-        (start,) = y
-        return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
-
-
-# Whose dense output in diffrax is that of our tableau.
-_AS_OURS = (Bosh3, Dopri5, Euler, Tsit5)
-
-
-def _degree(solver: diffrax.AbstractSolver) -> int:
-    """Of the polynomial that it interpolates by, at most."""
-    return 3 if isinstance(solver, implicit.Method) else _HIGHEST
-
-
-_HIGHEST = 6  # Dopri8's
 
 
 def factorises(plan: Plan) -> bool:
@@ -278,10 +199,7 @@ def _(perturbed, lane, plan):
 def _(residuals, cotangents, perturbed, lane, plan):
     del perturbed, lane, plan
     pullback, inexact, retcode = residuals
-    cotangents = jax.tree.map(
-        lambda x, ct: jnp.zeros_like(x) if ct is None else ct, inexact, Result(*cotangents)
-    )
-    (gradient,) = pullback(cotangents)
+    (gradient,) = pullback(sensitivity.with_zeros(inexact, cotangents))
     succeeded = retcode == ReturnCode.Success.value
     return jax.tree.map(lambda g: jnp.where(succeeded, g, jnp.zeros_like(g)), gradient)
 
@@ -308,7 +226,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         ts = jnp.where(jnp.isfinite(lane.saveat), lane.saveat, lane.t1) * sign
         saveat, adjoint = save(t1=True), _SaveTimes(adjoint, ts)
     elif saving.mode == "steps":
-        saveat = save(t0=saving.start, steps=True, dense=_keeps(plan))
+        saveat = save(t0=saving.start, steps=True, dense=keeps(plan))
     t0 = lane.t0
     if lane.d_discontinuities is not None:
         # diffrax steps over the others itself.
@@ -324,7 +242,7 @@ def _integrate(plan: Plan, lane: Lane) -> Result:
         lane.u0,
         args,
         saveat=saveat,
-        stepsize_controller=_controller(method, lane),
+        stepsize_controller=controller_for(method, lane),
         adjoint=adjoint,
         max_steps=plan.maxiters,
         throw=False,
@@ -387,126 +305,6 @@ def _cost(solver: Any) -> tuple[int | None, bool]:
     return None, False
 
 
-class _Controller(diffrax.AbstractAdaptiveStepSizeController):
-    """Any step-size controller, with a return code when the trajectory can't go on.
-
-    Always of the adaptive kind, so that implicit solvers find their tolerances here when the
-    step is fixed, too.
-    """
-
-    inner: diffrax.AbstractStepSizeController
-    rtol: Any
-    atol: Any
-    norm: Any
-    dt: Any
-    adaptive: bool
-    stop: Any
-
-    def wrap(self, direction):
-        return eqx.tree_at(lambda s: s.inner, self, self.inner.wrap(direction))
-
-    def init(self, terms, t0, t1, y0, dt0, args, func, error_order):
-        # dt comes this way, not as dt0, as diffrax checks dt0 by a host callback.
-        dt0 = self.dt
-        first, state = self.inner.init(terms, t0, t1, y0, dt0, args, func, error_order)
-        # A first step of no length stands for a trajectory that can't begin.
-        usable = jnp.isfinite(first) & _finite(y0)
-        # Of those controllers that are met here, only ours evaluate `f` for the first step.
-        nf = jnp.full((), 2 if dt0 is None and isinstance(self.inner, OwnController) else 0)
-        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0), nf)
-
-    def adapt_step_size(
-        self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
-    ):
-        controller_state, failures, span, nf = controller_state
-        if isinstance(y_error, implicit.Counted):
-            y_error, nf = y_error.error, nf + y_error.nf.astype(nf.dtype)
-        y1, error = y1_candidate, y_error
-        usable: Any = None
-        if self.adaptive:
-            # An infinite error of an infinite state would be NaN, and so would be the next step.
-            usable = _finite(y1_candidate) & _finite(y_error)
-            y1 = jtu.tree_map(lambda a, b: jnp.where(usable, a, b), y1_candidate, y0)
-            error = jtu.tree_map(lambda e: jnp.where(usable, e, jnp.inf), y_error)
-        keep, next_t0, next_t1, jump, state, result = self.inner.adapt_step_size(
-            t0, t1, y0, y1, args, error, error_order, controller_state
-        )
-        lost = ~(t1 > t0)
-        if self.adaptive:
-            # A trial step to infinity is rejected like any with a large error, and tried shorter
-            # until time stands still, or rounding makes it no shorter.
-            # (Near zero it goes on for as long as numbers do.)
-            spacing = min_step(ARRAYS, next_t0, 0.0)
-            no_shorter = ~keep & (next_t1 >= t1) & (t1 - t0 <= 32 * spacing)
-            stuck = (next_t1 - next_t0 <= spacing) | no_shorter
-            failures = count_failures(ARRAYS, failures, ~usable, t1 - t0, span)
-            # Looked into only when it happens, as it costs a tenth of a small step.
-            calm = jax.lax.cond(
-                eqxi.unvmap_any(stuck),
-                lambda: _calm(y0, y1_candidate, self.atol),
-                lambda: jnp.ones_like(stuck),
-            )
-            calm = calm & usable
-            lost = lost | (stuck & ~calm) | (failures >= MOST_FAILURES)
-            result = diffrax.RESULTS.where(stuck & calm, diffrax.RESULTS.dt_min_reached, result)
-        else:
-            lost = lost | ~_finite(y1_candidate)
-            if self.dt is not None:
-                # diffrax goes to the end of the span from a hundred roundings away.
-                stretched = t1 - t0 > STRETCH * self.dt
-                keep = keep & ~stretched
-                result = diffrax.RESULTS.where(stretched, diffrax.RESULTS.dt_min_reached, result)
-        keep = keep & ~lost
-        next_t0 = jnp.where(keep, next_t0, t0)
-        result = diffrax.RESULTS.where(lost, _NONFINITE, result)
-        if self.stop is not None:
-            result = diffrax.RESULTS.where(stopped(self.stop, t1), _STOPPED, result)
-        return keep, next_t0, next_t1, jump, (state, failures, span, nf), result
-
-
-def _controller(method: _Method, lane: Lane) -> Any:
-    dt = None if lane.dt is None else jnp.abs(lane.dt)
-    inner: Any = method.controller
-    rtol, atol = lane.reltol, lane.abstol
-    norm: Any = optimistix.rms_norm
-    if method.norm is not None:
-        norm = norm_of_tree(method.norm)
-    if inner is None and method.adaptive:
-        bounds = {"dtmin": lane.dtmin, "dtmax": lane.dtmax, "force_dtmin": lane.dtmin is None}
-        inner = diffrax.PIDController(rtol=rtol, atol=atol, norm=norm, **bounds)
-    elif isinstance(inner, AbstractController):
-        tol, bounds = Tolerances(lane.abstol, lane.reltol), StepBounds(lane.dtmin, lane.dtmax)
-        inner = OwnController.of(inner, method.norm, method.order, tol, bounds)
-    elif inner is None:
-        inner = diffrax.ConstantStepSize()
-    elif isinstance(inner, diffrax.AbstractAdaptiveStepSizeController):
-        rtol, atol, norm = inner.rtol, inner.atol, inner.norm
-    else:
-        rtol, atol = 1e-3, 1e-6
-    controller = _Controller(inner, rtol, atol, norm, dt, method.adaptive, lane.stop)
-    if lane.tstops is None and lane.d_discontinuities is None:
-        return controller
-    # (It sorts them in the direction of time.)
-    return diffrax.ClipStepSizeController(controller, lane.tstops, lane.d_discontinuities)
-
-
-def _finite(y: Any) -> Any:
-    return _everywhere(jnp.isfinite, y)
-
-
-def _calm(y0: Any, y1: Any, atol: Any) -> Any:
-    """Whether a step too short for time to feel it leaves the state as good as unchanged.
-
-    (False for a state that is not finite.)
-    """
-    return _everywhere(lambda a, b: ~is_moved(atol, a, b), y0, y1)
-
-
-def _everywhere(test: Callable, *trees: Any) -> Any:
-    leaves = zip(*map(jtu.tree_leaves, trees), strict=True)
-    return functools.reduce(jnp.logical_and, [jnp.all(test(*x)) for x in leaves])
-
-
 class _SaveTimes(diffrax.AbstractAdjoint):
     """An adjoint that saves at given times.
 
@@ -529,28 +327,18 @@ class _SaveTimes(diffrax.AbstractAdjoint):
         saveat = diffrax.SaveAt(ts=self.ts)
         if not isinstance(self.inner, diffrax.BacksolveAdjoint):  # (which takes no function)
             # An interpolant may be of higher precision than the state.
-            saveat = diffrax.SaveAt(ts=self.ts, fn=_in(ys.dtype))
+            saveat = diffrax.SaveAt(ts=self.ts, fn=lambda t, y, args: y.astype(ys.dtype))
         return self.inner.loop(
-            saveat=saveat,
-            init_state=eqx.tree_at(buffers, init_state, (ts, ys)),
-            **kwargs,
+            saveat=saveat, init_state=eqx.tree_at(buffers, init_state, (ts, ys)), **kwargs
         )
-
-
-def _in(dtype: Any) -> Callable:
-    def state(t, y, args):
-        del t, args
-        return y.astype(dtype)
-
-    return state
 
 
 _CODES = (
     (diffrax.RESULTS.successful, ReturnCode.Success),
     (diffrax.RESULTS.max_steps_reached, ReturnCode.MaxIters),
     (diffrax.RESULTS.dt_min_reached, ReturnCode.DtLessThanMin),
-    (_NONFINITE, ReturnCode.Unstable),
-    (_STOPPED, ReturnCode.Default),
+    (NONFINITE, ReturnCode.Unstable),
+    (STOPPED, ReturnCode.Default),
 )
 
 
@@ -586,8 +374,8 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     rows = reached.reshape(-1, *(1,) * (ys.ndim - 1))
     u = jnp.where(rows, ys, jnp.nan)
     inner = None
-    if saving.mode == "steps" and _keeps(plan):
-        inner = _within_steps(plan, sol, reached)
+    if saving.mode == "steps" and keeps(plan):
+        inner = within_steps(plan, sol, reached)
     if plan.own_times:
         t = jnp.where(reached, t, jnp.nan)
     steps, naccept = (
@@ -611,25 +399,3 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
             nf = nf + jnp.sum((times > before) & here, dtype=jnp.int32)
     length = jnp.sum(reached, dtype=jnp.int32)
     return Result(u, t, inner, length, retcode, naccept, steps - naccept, nf)
-
-
-def _within_steps(plan: Plan, sol: Any, reached: Any) -> Any:
-    """The states within the steps, `[time, node, *state]`, in the row where each starts; NaN where
-    there is no step, or its start isn't saved."""
-    method: _Method = plan.method.value
-    dense, start, dtype = sol.interpolation, plan.saving.start, plan.state.dtype
-    ends = dense.ts[1 - start : 1 - start + plan.saving.rows]
-    infos = jax.tree.map(lambda x: x[1 - start :], dense.infos)
-    nodes = jnp.asarray(inner_nodes(_degree(method.solver)), ends.dtype)
-    steps = len(ends) - 1
-
-    def within(step, infos):
-        there = reached[step] & reached[step + 1]
-        t0, t1 = jnp.where(there, ends[step], 0), jnp.where(there, ends[step + 1], 1)
-        infos = jax.tree.map(lambda x: jnp.where(there, x, 0), infos)
-        between = method.solver.interpolation_cls(t0=t0, t1=t1, **infos)
-        inner = jax.vmap(between.evaluate)(t0 + nodes * (t1 - t0)).astype(dtype)
-        return jnp.where(there, inner, jnp.nan)
-
-    inner = jax.vmap(within)(jnp.arange(steps), jax.tree.map(lambda x: x[:steps], infos))
-    return jnp.pad(inner, ((0, 1), *(((0, 0),) * (inner.ndim - 1))), constant_values=jnp.nan)

@@ -8,7 +8,7 @@ import numpy as np
 
 from ...core.executor import Executor
 from ...core.job import finish_lanes, Job, solve_lanes
-from ...core.plan import Plan, Result
+from ...core.plan import Outcome, Plan
 from ...ensemble import EnsembleColumns
 from ...ground.recent import jit_recent
 from ...numbers import but, of_kind
@@ -49,7 +49,7 @@ class InJulia(Executor):
                     "makes it depend on the index. Use EnsembleThreads()."
                 )
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         lanes = job.trajectories.lanes(indices, repeat)
         method = job.plan.method.value._replace(place=self.place)
         plan = dataclasses.replace(job.plan, method=Static(method))

@@ -356,7 +356,7 @@ def allows(compat: str, version: str) -> bool:
 
 
 def _numbers(version: str) -> list[int]:
-    """Those of a version, but of what follows it: of "1.10.0-rc1", 1, 10 and 0."""
+    """The numbers of a version without what follows them: of "1.10.0-rc1", 1, 10 and 0."""
     return [int(number) for number in re.findall(r"\d+", re.split("[-+]", version)[0])]
 
 

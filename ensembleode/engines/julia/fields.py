@@ -96,7 +96,7 @@ def translate(
 
 
 def _jacobian(program: Program) -> jex.Jaxpr:
-    """Transposed, so that its row-major order is Julia's column-major one."""
+    """The Jacobian transposed, so that its row-major order is Julia's column-major one."""
 
     def jacobian(consts, u, p, t):
         def flat(u):

@@ -74,7 +74,7 @@ class Parameters(NamedTuple):
 
 
 def _parameters(plan: Plan, wanted: Any) -> Parameters:
-    """Of the program's constants and parameters those wanted; each of one trajectory."""
+    """The wanted ones of the program's constants and parameters, as of one trajectory."""
     avals = parameters_of(plan.field)
     where = tuple(
         bool(w) and jnp.issubdtype(a.dtype, jnp.inexact) for w, a in zip(wanted, avals, strict=True)
@@ -100,7 +100,7 @@ def _starts(plan: Plan, lanes: Lane, n: int) -> Any:
 
 
 def _dot(a: Any, b: Any) -> Any:
-    """Over the state: `[trajectory]`."""
+    """The product summed over the state: `[trajectory]`."""
     return jnp.sum(a * b, axis=tuple(range(1, a.ndim)))
 
 
@@ -146,7 +146,7 @@ def _sensitivities(plan: Plan, lanes: Lane, n: int, parameters: Parameters) -> t
 
 
 def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
-    """`field(state, numbers, t)`, whose numbers are all those of the plan's field, and `more`."""
+    """`field(state, numbers, t)` traced, with all numbers of the plan's field, and `more`."""
     t: Any = plan.field.jaxpr.invars[-1].aval
     avals = (*parameters_of(plan.field), *more)
     structs = tuple(jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals)
@@ -156,7 +156,7 @@ def _traced(plan: Plan, field: Callable, state: Any, *more: Any) -> Program:
 
 
 def _replanned(plan: Plan, lanes: Lane, field: Callable, state: Any, u0: Any) -> tuple[Plan, Lane]:
-    """The plan and the numbers of `field(state, numbers, t)`, with the same numbers."""
+    """A plan and numbers for `field(state, numbers, t)`, with those of the plan's field."""
     program = _traced(plan, field, state)
     size, one = math.prod(state.shape), math.prod(plan.state.shape)
 
@@ -215,19 +215,15 @@ def _(primals, tangents):
         moving = rates(plan, lanes, result.u, _row_times(plan, lanes, result, n))
         du = du + moving * dt.reshape(*dt.shape, *(1,) * len(plan.state.shape))
     reached = jnp.isfinite(result.u)
-    zeros = jax.tree.map(_zero_tangent, result)
+    zeros = jax.tree.map(lambda x: jnp.zeros_like(x) if eqx.is_inexact_array(x) else None, result)
     t = zeros.t
     if t is not None and dt is not None and result.t.ndim == dt.ndim:
         t = dt
     return result, zeros._replace(u=jnp.where(reached, du, 0), t=t)
 
 
-def _zero_tangent(x: Any) -> Any:
-    return jnp.zeros_like(x) if jnp.issubdtype(x.dtype, jnp.inexact) else None
-
-
 def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:
-    """Of the saved times, `[trajectory, time]`; None where they are held."""
+    """The tangents of the saved times, `[trajectory, time]`; None where these times are held."""
     if plan.saving.mode == "times" and dot.saveat is not None:
         return jnp.broadcast_to(dot.saveat, (n, rows))
     if plan.saving.mode == "ends" and dot.t1 is not None:
@@ -237,7 +233,7 @@ def _time_tangents(plan: Plan, dot: Lane, n: int, rows: int) -> Any:
 
 
 def _row_times(plan: Plan, lanes: Lane, result: Result, n: int) -> Any:
-    """The times of the saved rows, `[trajectory, time]`; some time where one was not reached."""
+    """The times of the saved rows, `[trajectory, time]`; any time in rows that were not reached."""
     t = jnp.broadcast_to(result.t, (n, plan.saving.rows))
     return jnp.where(jnp.isfinite(t), t, jnp.broadcast_to(jnp.asarray(lanes.t0), (n,))[:, None])
 
@@ -325,7 +321,7 @@ def _as_gradient(plan, lanes, perturbed, parameters, result, ct, gradient, n) ->
         t1 = of_times(
             "t1", moved[:, -1] if plan.saving.mode == "ends" else jnp.zeros_like(moved[:, -1])
         )
-    # (By the others it is zero.)
+    # (The gradient by other numbers is zero.)
     zero = jax.tree.map(lambda w, x: jnp.zeros_like(x) if w else None, perturbed, lanes)
     return zero.with_parameters(flat)._replace(u0=u0, t0=t0, t1=t1, saveat=saveat)
 
@@ -395,7 +391,7 @@ def _interpolating(plan, lanes, n, parameters, result, ct) -> Any:
 
 
 def _backsolve(plan, lanes, n, parameters, result, ct) -> Any:
-    """From saved time to saved time, the state starting anew at each."""
+    """The gradient by solving back between saved times, from the saved state at each."""
     shape, dtype = plan.state.shape, plan.state.dtype
     d = math.prod(shape)
     adjoint = _adjoint_program(plan, parameters)

@@ -92,7 +92,7 @@ def _as_value(x: Any) -> Any:
 
 
 def packages(method: Description) -> set[str]:
-    """Those that the method and its arguments are from."""
+    """The Julia packages of a method and of the methods among its arguments."""
     every = (*method.arguments, *(x for _, x in method.options))
     inner = (packages(x) for x in every if isinstance(x, Description))
     return {method.package}.union(*inner)

@@ -45,7 +45,7 @@ def _array(x: Any, dtype: Any, shape: Sequence[int]) -> np.ndarray:
 def _parameters(
     field: Field, lanes: Lane, batched: Sequence[bool], n: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Those of each trajectory, `[trajectory, number]`, and those of all, `[number]`."""
+    """The parameters of each trajectory, `[trajectory, number]`, and the shared, `[number]`."""
     inputs = field.inputs
     own, shared = [], []
     for x, is_own in zip(lanes.parameters, batched, strict=True):
@@ -65,7 +65,7 @@ def _parameters(
 
 
 def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
-    """What Julia writes: the solutions."""
+    """The arrays that Julia writes: the solutions."""
     dtype, rows = plan.state.dtype, plan.saving.rows
     size = math.prod(plan.state.shape)
     arrays = {"u": jax.ShapeDtypeStruct((n, rows, size), dtype)}
@@ -77,7 +77,7 @@ def written(plan: Plan, n: int) -> dict[str, jax.ShapeDtypeStruct]:
 
 
 def result_of(plan: Plan, lanes: Lane, arrays: dict[str, Any], n: int) -> Result:
-    """What came back, `[trajectory, ...]`."""
+    """The result of what Julia wrote, `[trajectory, ...]`."""
     u = jnp.asarray(arrays["u"]).reshape(n, plan.saving.rows, *plan.state.shape)
     lengths = jnp.asarray(arrays["lengths"])
     counts = [jnp.asarray(arrays[name]) for name in ("naccept", "nreject", "nf")]

@@ -43,7 +43,7 @@ class _Thread:
         threading.Thread(target=self._work, name="julia", daemon=True).start()
 
     def submit(self, fn: Callable, *args: Any, future: Future | None = None) -> Future:
-        """Have `fn(*args)` be the result of the future, unless that is cancelled before."""
+        """Run `fn(*args)` in the thread, for the future, unless that is cancelled before."""
         future = Future() if future is None else future
         self._asked.put((future, fn, args))
         return future

@@ -87,7 +87,7 @@ class _Call:
 
 
 def solve_in_program(plan: Plan, lanes: Lane, n: int) -> Result:
-    """The same inside a compiled program."""
+    """`solve_on_host` inside a compiled program."""
     field_of(plan)  # what can't be translated is said now, not when the program runs
     leaves, structure = jtu.tree_flatten(lanes)
     room = written(plan, n)

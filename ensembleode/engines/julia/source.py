@@ -186,7 +186,7 @@ class _Printer:
                 return self.op(name, args, dtype, param)
 
     def bare(self, expr: ir.Expr) -> str:
-        """Without parentheses around it."""
+        """An expression without parentheses around it."""
         text = self.expr(expr)
         is_infix = isinstance(expr, ir.Op) and expr.name in (*_INFIX, "neg")
         around = text.startswith("(") and is_infix
@@ -264,7 +264,8 @@ def _float(value: Any, name: str) -> str:
 
 
 def _is_simple(body: Sequence[ir.Stmt]) -> bool:
-    """Whether the turns of a loop may be reordered: a sum may, what else is carried may not."""
+    """Whether the turns of a loop may be reordered: those of a sum, and those that carry
+    nothing."""
     match body:
         case [ir.Assign(var, ir.Op("add", (first, other)))]:
             return first == var and var not in parts(other)

@@ -84,7 +84,8 @@ class Setup(NamedTuple):
         return lambda y, t: self.field(args, y, t)
 
     def wide(self, args: Any) -> tuple[Wide, Callable]:
-        """The arguments as they are differentiated, and what pulls their cotangents back."""
+        """The field's arguments widened for differentiation, and what pulls their cotangents
+        back."""
         real, rest = eqx.partition(args, eqx.is_inexact_array)
         flags = zip(real, self.field.batched, self.field.deciding, strict=True)
         has_lanes = tuple(
@@ -174,7 +175,7 @@ def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
-    """A number, a number a lane, or leaves, of a state or of it and its tangents."""
+    """A tolerance as the loop has it: a number, one a lane, or leaves like the state's."""
     if x.ndim == batched:
         return x
     x = x if batched else x[..., None]

@@ -103,7 +103,8 @@ gauss = functools.partial(pull_back, through=_over_step)
 
 
 def _last_row(dense: _Dense, rows: Any) -> tuple:
-    """Where in the step the last row left is, zero if before it, and whether it is in the step.
+    """Where in the step the last row lies that is left, as theta (zero if it is before the step);
+    and whether it is in the step.
 
     Times that are the same but for rounding are: a row at the start belongs to the step before.
     """
@@ -119,21 +120,21 @@ def _last_row(dense: _Dense, rows: Any) -> tuple:
 
 
 def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any) -> tuple:
-    """The adjoint at `stop` from that at `begin`, both between 0 and 1, by one step of the method;
-    and the cotangent of the parameters with what the part adds.
+    """The adjoint at `stop` from the adjoint at `begin` (both are thetas from 0 to 1), by one step
+    of the method; and the cotangent of the parameters, with what this part adds.
 
     The signs of backwards in time and of the adjoint ODE cancel.
     """
     replay, length = dense.replay, begin - stop
     method, h = replay.stepping.method, length * dense.taken.h
-    # What is not finite elsewhere would be so times zero.
+    # (In other lanes the rate may be infinite, and so NaN times zero.)
     moved = h != 0
 
     def at(x):
         return dense.at(begin - x * length)
 
     def rate(adjoint, x):
-        """By `x`, from 0 at the beginning to 1 at the end."""
+        """The derivative of the adjoint by `x`, which goes from 0 at `begin` to 1 at `stop`."""
         u, t = at(x)
         field = replay.field(replay.chunk.args)
         _, pullback = jax.vjp(lambda u: field(u, t), u)
@@ -166,7 +167,7 @@ def _quadrature(order: int) -> list[tuple[float, float]]:
 def _add_pulled(
     field, wide: Wide, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any
 ) -> Any:
-    """Add the cotangent of the parameters that one of `f(u, p, t)` gives, in lanes of the mask."""
+    """Add the parameters' cotangent of a cotangent of `f(u, p, t)`, in the lanes of the mask."""
     _, pullback = jax.vjp(lambda args: field(wide.combined(args))(u, t), wide.args)
     return wide.added(grad, pullback(cotangent)[0], mask)
 
@@ -177,17 +178,18 @@ def _add_pulled(
 
 
 def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves, Leaves, Any, None]:
-    """Solve back through the lanes of the mask, which succeed; NaN where that fails."""
-    stepping, field, saving, chunk, rows, split, wide = replay
-    back = _Back(stepping, field, chunk, wide)
-    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, wide.args)
+    """Solve back through the lanes of the mask, which succeeded; NaN where the solve back fails."""
+    saving, chunk, saved = replay.saving, replay.chunk, cotangent.saved
+    assert saved is not None
+    back = _Back(replay.stepping, replay.field, chunk, replay.wide)
+    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, replay.wide.args)
 
     def row_of(array, i):
         array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
-        return split(jnp.moveaxis(array, 0, -1))
+        return replay.split(jnp.moveaxis(array, 0, -1))
 
     if saving.mode == "ends":
-        u = row_of(cotangent.saved, saving.rows - 1)
+        u = row_of(saved.u, saving.rows - 1)
         adjoint, grad = back.solved(chunk.t1, chunk.t0, u, adjoint, grad)
         return adjoint, adjoint, back.lost_in(adjoint, grad), room
 
@@ -196,12 +198,12 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
         i = saving.rows - 1 - i
         times, t0 = chunk.times, chunk.t0
         t, before = (jnp.take(times, j, axis=-1) for j in (i, jnp.maximum(i - 1, 0)))
-        there = jnp.isfinite(t) & (i < cotangent.length)
-        ct = row_of(rows, i)
+        there = jnp.isfinite(t) & (i < saved.length)
+        ct = row_of(replay.rows, i)
         at_start = t == t0
         at_u0 = select(at_start, map_leaves(jnp.add, at_u0, ct), at_u0)
         adjoint = select(there & ~at_start, map_leaves(jnp.add, adjoint, ct), adjoint)
-        u = select(there, row_of(cotangent.saved, i), chunk.u0)
+        u = select(there, row_of(saved.u, i), chunk.u0)
         # No way to go for a row that is not there.
         t = jnp.where(there, t, t0)
         before = jnp.where(there & (i > 0), before, t0)
@@ -214,7 +216,7 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
 
 
 class _Back(NamedTuple):
-    """The ODE of the state and its adjoint, one after the other in the leaves."""
+    """The ODE of the state and its adjoint, whose leaves follow one another."""
 
     stepping: Stepping
     field: Callable
@@ -267,7 +269,7 @@ class _Back(NamedTuple):
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
-        """NaN in what depends on a lane whose adjoint is: what it added is not all of it."""
+        """The cotangents, NaN where they sum over a lane whose adjoint was lost."""
         lost = self.chunk.mask & ~is_finite(adjoint)
         u0, t0 = self.chunk.u0, self.chunk.t0
 

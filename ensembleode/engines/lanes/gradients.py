@@ -21,7 +21,7 @@ from ..results import with_times
 from .chunks import chunk_of, in_chunks, Setup, setup_of, solve, width_of
 from .continuous_adjoints import backsolve, gauss
 from .loop import Chunk
-from .replay import buffers, Cotangent, pull_back, Replay
+from .replay import buffers, Cotangent, pull_back, Replay, SavedRows
 
 
 # How a chunk is pulled back, by the name of its `sensealg`.
@@ -29,11 +29,11 @@ _ADJOINTS = {"ReplayAdjoint": pull_back, "GaussAdjoint": gauss, "BacksolveAdjoin
 
 
 class Found(NamedTuple):
-    """What else is known of trajectories: how many `steps` they took, `[trajectory]`, and what was
-    saved (`u`, `t`, and how many rows), where that is wanted."""
+    """What else is known of solved trajectories: how many `steps` they took, `[trajectory]`, and
+    what was `saved`, where that is wanted."""
 
     steps: Any
-    saved: Any = None
+    saved: SavedRows | None = None
 
 
 def solve_trajectories(
@@ -59,7 +59,7 @@ def solve_trajectories(
         lanes = sensitivity.reverse_only(lanes, solver.adjoint + "()")
     result = _solved(setup, jax.lax.stop_gradient(lanes), mask)
     keeps = plan.saving.mode == "steps" or solver.adjoint == "BacksolveAdjoint"
-    saved = (result.u, result.t, result.length) if keeps else None
+    saved = SavedRows(result.u, result.t, result.length) if keeps else None
     found = Found(result.naccept + result.nreject, saved)
     result = differentiable(setup, lanes, mask, result, found)
     return with_times(plan, lanes, result)
@@ -83,7 +83,7 @@ class Trajectories(NamedTuple):
         return 2 * self.n <= width_of(self.plan.state, size * self.n)
 
     def chunks(self, lanes: Lane) -> Setup:
-        """How they are laid out."""
+        """The setup of the chunks that the trajectories are solved in."""
         alone = self.alone and self.n == 1
         setup = setup_of(self.plan, lanes, self.controlled, alone=alone)
         return setup if alone else setup.for_n(self.n)
@@ -106,7 +106,7 @@ class Trajectories(NamedTuple):
 
 
 def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
-    """All chunks, one after the other, the times as far as each lane has its own."""
+    """The result of all chunks, solved in turn; times only where each lane has its own."""
     chunked, n = setup.chunks(lanes), setup.n
     width = chunked.width
     every, shared = eqx.partition(lanes, setup.plan.batched)
@@ -119,14 +119,14 @@ def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
 
 
 def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """See `flow.Setup`: of what all share, the sum over all."""
+    """`flow.Setup.pull_back`, chunk by chunk; of what is shared, cotangents are summed."""
     plan = setup.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
     if saving.mode == "steps" and setup.controlled < math.prod(plan.state.shape):
         # With their tangents, which were not saved.
         result = _solved(setup, lanes, known.ok)
-        saved = result.u, result.t, result.length
+        saved = SavedRows(result.u, result.t, result.length)
     chunked = setup.chunks(lanes)
     own, reals = own_of(plan), reals_of(plan, lanes)
     every = [lanes.u0, *(x for x, o in zip(reals, own, strict=True) if o)]
@@ -163,10 +163,7 @@ def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any)
 
     like = jax.eval_shape(
         lambda which: chunk_of(
-            chunked,
-            jax.tree.map(lambda x: x[which], fixed_every),
-            fixed_shared,
-            ok[0],
+            chunked, jax.tree.map(lambda x: x[which], fixed_every), fixed_shared, ok[0]
         ),
         order[0],
     )
@@ -181,7 +178,7 @@ def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any)
 
 
 def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
-    """Lanes in chunks of those that took about as many steps, as a chunk takes the most of any.
+    """Trajectories in chunks of about equal numbers of steps, as a chunk takes its slowest lane's.
 
     **Returns:** which trajectory is at each place, `[chunk, lane]`, at which place each is,
     `[trajectory]`, and which places hold one that succeeded.
@@ -200,14 +197,16 @@ def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
 
 
 def _merged(x: Any) -> Any:
-    """Without the axis of the chunks."""
+    """An array without its axis of chunks."""
     return x.reshape(-1, *x.shape[2:])
 
 
-def _pull_back(setup: Setup, chunk: Chunk, cotangent: Any, saved: Any, room: Any) -> tuple:
+def _pull_back(
+    setup: Setup, chunk: Chunk, cotangent: Any, saved: SavedRows | None, room: Any
+) -> tuple:
     """The cotangents of the first states and of the arguments that are real, from that of the rows.
 
-    `saved`: the saved states, their times and how many, where they are wanted.
+    `saved`: what was saved, where that is wanted.
     """
     saving, field = setup.plan.saving, setup.field
     at_end = tuple(map(jnp.zeros_like, chunk.u0))
@@ -215,10 +214,9 @@ def _pull_back(setup: Setup, chunk: Chunk, cotangent: Any, saved: Any, room: Any
     if saving.mode == "ends":
         at_end, rows = field.split(jnp.moveaxis(cotangent[:, 0], 0, -1)), None
     wide, narrow = setup.wide(chunk.args)
-    u, t, length = saved or (None, None, None)
     replay = Replay(setup.stepping, setup.field_of, saving, chunk, rows, field.split, wide)
     _, at_u0, grad_args, room = _ADJOINTS[setup.plan.method.value.adjoint](
-        replay, Cotangent(at_end, u, t, length), room
+        replay, Cotangent(at_end, saved), room
     )
     (grad_args,) = narrow(grad_args)
     return (at_u0, grad_args), room

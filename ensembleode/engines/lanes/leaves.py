@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from ...solvers.arithmetic import ArrayArithmetic
+from ...solvers.arithmetic import JaxArithmetic
 
 
 Leaves: TypeAlias = tuple[Any, ...]
@@ -77,14 +77,8 @@ def is_finite(leaves: Leaves) -> Any:
     return sum_of(lambda x: x * 0, leaves) == 0
 
 
-class _Arithmetic(ArrayArithmetic):
+class _Arithmetic(JaxArithmetic):
     """Arrays with lanes as an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]."""
-
-    def bitcast(self, x: Any, dtype: Any) -> Any:
-        return jax.lax.bitcast_convert_type(x, dtype)
-
-    def stopped(self, x: Any) -> Any:
-        return jax.lax.stop_gradient(x)
 
     def over(self, number: Any, component: Any) -> Any:
         return over(number, component)
@@ -104,4 +98,4 @@ class _Arithmetic(ArrayArithmetic):
         return functools.reduce(jnp.maximum, each)
 
 
-LANES: Any = _Arithmetic(jnp)
+LANES: Any = _Arithmetic()

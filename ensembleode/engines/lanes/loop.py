@@ -14,7 +14,7 @@ from ...solvers import verdicts
 from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt, equations_of, evaluated_once, Method
 from ...solvers.norms import AbstractNorm
-from ...solvers.step_size import initial_step, squared_error, Tolerances
+from ...solvers.step_size import initial_step, power_of_ten, squared_error, Tolerances
 from ...solvers.time import adaptive_step, fixed_step, next_time, size_within, StepBounds
 from ...solvers.verdicts import Verdict
 from ..compiled.stopping import stopped
@@ -206,7 +206,7 @@ def first_step(
         at = jax.lax.stop_gradient((t, y, field(y, t), chunk.t1 - chunk.t0))
         order, dtmax = stepping.method.order, chunk.bounds.dtmax
         norm = stepping.norm
-        h = initial_step(LANES, norm, _power_of_ten, field, *at, chunk.tol, order, dtmax)
+        h = initial_step(LANES, norm, power_of_ten, field, *at, chunk.tol, order, dtmax)
     # Steps are constants to whoever differentiates, but for the last.
     return carry, jax.lax.stop_gradient(jnp.abs(h))
 
@@ -339,10 +339,6 @@ def _commit(
         ntried=_count(state.ntried, active),
     )
     return state, step
-
-
-def _power_of_ten(x: Any, order: int) -> Any:
-    return 10.0 ** (-(2.0 + jnp.log10(x)) / order)
 
 
 def _count(count: Any, here: Any) -> Any:

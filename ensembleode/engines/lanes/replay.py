@@ -21,16 +21,7 @@ from jaxtyping import Array, Float, Inexact, Int
 from ...core.saving import Saving
 from ...solvers.method import equations_of, Method
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
-from .loop import (
-    advance,
-    Chunk,
-    lanes_of,
-    of_each_lane,
-    running,
-    start,
-    State,
-    Stepping,
-)
+from .loop import advance, Chunk, lanes_of, of_each_lane, running, start, State, Stepping
 from .stops import has_jumps, steps_between
 
 
@@ -39,7 +30,7 @@ _RECORD = 2**20
 
 
 class Record(NamedTuple):
-    """Steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
+    """The steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
 
     `carry` is what the step was carried, where cotangents of it are (see `_is_chained`); else None.
     `anew` is true where that was made anew from the state, at the first step after a discontinuity;
@@ -73,18 +64,23 @@ class Buffers(NamedTuple):
     checkpoints: State
 
 
+class SavedRows(NamedTuple):
+    """The saved states themselves, their times, and how many of them there are."""
+
+    u: Inexact[Array, "lane row *state"]
+    t: Float[Array, "row"] | Float[Array, "lane row"]
+    length: Int[Array, "lane"]
+
+
 class Cotangent(NamedTuple):
     """What is pulled back through a chunk.
 
     - `end`: the cotangent of the state at `t1`.
-    - `saved`: the saved states themselves; `t`: their times; `length`: how many. None where they
-        are not wanted.
+    - `saved`: what was saved; None where it is not wanted.
     """
 
     end: Leaves
-    saved: Inexact[Array, "lane row *state"] | Any
-    t: Float[Array, "row"] | Float[Array, "lane row"] | Any
-    length: Int[Array, "lane"] | Any
+    saved: SavedRows | None
 
 
 class Wide(NamedTuple):
@@ -106,8 +102,7 @@ class Wide(NamedTuple):
         return eqx.combine(args, self.rest)
 
     def added(self, grad: Any, more: Any, mask: Any) -> Any:
-        """The cotangents with those that the lanes of the mask add: what is zero times infinity in
-        the others is not."""
+        """Both cotangents added, `more` in the lanes of the mask: elsewhere it may be NaN."""
 
         def add(x, y, has_lanes):
             return x + jnp.where(over(mask, y), y, jnp.zeros_like(y)) if has_lanes else x + y
@@ -121,10 +116,11 @@ class Wide(NamedTuple):
 
 
 def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
-    """Room for chunks like this one (an abstract one will do); None where every step is saved."""
+    """Room for chunks like this one (it may be abstract); None where every step is saved."""
     if saving.mode == "steps":
         return None
-    state = jax.eval_shape(lambda c: start(stepping, _still, c), like)
+    # (Any field will do, for shapes.)
+    state = jax.eval_shape(lambda c: start(stepping, lambda y, t: y, c), like)
     lanes = like.u0[0].shape[-1]
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
@@ -147,7 +143,7 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
 
 
 def _is_chained(stepping: Stepping, saving: Saving) -> bool:
-    """Whether steps are pulled back through what is carried from one to the next.
+    """Whether cotangents pass through what a step hands on to the next (the method's carry).
 
     What `init` makes of the state is otherwise evaluated again; but where dense output depends on
     what is handed on, that is pulled back only once.
@@ -179,7 +175,7 @@ class Replay(NamedTuple):
     wide: Wide
 
     def safe(self, taken: Record) -> Record:
-        """The step; where a lane did not take it, at its start, where it has been.
+        """The step, moved to the start of the trajectory in lanes that did not take it.
 
         There the field may be evaluated: elsewhere its derivative may be infinite, and times a
         cotangent of zero that is NaN, in the sum over the lanes.
@@ -216,9 +212,9 @@ def pull_back(
         return Pulled(cotangent.end, carry, grad, rows)
 
     if room is None:
-        length = jnp.where(chunk.mask, cotangent.length, 0)
-        cotangent = cotangent._replace(length=length)
-        record, steps = _record_saved(saving, chunk, cotangent, split)
+        assert cotangent.saved is not None
+        length = jnp.where(chunk.mask, cotangent.saved.length, 0)
+        record, steps = _record_saved(saving, chunk, cotangent.saved._replace(length=length), split)
         if stepping.method.remembers:
             record = record._replace(carry=_carried(stepping.method, field(chunk.args), record))
         pulled = replayed(record, steps, pulled_from(record, length))
@@ -313,14 +309,13 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
 
-def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Callable) -> tuple:
+def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callable) -> tuple:
     """The record of all steps, where every one was saved; and how many they are.
 
     (Run again, in another program, a solve to the last digits may take others.)
     """
-    u, t = jnp.moveaxis(cotangent.saved, (0, 1), (-1, 0)), cotangent.t.T
-    y = jax.vmap(split)(u)
-    length = cotangent.length
+    u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
+    y, length = jax.vmap(split)(u), saved.length
     if not saving.start:
         t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
         y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
@@ -339,7 +334,7 @@ def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Cal
 
 
 def _carried(method: Method, field: Callable, record: Record) -> Any:
-    """What each step of the record was carried."""
+    """The carry that each step of the record began with."""
     equations = equations_of(field)
     t, _, y, *_ = _read(record, 0)
 
@@ -353,7 +348,7 @@ def _carried(method: Method, field: Callable, record: Record) -> Any:
 
 
 def _where(mask: Any, carry: Any, other: Any = None) -> Any:
-    """In the lanes of the mask what is carried (or cotangents); in the others zero, or another."""
+    """The carry (or its cotangents) in the lanes of the mask; in the others zero, or `other`."""
     if other is None:
         other = jax.tree.map(jnp.zeros_like, carry)
     return jax.tree.map(lambda x, y: jnp.where(over(mask, x), x, y), carry, other)
@@ -490,19 +485,7 @@ def _add_start(rows_ct: Any, adjoint: Leaves, rows: Any, split: Callable) -> Lea
         adjoint, rows = carry
         left = rows > 0
         ct = _row(rows_ct, jnp.maximum(rows - 1, 0), split)
-        return select(left, map_leaves(jnp.add, adjoint, ct), adjoint), rows - left.astype(
-            rows.dtype
-        )
+        adjoint = select(left, map_leaves(jnp.add, adjoint, ct), adjoint)
+        return adjoint, rows - left.astype(rows.dtype)
 
     return jax.lax.while_loop(lambda c: jnp.any(c[1] > 0), one, (adjoint, rows))[0]
-
-
-#
-# Pieces
-#
-
-
-def _still(y: Leaves, t: Any) -> Leaves:
-    """A field for tracing shapes."""
-    del t
-    return y

@@ -20,7 +20,7 @@ from ...core.executor import Executor
 from ...core.interrupts import looking_at
 from ...core.job import integers, Job, Unfinished
 from ...core.lane import Lane
-from ...core.plan import Plan, Result
+from ...core.plan import Outcome, Plan
 from ...ensemble import EnsembleDistributed, EnsembleSplitThreads
 from ...tracing.program import is_tracer
 from . import local
@@ -50,7 +50,7 @@ class Distributed(Executor):
     totals = True
     local = False
 
-    def run(self, job: Job, indices: Any, repeat: Any) -> Result:
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
         request, numbers, costs = self._prepared("solve", job, indices, repeat)
         if job.traced:
             return request.in_program(numbers, costs)[0]
@@ -62,7 +62,7 @@ class Distributed(Executor):
             raise Unfinished(outcome, results.done, results.cause) from None
         return outcome
 
-    def total(self, job: Job, indices: Any) -> tuple[Any, Result]:
+    def total(self, job: Job, indices: Any) -> tuple[Any, Outcome]:
         """The sum of the outputs over these trajectories, and their return codes and counts.
 
         Workers add up what is theirs; differentiated, each gives its gradient, too, and none gives
@@ -79,7 +79,8 @@ class Distributed(Executor):
         return jax.tree.map(lambda x: x.sum(0, dtype=x.dtype), parts), each
 
     def _seen(self, job: Job, indices: Any) -> Callable:
-        """What is done with an outcome as far as it is, and the rows that are new in it."""
+        """A function that is told of an outcome as it grows, and which rows are new in it: it notes
+        lost trajectories, and reports to the job."""
 
         def seen(outcome, results, rows):
             self._note(outcome, results, indices)
@@ -105,7 +106,7 @@ class Distributed(Executor):
         form = given(kind, job.plan, numbers)
         return Request(self.pool, self.threads, form, indices.shape[0], pickle), numbers, costs
 
-    def _note(self, outcome: Result, results: Results, indices: Any) -> None:
+    def _note(self, outcome: Outcome, results: Results, indices: Any) -> None:
         fail_lost(outcome, results)
         for rows, why in results.lost:
             which = np.asarray(indices)[rows].tolist()
@@ -128,10 +129,8 @@ class Distributed(Executor):
 
 
 def executor(ensemblealg: EnsembleDistributed | EnsembleSplitThreads, engine: Any) -> Distributed:
-    """
-    **Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
-    can't be reached.
-    """
+    """**Raises:** `ImportError` without Dask, where it is needed; `ClusterError` where the cluster
+    can't be reached."""
     pool = local.pool_of(ensemblealg)
     pool.open()
     return Distributed(pool, ensemblealg._sizes()[1], ensemblealg.costs)

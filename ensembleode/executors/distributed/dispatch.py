@@ -107,7 +107,7 @@ def dispatch(
 
 
 class _Work:
-    """The state of a dispatch."""
+    """The state of a dispatch: pending units, units with a worker, and the results so far."""
 
     def __init__(self, pool, program, shipped, batch, threads, report):
         self.pool, self.program, self.shipped, self.batch = pool, program, shipped, batch
@@ -146,7 +146,7 @@ class _Work:
         return kept, tuple(shared)
 
     def _ordered(self, units: int) -> list[int]:
-        """The units, the last of the list first to go."""
+        """The units in the reverse order of sending: the last of the list goes first."""
         order = np.arange(units)[::-1]
         if self.batch.costs is None:
             return order.tolist()

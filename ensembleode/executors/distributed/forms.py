@@ -18,7 +18,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 
 from ...core.job import codes_and_counts, solve_lanes
-from ...core.plan import Plan, Result
+from ...core.plan import Outcome, Plan
 from ...core.reductions import total
 from ...ground.keys import is_key, raw
 
@@ -209,7 +209,7 @@ def _evaluated(form: Given, every: Sequence, mask: Any, shared: Sequence) -> tup
     return (counts, gradient.every), (added, gradient.shared)
 
 
-def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Result:
+def _outcome(plan: Plan, numbers: Numbers, mask: Any) -> Outcome:
     every, indices = numbers.every
     shared, repeat, key, consts = numbers.shared
     lanes = eqx.combine(every, shared)

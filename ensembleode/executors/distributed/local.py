@@ -130,7 +130,7 @@ def _started(workers: int, threads: int) -> Connection:
 
 
 def _lasting(LocalCluster: type) -> type:
-    """One that gives up no worker.
+    """A subclass of Dask's `LocalCluster` that gives up no worker.
 
     Dask closes for good what is not there 15 s after a worker died: one that dies again just then,
     and is being restarted, too.
@@ -146,7 +146,7 @@ def _lasting(LocalCluster: type) -> type:
 
 
 def set_aside(environment: dict[str, str]) -> Callable[[], None]:
-    """Take these variables out of this process's environment; gives what puts them back.
+    """Take these variables out of this process's environment; returns what puts them back.
 
     Dask sets those for the processes that it starts here, too (each time that it starts one), and
     prefers what is here to what it was told.

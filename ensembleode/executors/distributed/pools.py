@@ -70,8 +70,7 @@ class Pool(abc.ABC):
         return self._submit(run_pickled, payload)
 
     def deliver(self, things: dict[str, Any], to: str) -> None:
-        """For the next tasks of the worker at this address, if it is still there, and workers have
-        addresses."""
+        """Send things to the worker at this address (if it is still there), for its next tasks."""
 
     def result(self, future: Any) -> Any:
         """The answer.
@@ -98,7 +97,7 @@ class Pool(abc.ABC):
 
     @abc.abstractmethod
     def cancel(self, futures: list) -> None:
-        """Forget about these."""
+        """Forget about these futures."""
 
     def stop(self, work: str) -> None:
         """Have workers end the tasks of this work that they are at, where they can be told."""

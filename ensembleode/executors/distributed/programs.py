@@ -60,7 +60,7 @@ class ChunkProgram:
 
 
 def numbers_of(lanes: Any, batched: Any, indices: Any, repeat: Any, key: Any, consts: Any):
-    """The numbers of a batch."""
+    """The numbers of a batch, apart by whether they differ between trajectories."""
     every, shared = eqx.partition(lanes, batched)
     return Numbers((every, indices), (shared, repeat, key, consts))
 
@@ -169,7 +169,7 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     fn, args = remake
     bare = dataclasses.replace(program, form=program.form.on(None))
     of = program.form.base.plan
-    plan = {name: getattr(of, name) for name in ("saving", "maxiters", "inner")}
+    plan = {name: getattr(of, name) for name in ("saving", "maxiters", "inner", "max_events")}
     looks = of.batched.stop is not None
     try:
         make = functools.partial(_remade, fn, _without_numbers(args), plan, looks, bare)
@@ -185,7 +185,8 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
 
 
 def _without_numbers(args: tuple) -> tuple:
-    """What differs from solve to solve goes in as numbers, and does not make another program."""
+    """The arguments of the function that remakes a job, with blanks for numbers: what differs from
+    solve to solve is sent as numbers, and makes no other program."""
     ens, options, key, *rest = args
     numbers = jax.tree.map(lambda x: _blank(x) if eqx.is_array(x) else x, (ens.prob.u0, ens.prob.p))
     ens = eqx.tree_at(lambda e: (e.prob.u0, e.prob.p), ens, numbers, is_leaf=lambda x: x is None)
@@ -206,9 +207,11 @@ def _remade(
     job, _ = fn(*args)
     if looks:
         job = looking_at(job, None)
-    if plan["saving"] != job.plan.saving:  # of every step, the count is known later
+    # (Of saved steps and of events, the counts are known later.)
+    if any(getattr(job.plan, name) != value for name, value in plan.items()):
+        counting = plan["saving"].mode == "ends" != job.plan.saving.mode
         job = job.replan(**plan)
-        job = job if plan["saving"].mode == "ends" else with_output(job)
+        job = job if counting else with_output(job)
     indices = np.arange(1)
     lanes = job.trajectories.lanes(indices, 1)
     numbers = numbers_of(lanes, job.plan.batched, indices, 1, job.key, job.output_consts)

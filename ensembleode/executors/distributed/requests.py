@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from ...core.plan import Result
+from ...core.plan import Outcome
 from ...ground.host import host_call
 from ...ground.keys import as_before, raw
 from ...ground.retcode import ReturnCode
@@ -136,8 +136,8 @@ class _Call:
         fail_lost(unflattened(form, results.each, results.parts)[0], results)
 
 
-def fail_lost(outcome: Result, results: Results) -> None:
-    """Those whose workers died of them have failed."""
+def fail_lost(outcome: Outcome, results: Results) -> None:
+    """Set the return codes of trajectories that workers died of to failures."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value
 

@@ -116,7 +116,7 @@ def environment() -> dict[str, Any]:
 
 
 def keep(things: dict[str, Any]) -> None:
-    """For the next tasks."""
+    """Keep these things, which are large, for the next tasks."""
     _kept.add(things, [])
 
 
@@ -253,7 +253,7 @@ def _here() -> str:
 
 
 class _Kept:
-    """The most recently used of what was sent, up to a number of bytes."""
+    """What was sent to this worker, the most recently used of it, up to a number of bytes."""
 
     def __init__(self, most: int):
         self.most = most
@@ -261,7 +261,7 @@ class _Kept:
         self._lock = threading.Lock()
 
     def add(self, things: dict[str, Any], wanted: list[str]) -> dict[str, Any]:
-        """Keep these, and what is wanted now, whatever its size: of that, all there is."""
+        """Keep these things; returns those that are `wanted` now and here, whatever their size."""
         with self._lock:
             self._things.update(things)
             for name in wanted:

@@ -11,8 +11,8 @@ import numpy as np
 from jax import lax
 from jax.custom_derivatives import SymbolicZero
 
-from ...tracing.program import scan_parts
-from .interpreter import bind, cost, Interpreter, mapped, rule
+from ...tracing.program import is_inexact, scan_parts, tangents_of
+from .interpreter import cost, Interpreter, mapped, rule
 from .values import fill, is_constant, Scalars, spread, Stacked, tail_of, unpack, Value
 
 
@@ -46,14 +46,13 @@ def _custom_jvp_call(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[V
     def forward(primals, tangents):
         tangent_values = _with_leaves(ins, tangents, tangent=True)
         ins_and_tangents = [*_with_leaves(ins, primals)]
-        ins_and_tangents += [t for t in tangent_values if _is_inexact(t)]
-        outs = run.evaluate_closed(_jvp_jaxpr(eqn), ins_and_tangents)
-        outs, d_outs = outs[: len(avals)], iter(outs[len(avals) :])
-        d_outs = [next(d_outs) if _is_inexact(a) else None for a in avals]
+        ins_and_tangents += [t for t in tangent_values if is_inexact(t)]
+        outs = run.evaluate_closed(tangents_of(eqn), ins_and_tangents)
+        outs, d_outs = outs[: len(avals)], outs[len(avals) :]
         flat = _flat_outputs(run, outs, tail)
         d_flat = []
         for out, d in zip(outs, d_outs, strict=True):
-            if d is None:
+            if not is_inexact(out):
                 like = _flat_outputs(run, [out], tail)
                 d_flat += [np.zeros(x.shape, jax.dtypes.float0) for x in like]
             else:
@@ -111,27 +110,6 @@ def _flat_outputs(run: Interpreter, outs: Sequence[Value], tail: tuple) -> list:
     return flat
 
 
-def _jvp_jaxpr(eqn: Any) -> Any:
-    """The derivative of one equation, from its inputs and the tangents of those that have one."""
-
-    def jvp(primals, tangents):
-        def call(*diff):
-            remaining = iter(diff)
-            args = [next(remaining) if _is_inexact(x) else x for x in primals]
-            return bind(eqn, args)
-
-        diff = [x for x in primals if _is_inexact(x)]
-        outs, d_outs = jax.jvp(call, diff, tangents)
-        return outs, [d for d, out in zip(d_outs, outs, strict=True) if _is_inexact(out)]
-
-    structs = [jax.ShapeDtypeStruct(v.aval.shape, v.aval.dtype) for v in eqn.invars]
-    return jax.make_jaxpr(jvp)(structs, [s for s in structs if _is_inexact(s)])
-
-
-def _is_inexact(x: Any) -> bool:
-    return bool(jnp.issubdtype(x.dtype, jnp.inexact))
-
-
 #
 # Branches
 #
@@ -162,7 +140,7 @@ def _where_taken(run: Interpreter, index: Any, branch: int, value: Value) -> Val
     (As in `jax.vmap`: in others a zero cotangent may meet an infinite derivative. Large arrays that
     all lanes share stay shared, as a copy for each lane would make their products slow.)
     """
-    if not run.differentiated or not _is_inexact(value):
+    if not run.differentiated or not is_inexact(value):
         return value
     taken = lax.eq(index, np.asarray(branch, index.dtype)[()])
 
@@ -181,7 +159,7 @@ def _where_taken(run: Interpreter, index: Any, branch: int, value: Value) -> Val
 
 
 def _select(run: Interpreter, index: Any, cases: Sequence[Value]) -> Value:
-    """The case of each lane."""
+    """For each lane the value of the case that its `index` chooses."""
     shape, dtype = cases[0].shape, cases[0].dtype
     components = run.as_scalars(cases, math.prod(shape))
     if components is not None:
@@ -201,7 +179,7 @@ def _select(run: Interpreter, index: Any, cases: Sequence[Value]) -> Value:
 
 @rule("scan")
 def _scan(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """Unrolled where it is short and small."""
+    """A loop, unrolled where it is short and small."""
     params = eqn.params
     length, closed = params["length"], params["jaxpr"]
     sizes = [math.prod(v.aval.shape) for v in (*eqn.invars, *eqn.outvars)]

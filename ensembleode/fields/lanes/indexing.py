@@ -49,7 +49,7 @@ def _constant_window(starts: Sequence[Value], shape: Shape, sizes: Shape) -> tup
 
 
 def _choose(run: Interpreter, x: Scalars, index: Any) -> Scalars:
-    """One of the entries."""
+    """The entry of each lane's index, clipped to those that there are."""
     last = np.asarray(len(x.entries) - 1, index.dtype)[()]
     run.count(len(x.entries))
     which = lax.clamp(np.zeros_like(last)[()], index, last).astype(np.int32)
@@ -144,6 +144,6 @@ def _scatter_numbers(eqn: Any, ins: Sequence[Value]) -> np.ndarray | None:
 
 
 def _numbers(windows: Windows, indices: Scalars) -> np.ndarray:
-    """Of constant indices; -1 for what is no component of the array."""
+    """The component that each constant index means; -1 for an index outside of the array."""
     numbers, inside = windows.numbers(np, list(np.moveaxis(indices.numpy(), -1, 0)))
     return numbers if inside is None else np.where(inside, numbers, -1)

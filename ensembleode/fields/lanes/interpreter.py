@@ -22,7 +22,7 @@ LARGEST_SCALARS_AMONG_ARRAYS = 4
 
 
 class Limits(NamedTuple):
-    """Up to where a value is scalars, where the state is, and an operation is done on them.
+    """The sizes up to which values are kept as scalars, and operations done scalar by scalar.
 
     - `scalars`: components of a value.
     - `moved`: components that are moved, which costs nothing.
@@ -40,7 +40,7 @@ class Limits(NamedTuple):
     unrolled: int = 128
 
 
-# What takes many instructions, or a branch for each element.
+# Primitives that take many instructions, or a branch for each element.
 _COSTLY = """
     acos acosh asin asinh atan atan2 atanh bessel_i0e bessel_i1e cbrt concatenate cos cosh
     digamma div dynamic_update_slice erf erf_inv erfc exp exp2 expm1 igamma igammac lgamma log
@@ -51,12 +51,12 @@ _COSTLY = """
 COMPUTED_ONCE = frozenset(_COSTLY.split())
 
 
-# What was measured to be fast.
+# The limits that were measured to be fast.
 _LANES = Limits()
 
 
 class TooLong(Exception):
-    """Scalarised, the program would be too long, or a matrix product taken apart."""
+    """Scalarised, the program would be too long, or would have a matrix product taken apart."""
 
 
 class NotInLanesError(Exception):
@@ -129,7 +129,7 @@ class Interpreter:
             raise TooLong(f"more than {self.budget} operations")
 
     def scalar(self, name: str, emit: Callable, args: Sequence, dtype: Any, params: Any = None):
-        """One component of the elementwise primitive `name`: `emit(*args)`, if it can't be less."""
+        """One component of the elementwise primitive `name`: `emit(*args)`, or simplified."""
         simple = scalars.simplify(name, args, dtype, params or {})
         if simple is not None:
             return simple
@@ -221,7 +221,7 @@ def mapped(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
     return results
 
 
-# What only moves data costs nothing.
+# Primitives that only move data cost nothing.
 _FREE = (
     *("broadcast_in_dim", "concatenate", "iota", "reshape", "rev", "slice", "split", "squeeze"),
     *("stack", "tile", "transpose", "unstack"),

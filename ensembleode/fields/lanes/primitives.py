@@ -16,12 +16,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from ..combining import as_rows, CUMULATIVE, folded, REDUCTIONS
+from ..combining import CUMULATIVE, REDUCTIONS
 from ..equations import ELEMENTWISE
 from ..gather_scatter import iota, padded
 from ..movements import MOVEMENTS
+from ..plain import written_out
 from ..products import layouts
-from .interpreter import bind, cost, Interpreter, mapped, rule, TooLong
+from .interpreter import bind, Interpreter, mapped, rule, TooLong
 from .values import (
     from_constant,
     pack,
@@ -174,32 +175,8 @@ def _reduce(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
 
 @rule("reduce")
 def _reduce_by(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """Reduces several arrays at once by any function, from initial values."""
-    n = len(ins) // 2
-    arrays, inits, body = ins[:n], ins[n:], eqn.params["jaxpr"]
-    shape, axes = arrays[0].shape, eqn.params["dimensions"]
-    size = math.prod(shape)
-    small = size <= run.largest and size * cost(body) <= run.limits.unrolled
-    if small and all(isinstance(x, Scalars) for x in ins):
-        avals = [v.aval for v in eqn.outvars]
-        kept = [i for i in range(len(shape)) if i not in axes]
-        numbers = np.arange(size).reshape(shape).transpose([*kept, *axes])
-        columns: list[list] = [[] for _ in arrays]
-        for row in numbers.reshape(math.prod(avals[0].shape), -1):
-            total = list(inits)
-            for i in row:
-                each = [Scalars((), x.dtype, [unpack(x).entries[i]]) for x in arrays]
-                total = run.evaluate_closed(body, [*total, *each])
-            for column, x in zip(columns, total, strict=True):
-                column.extend(unpack(x).entries)
-        return [Scalars(a.shape, a.dtype, c) for a, c in zip(avals, columns, strict=True)]
-    run.count(size)
-    tail = tail_of(*ins)
-    rows = [as_rows(spread(x, tail), axes) for x in arrays]
-    like = rows[0].shape[1:]
-    lane = range(len(like) - len(tail), len(like))
-    starts = [lax.broadcast_in_dim(spread(x, tail), like, tuple(lane)) for x in inits]
-    return run.results(folded(body, starts, rows), bool(tail))
+    """As plainer equations, whose loop is unrolled where it is short."""
+    return run.evaluate_closed(written_out(eqn), ins)
 
 
 @rule("reduce_window")
@@ -243,7 +220,7 @@ def _combiner(run: Interpreter, eqn: Any) -> Callable:
 
 @rule("argmax argmin cumlogsumexp sort")
 def _leading(run: Interpreter, eqn: Any, ins: Sequence[Value]) -> list[Value]:
-    """A primitive along axes of one array or of several: lanes last, the axes are the same."""
+    """A primitive along axes of one array or of several: with lanes last, these stay in place."""
     run.count(1)
     tail = tail_of(*ins)
     return run.results(bind(eqn, [spread(x, tail) for x in ins]), bool(tail))

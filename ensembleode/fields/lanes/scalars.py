@@ -20,7 +20,7 @@ from ..folding import FOLDED
 from .values import fill, is_batched, is_constant
 
 
-# What leaves a zero that stands for nothing one.
+# Operations whose result is an absent zero where the operand is one (see `absent`).
 _KEPT_ABSENT = ("convert_element_type", "copy", "neg", "stop_gradient")
 # Whose operands must all have the same shape, or nearly so.
 SAME_SHAPE = ("clamp", "select_n")
@@ -111,7 +111,7 @@ def _kind(x: Any) -> str:
 
 
 def _is_zero(x: Any, *, negative: bool) -> bool:
-    """Whether it is the constant zero, and if there are two of them the one with this sign."""
+    """Whether an entry is the constant zero; of floating-point numbers, the zero with this sign."""
     if not _is(x, 0):
         return False
     kind = _kind(x)

@@ -89,7 +89,7 @@ def from_constant(array: np.ndarray) -> Scalars:
 
 
 def tail_of(*values: Value) -> Shape:
-    """What values that have lanes have after their shape, `(lanes,)`; `()` if none has."""
+    """The shape of the lane axis, `(lanes,)`; `()` if no value has lanes."""
     for value in values:
         if isinstance(value, Stacked):
             if value.batched:

@@ -13,7 +13,7 @@ from .passing import RULES
 
 
 def check(jaxpr: Any, caller: str = "an unknown place") -> None:
-    """Every primitive has a rule, also in what is called from `caller`."""
+    """Refuse primitives without a rule, also in functions that are called from `caller`."""
     for eqn in used(jaxpr)[0]:
         where = source_info_util.summarize(eqn.source_info) or caller
         inner = called(eqn)

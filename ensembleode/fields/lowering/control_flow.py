@@ -57,7 +57,7 @@ def _read(place: Place, aval: Any) -> Value:
 
 
 def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[Value]) -> None:
-    """At once: a value may be read from a place that is written."""
+    """Write values to places, all at once: a value may be read from a place that is written."""
     ready = []
     for place, value in zip(places, values, strict=True):
         if isinstance(place, Var):
@@ -72,7 +72,7 @@ def _write_all(run: Lowering, places: Sequence[Place], values: Sequence[Value]) 
 
 
 def _overlap(x: Buffer, y: Place) -> bool:
-    """Whether they have memory in common."""
+    """Whether a buffer and a place have memory in common."""
     if isinstance(y, Var) or (x.group, x.dtype) != (y.group, y.dtype):
         return False
     return x.start < y.start + y.size and y.start < x.start + x.size

@@ -29,13 +29,13 @@ def _elementwise(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def mapped(run: Lowering, aval: Any, ins: Sequence[Value], fn: Callable) -> Value:
-    """`fn` of the components."""
+    """An array whose components are `fn` of those of the operands."""
     ins = [_broadcast(run, x, aval.shape) for x in ins]
     if sum(x.depth for x in ins) > _DEEPEST:
         ins = [run.stored(x) for x in ins]
     size = math.prod(aval.shape)
     if size != 1:
-        # What they share is computed before the loop.
+        # Operands of one component are computed before the loop.
         ins = [scalar(x.expr) if x.size == 1 else x for x in ins]
     return elementwise(aval.shape, aval.dtype, ins, fn)
 

@@ -28,7 +28,7 @@ LARGEST_RETURNED = 24
 
 
 class Inputs(NamedTuple):
-    """Where a program's numbers lie.
+    """Where the parameters of a program lie.
 
     - `places`: of each constant, and then of each argument between the state and the time, the
         group and the place of its first component in it.
@@ -41,7 +41,7 @@ class Inputs(NamedTuple):
 
     @classmethod
     def laid_out(cls, avals: Sequence, groups: Sequence[str], storage: Any = None) -> "Inputs":
-        """One after the other in each group, of each dtype where there is no `storage`."""
+        """The parameters in a row in their groups, apart by dtype where there is no `storage`."""
         ends: collections.Counter = collections.Counter()
         places = []
         for aval, group in zip(avals, groups, strict=True):

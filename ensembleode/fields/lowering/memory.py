@@ -34,7 +34,7 @@ def _put(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
 
 
 def _index(number: Expr) -> Index:
-    """A number as sums of multiples, which may be added up while a program is printed."""
+    """A number as an `Index`, whose sums and multiples a printer may add up."""
     match number:
         case Const(value):
             return Index(int(value))

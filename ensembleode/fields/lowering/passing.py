@@ -24,7 +24,7 @@ rule = registers(RULES)
 
 
 class Lowering:
-    """One pass over a program: the statements so far, and what has been named."""
+    """One pass over a program: the statements so far, and what names and memory are taken."""
 
     def __init__(self) -> None:
         self.blocks: list[list[Stmt]] = [[]]
@@ -66,7 +66,7 @@ class Lowering:
         return self.evaluate(getattr(closed, "jaxpr", closed), consts, ins)
 
     def settled(self, value: Value, uses: int) -> Value:
-        """The value in a variable or in memory, where it would be computed more than once."""
+        """The value in a variable or in memory, if it would be computed more than once."""
         if value.size == 1:
             return scalar(self.let(value.expr), value.shape)
         return self.stored(value) if uses > 1 and value.depth else value
@@ -118,7 +118,7 @@ class Lowering:
 
     @contextmanager
     def loops(self, *sizes: int) -> Iterator[list[Expr]]:
-        """Inside, one of each size: the counters."""
+        """Nested loops of so many turns around what the block emits; gives their counters."""
         counters: list[Expr] = []
         opened: list[tuple[Var, int]] = []
         for n in sizes:
@@ -148,7 +148,7 @@ class Lowering:
             self.emit(Store(buffer, target, value.at(Index().plus((i, 1)))))
 
     def stored(self, value: Value) -> Value:
-        """The value in memory."""
+        """The value in memory, where it is copied to unless it lies there."""
         if value.buffer is not None or value.size <= 1:
             return value
         buffer = self.allocate(value.dtype, value.size)
@@ -156,7 +156,7 @@ class Lowering:
         return stored(buffer, value.shape)
 
     def flat(self, value: Value) -> Value:
-        """The value in row-major order."""
+        """The value with a component for each index in row-major order."""
         return value if value.along is None else self.stored(value)
 
     def built(self, shape: Sequence[int], dtype: Any, component: Callable) -> Value:

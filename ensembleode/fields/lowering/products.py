@@ -35,7 +35,7 @@ def _dot_general(run: Lowering, eqn: Any, ins: list[Value]) -> list[Value]:
             out = run.allocate(dtype, math.prod(aval.shape))
             run.emit(Product(Matrix(out, left.rows, right.columns, False), left, right))
             return [stored(out, aval.shape)]
-    # Of each component of the result, all of an operand's are used.
+    # (A component of an operand is read for several components of the result.)
     x, y = (run.flat(run.settled(v, 2)) for v in ins)
     strides = [strides_of(v.shape) for v in (x, y)]
     n_batch, n_x = len(batch[0]), len(free[0])

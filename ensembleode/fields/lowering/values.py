@@ -18,7 +18,7 @@ BOOL = np.dtype(bool)
 
 @dc.dataclass(frozen=True, slots=True)
 class Value:
-    """An array, as what its component is at an index into it in row-major order.
+    """An array, as a function from an index in row-major order to the component there.
 
     - `buffer`: where it lies, if that is in memory as it is.
     - `depth`: how many operations are done for a component.
@@ -39,11 +39,11 @@ class Value:
 
     @property
     def expr(self) -> Expr:
-        """Of a value with one component."""
+        """The component of a value that has one."""
         return self.at(Index())
 
     def by_axes(self, counters: Sequence[Expr]) -> Expr:
-        """Its component at a counter for each axis; of a number, that number."""
+        """The component at a counter for each axis; of a value with one component, that one."""
         if self.along is not None:
             return self.along(counters)
         if self.size == 1:
@@ -75,12 +75,12 @@ def converted(x: Expr, dtype: Any) -> Expr:
     return x if x.dtype == dtype else Op("convert_element_type", (x,), dtype)
 
 
-# Of integers.
+# The integer that changes nothing as an operand.
 _CHANGES_NOTHING = {"add": 0, "mul": 1}
 
 
 def operation(name: str, args: tuple[Expr, ...], dtype: np.dtype, param: Any = None) -> Expr:
-    """The elementwise operation of this name, or what it is of integers that are known."""
+    """The elementwise operation of this name; of integers that are known, its result."""
     if name == "select_n" and isinstance(args[0], Const):
         return args[1 + int(args[0].value)]
     # (A sum is rounded in the same way everywhere; the order of a derivative may be one.)
@@ -105,7 +105,7 @@ def only_by_axes(
 
 
 def elementwise(shape: Sequence[int], dtype: Any, ins: Sequence[Value], fn: Callable) -> Value:
-    """`fn` of the components."""
+    """An array whose components are `fn` of those of the operands."""
     shape, dtype, depth = tuple(shape), np.dtype(dtype), 1 + sum(x.depth for x in ins)
     if any(x.along for x in ins):
         return only_by_axes(shape, dtype, lambda c: fn(*(x.by_axes(c) for x in ins)), depth)

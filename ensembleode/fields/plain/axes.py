@@ -29,12 +29,12 @@ def _cumulate(eqn: Any, x: Any) -> list:
 
 
 def _first(x: Any, axis: int) -> Any:
-    """An axis as the first one."""
+    """The array with this axis as its first."""
     return lax.transpose(x, (axis, *(a for a in range(x.ndim) if a != axis)))
 
 
 def _back(x: Any, axis: int) -> Any:
-    """The first axis as this one."""
+    """The array with its first axis moved back to be this one."""
     order = list(range(1, x.ndim))
     order.insert(axis, 0)
     return lax.transpose(x, tuple(order))
@@ -50,7 +50,7 @@ def _reduce(eqn: Any, *ins: Any) -> list:
 
 @rule("argmax argmin")
 def _arg(eqn: Any, x: Any) -> list:
-    """The first that is NaN, or else the first that is the largest."""
+    """The place of the first NaN along an axis; without any, that of the first extreme value."""
     (axis,) = eqn.params["axes"]
     reduce = lax.reduce_max if eqn.primitive.name == "argmax" else lax.reduce_min
     best = reduce(x, (axis,))
@@ -66,7 +66,7 @@ def _arg(eqn: Any, x: Any) -> list:
 
 @rule("sort")
 def _sort(eqn: Any, *operands: Any) -> list:
-    """Each to its place, which is how many come before it."""
+    """Each component goes to the place that is the number of components before it in order."""
     axis = eqn.params["dimension"]
     operands = tuple(_first(x, axis) for x in operands)
     shape = operands[0].shape
@@ -86,7 +86,7 @@ def _sort(eqn: Any, *operands: Any) -> list:
 
 
 def _less(x: Any, y: Any) -> Any:
-    """Whether it comes before, where NaN comes last."""
+    """Whether `x` comes before `y` in order, in which NaN comes last."""
     less = lax.lt(x, y)
     if x.dtype.kind != "f":
         return less
@@ -94,7 +94,7 @@ def _less(x: Any, y: Any) -> Any:
 
 
 def _equal(x: Any, y: Any) -> Any:
-    """Or NaN both."""
+    """Whether `x` and `y` are equal in order: equal numbers, or both NaN."""
     equal = lax.eq(x, y)
     if x.dtype.kind != "f":
         return equal
@@ -103,6 +103,6 @@ def _equal(x: Any, y: Any) -> Any:
 
 @rule("polynomial")
 def _polynomial(eqn: Any, x: Any, *coefficients: Any) -> list:
-    """Horner's."""
+    """A polynomial by Horner's rule."""
     del eqn
     return [functools.reduce(lambda total, c: total * x + c, coefficients[::-1])]

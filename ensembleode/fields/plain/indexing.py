@@ -13,7 +13,7 @@ from .writing import rule
 
 
 def _columns(indices: Any) -> list:
-    """Of the last axis."""
+    """The columns of the indices, along their last axis."""
     axis = indices.ndim - 1
     return [lax.index_in_dim(indices, k, axis, keepdims=False) for k in range(indices.shape[axis])]
 

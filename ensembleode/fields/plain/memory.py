@@ -15,12 +15,12 @@ _put_p = jex.Primitive("put")
 
 
 def take(x: Any, numbers: Any) -> Any:
-    """The components of `x`, `[size]`, of these numbers."""
+    """The components of `x [size]` with these numbers."""
     return _take_p.bind(x, numbers)
 
 
 def put(x: Any, numbers: Any, new: Any, inside: Any = None, by: str = "scatter") -> Any:
-    """`x`, `[size]`, where the components of these numbers are combined with new ones, in order.
+    """`x [size]` after new components were combined with those of these numbers, in order.
 
     **Arguments:**
 

@@ -18,7 +18,7 @@ from .writing import rule
 def _windows(
     x: Any, sizes: Shape, strides: Sequence[int], dilation: Sequence[int], count: Shape
 ) -> Any:
-    """`[*sizes, *count]`: what is in each window, whose places are `strides` apart."""
+    """The contents of each window, `[*sizes, *count]`; windows are `strides` apart."""
     shape = (*sizes, *count)
     terms = zip(strides_of(x.shape), dilation, strides, strict=True)
     numbers = lax.full(shape, np.int64(0))

@@ -15,9 +15,9 @@ rule = registers(RULES)
 
 
 def written_out(eqn: Any) -> Any:
-    """The jaxpr of plainer equations that an equation is, closed or not; None if it is plain.
+    """The jaxpr of plainer equations that an equation is written in; None if it is plain.
 
-    (What it computes is not what it is differentiated as: derivatives have been taken by now.)
+    (Where it calls a function with a derivative rule, that is not in it.)
     """
     inner, name = called(eqn), eqn.primitive.name
     if inner is not None or name not in RULES:

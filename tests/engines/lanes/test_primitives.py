@@ -22,6 +22,7 @@ from ensembleode.fields.lanes.interpreter import Interpreter, RULES, TooLong
 from ensembleode.fields.lanes.scalars import simplify
 from ensembleode.fields.lanes.values import from_array, from_constant, Scalars, spread, unpack
 
+from ...fields.drawn import DRAWN, reals
 from ...marks import slow_unless
 
 
@@ -34,11 +35,6 @@ quick = settings(max_examples=10, deadline=None, derandomize=True, database=None
 #
 # The cases: functions of one trajectory, with example arguments
 #
-
-
-def reals(*shape, low=-2.0, high=2.0, dtype=np.float64):
-    rng = np.random.default_rng(abs(hash((shape, low))) % 2**32)
-    return rng.uniform(low, high, shape).astype(dtype)
 
 
 def ints(*shape, low=-5, high=6):
@@ -466,86 +462,11 @@ def agree(fn, *args, rtol=1e-13):
             assert_same(got, expected, rtol)
 
 
-shapes = st.lists(st.integers(1, 3), min_size=1, max_size=3).map(tuple)
-
-
-@quick
-@given(shapes, st.data())
-def test_elementwise_of_any_shapes(shape, data):
-    other = tuple(data.draw(st.sampled_from([1, n])) for n in shape)
-    other = data.draw(st.sampled_from([other, ()]))
-    agree(lambda x, y: lax.sub(lax.mul(x, y), x), reals(*shape), reals(*other, low=-1.0))
-
-
-@quick
-@given(shapes, st.data())
-def test_movement_of_any_shape(shape, data):
-    order = data.draw(st.permutations(range(len(shape))))
-    axis = data.draw(st.integers(0, len(shape) - 1))
-    starts = [data.draw(st.integers(0, n - 1)) for n in shape]
-    where = tuple(slice(i, None, data.draw(st.integers(1, 2))) for i in starts)
-
-    def fn(x):
-        y = jnp.transpose(x, order)
-        z = jnp.concatenate([x, x[where]], axis) if x[where].shape == x.shape else x[where]
-        return y, jnp.flip(y, axis), z, jnp.stack([x, 2 * x], axis), x.reshape(-1)[:, None]
-
-    agree(fn, reals(*shape))
-
-
-@quick
-@given(shapes, st.data())
-def test_reductions_over_any_axes(shape, data):
-    axes = data.draw(st.lists(st.integers(0, len(shape) - 1), unique=True).map(tuple))
-    axis = data.draw(st.integers(0, len(shape) - 1))
-
-    def fn(x):
-        total = jnp.sum(x, axes), jnp.max(x, axes)
-        return *total, lax.cumsum(x, axis, reverse=bool(axes)), jnp.argmin(x, axis)
-
-    agree(fn, reals(*shape))
-
-
+@pytest.mark.parametrize("case", DRAWN)
 @quick
 @given(st.data())
-def test_products_over_any_axes(data):
-    letters = data.draw(st.lists(st.sampled_from("ijkl"), unique=True, min_size=1, max_size=4))
-    size = dict(zip("ijkl", (2, 3, 1, 2), strict=True))
-    x = "".join(c for c in letters if data.draw(st.booleans()))
-    y = "".join(c for c in letters[::-1] if c not in x or data.draw(st.booleans()))
-    both = sorted(set(x + y))
-    out = "".join(c for c in data.draw(st.permutations(both)) if data.draw(st.booleans()))
-    shape_x, shape_y = ([size[c] for c in names] for names in (x, y))
-    agree(
-        lambda a, b: jnp.einsum(f"{x},{y}->{out}", a, b),
-        reals(*shape_x),
-        reals(*shape_y, low=-1.0),
-        rtol=1e-12,
-    )
-
-
-@quick
-@given(shapes, st.sampled_from(["fill", "clip", "promise_in_bounds"]), st.data())
-def test_indices_of_any_kind(shape, mode, data):
-    outside = 0 if mode == "promise_in_bounds" else 2
-
-    def index(n):
-        some = st.integers(-outside - n, n - 1 + outside)
-        return data.draw(st.one_of(some, st.lists(some, min_size=2, max_size=2).map(np.array)))
-
-    where = tuple(data.draw(st.sampled_from([slice(None), index(n)])) for n in shape)
-    agree(lambda x: x.at[where].get(mode=mode), reals(*shape))
-    if all(np.ndim(i) == 0 for i in where if not isinstance(i, slice)):
-        agree(lambda x, y: x.at[where].set(y, mode=mode), reals(*shape), np.float64(5))
-    agree(lambda x, y: x.at[where].add(y, mode=mode), reals(*shape), np.float64(5))
-
-
-@quick
-@given(st.tuples(*[st.integers(-3, 3)] * 2), st.integers(0, 2), st.integers(1, 4))
-def test_padding_of_any_kind(ends, interior, n):
-    if n + (n - 1) * interior + min(ends[0], 0) + min(ends[1], 0) < 0 or n + sum(ends) < 0:
-        return
-    agree(lambda x: lax.pad(x, -1.0, [(*ends, interior), (0, 1, 0)]), reals(n, 2))
+def test_any_shapes_and_axes(case, data):
+    agree(*DRAWN[case](data), rtol=1e-12)
 
 
 @settings(quick, max_examples=60)

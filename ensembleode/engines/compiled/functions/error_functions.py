@@ -24,7 +24,7 @@ _HALF_AT = 0.4769362762044699  # where erf is one half
 
 
 def _near(b: Builder, x: Value) -> Pair:
-    """erf up to where it is one half."""
+    """erf(x), for x up to where erf is one half."""
     z = x * x
     value, rest = format_of(x).parts(TWO_OVER_SQRT_PI, 2)
     head, tail = two_product(b, x, value)

@@ -23,19 +23,19 @@ class Reduced(NamedTuple):
 
 
 def ln2_parts(fmt: Format) -> list[float]:
-    """Two; the first times any exponent is exact."""
+    """log 2 as two parts, of which the first times any exponent is exact."""
     head = fmt.parts(LN2, 1, fmt.digits - 3 - fmt.max_exponent.bit_length())[0]
     return [head, fmt.parts(LN2 - LN2.from_float(head), 1)[0]]
 
 
 def nearest(b: Builder, x: Value) -> Value:
-    """The nearest whole number, where that is small against the digits of the format."""
+    """The nearest whole number, for x that is small against the digits of the format."""
     magic = format_of(x).magic
     return (x + magic) - magic
 
 
 def reduce(b: Builder, x: Value) -> Reduced:
-    """Where x is no larger than what over- or underflows."""
+    """x as a multiple of log 2 and a rest, for x that neither over- nor underflows."""
     fmt = format_of(x)
     high, low = ln2_parts(fmt)
     k = b.mul_add(x, float(LOG2_E), fmt.magic) - fmt.magic
@@ -59,7 +59,7 @@ def scale(b: Builder, x: Value, k: Value) -> Value:
 
 
 def _scale(b: Builder, x: Value, biased: Value) -> Value:
-    """By k and twice the bias, in the lowest bits of a number."""
+    """x times 2^k, by a number with k and twice the bias in its lowest bits."""
     fmt = format_of(x)
     # Half the exponent at a time, so that the first product is normal.
     exponent = b.cast(b.bitcast(biased, fmt.integer) << fmt.fraction, fmt.unsigned)
@@ -68,7 +68,7 @@ def _scale(b: Builder, x: Value, biased: Value) -> Value:
 
 
 def clamp(b: Builder, x: Value, low: float, high: float) -> Value:
-    """Between both; NaN stays."""
+    """x between both limits; NaN stays."""
     return b.minimum(high, b.maximum(low, x))
 
 

@@ -53,7 +53,7 @@ class Format:
         return 2.0 ** (1 - self.max_exponent)
 
     def bits(self, x: float) -> int:
-        """Of a number, as an integer."""
+        """The bits of a number, as an integer."""
         return int(np.array(x, self.dtype).view(self.integer))
 
     def parts(self, x: Fraction, n: int, digits: int | None = None) -> list[float]:
@@ -67,7 +67,7 @@ class Format:
 
 
 def _rounded(x: Fraction, digits: int) -> Fraction:
-    """To so many binary digits."""
+    """A fraction rounded to so many binary digits."""
     if x == 0:
         return x
     # (The doubles nearest to a number have its exponent, or the next.)

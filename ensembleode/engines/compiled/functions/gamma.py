@@ -195,7 +195,7 @@ def digamma(b: Builder, x: Value) -> Value:
     return b.where(x.eq(np.inf), x, result)
 
 
-# Of polygamma: higher orders lose digits.
+# The highest order of polygamma, as higher ones lose digits.
 HIGHEST_ORDER = 4
 _SUMMED_BELOW = 20.0
 # The numbers of Bernoulli B_2, B_4, ...

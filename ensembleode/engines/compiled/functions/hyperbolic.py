@@ -19,7 +19,7 @@ from .polynomials import polynomial
 
 
 def _both(b: Builder, x: Value) -> tuple[Pair, Pair, Value]:
-    """sinh x and cosh x for x >= 0, each a sum of two, over 2^k; and k."""
+    """sinh x and cosh x over 2^k for x >= 0, each as a sum of two; and k."""
     k, rest, low = reduce(b, x)
     z = rest * rest
     s = b.mul_add(rest * z, polynomial(b, z, SINH), low) + rest

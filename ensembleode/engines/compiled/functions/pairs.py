@@ -50,7 +50,7 @@ def two_product(b: Builder, x: Any, y: Any) -> Pair:
 
 
 def _halves(b: Builder, x: Value) -> tuple[Value, Value]:
-    """A sum of two with half the digits: products of such are exact."""
+    """x as a sum of two numbers of half the digits: products of such halves are exact."""
     fmt = format_of(x)
     mask = -1 << (fmt.digits + 1) // 2
     head = b.bitcast(b.bitcast(x, fmt.integer) & mask, x.dtype)
@@ -85,7 +85,7 @@ def constant(b: Builder, like: Value, x: Fraction) -> Pair:
 
 
 def choose(b: Builder, mask: Value, x: Pair, y: Pair) -> Pair:
-    """Lane by lane."""
+    """The pair `x` in the lanes of the mask, and `y` in the others."""
     return Pair(b.where(mask, x.head, y.head), b.where(mask, x.tail, y.tail))
 
 

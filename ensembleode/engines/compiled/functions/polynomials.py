@@ -10,7 +10,7 @@ from ..builder import Builder, Value
 
 
 def polynomial(b: Builder, x: Value, coefficients: Mapping[np.dtype, Sequence[float]]) -> Value:
-    """That of the dtype of `x`, constant first.
+    """The polynomial in `x` with the coefficients of its dtype, constant first.
 
     Neighbours are joined to polynomials in `x`, these in `x^2`, and so on (Estrin), so that few
     operations wait for one another.

@@ -22,7 +22,7 @@ def rsqrt(b: Builder, x: Value) -> Value:
 
 
 def integer_pow(b: Builder, x: Value, n: int) -> Value:
-    """By repeated squaring, as JAX does it."""
+    """An integer power by repeated squaring, as JAX does it."""
     if n == 0:
         return b.matched(x, 1)[1]
     found, power, left = None, x, abs(n)

@@ -11,7 +11,7 @@ from .reduction import reduce
 
 
 def _sine(b: Builder, rest: Pair) -> tuple[Value, Value]:
-    """Of an angle up to pi / 4: two summands, the smaller last."""
+    """The sine of an angle up to pi / 4, as two summands, the smaller last."""
     x, tail = rest
     z = x * x
     # sin(x + tail) = sin x + tail cos x
@@ -19,7 +19,7 @@ def _sine(b: Builder, rest: Pair) -> tuple[Value, Value]:
 
 
 def _cosine(b: Builder, rest: Pair) -> Pair:
-    """Of an angle up to pi / 4: two summands, the smaller last."""
+    """The cosine of an angle up to pi / 4, as two summands, the smaller last."""
     x, tail = rest
     z = x * x
     half = b.binary("fmul", *b.matched(z, 0.5))

@@ -11,8 +11,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 
 import ensembleode as eo
 from ensembleode.engines.compiled import gpu, launch, ptxas
+from ensembleode.engines.job import job_for
 from ensembleode.executors import kernel as executor
-from ensembleode.solving import job_for
 
 from ....marks import slow_unless
 from ....problems import decay, lorenz

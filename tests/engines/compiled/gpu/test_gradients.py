@@ -23,20 +23,22 @@ X = {
 }
 
 
-def solved(x, ensemblealg, **options):
+def solved(x, ensemblealg, n=N, tolerances=TIGHT, **options):
     """An ensemble with numbers that all trajectories share, and some of each."""
 
     def prob_func(prob, ctx):
-        p = jnp.stack([x["shared"][0], x["own"][ctx.index], x["shared"][1]])
-        return eo.remake(prob, u0=x["u0"] * (1 + ctx.index / 10), p=p, tspan=(x["t0"], x["t1"]))
+        p = jnp.stack([x["shared"][0], x["own"][ctx.index % N], x["shared"][1]])
+        u0 = x["u0"] * (1 + ctx.index.astype(p.dtype) / 10)
+        return eo.remake(prob, u0=u0, p=p, tspan=(x["t0"], x["t1"]))
 
     # (Closed over, so that it is shared.)
     scale = x["shared"][0] / 10
-    prob = eo.ODEProblem(lambda u, p, t: scale * lorenz(u, p, t), jnp.zeros(3), (0.0, 1.0), X["u0"])
+    u0 = jnp.zeros_like(x["u0"])
+    prob = eo.ODEProblem(lambda u, p, t: scale * lorenz(u, p, t), u0, (0.0, 1.0), x["u0"])
     ens = eo.EnsembleProblem(prob, prob_func)
-    options = {"trajectories": N, **TIGHT, **options}
+    options = {"trajectories": n, **tolerances, **options}
     if isinstance(ensemblealg, eo.EnsembleSerial):
-        options["engine"] = "lanes"
+        options.setdefault("engine", "lanes")
     return eo.solve(ens, options.pop("alg", eo.Tsit5()), ensemblealg, **options)
 
 

@@ -2,6 +2,7 @@
 CPU's kernels: to the last bit, as they round in the same places."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -12,9 +13,10 @@ import ensembleode as eo
 from ensembleode.engines.compiled import launch, machine, solves
 
 from ....marks import slow_unless
-from ....problems import lorenz
+from ....problems import failing, lorenz
 from ...lanes.test_problems import ensemble as ensemble_of, PROBLEMS
 from ...methods import SOLVERS
+from . import test_gradients
 from .test_agreement import METHODS
 from .test_compiled import as_single
 
@@ -140,21 +142,8 @@ def test_trajectories_that_are_no_whole_blocks(on_ptx, n):
 
 
 def test_failures_are_alone(on_ptx):
-    """NaN, an infinite solution, a step that underflows, too many steps, and a start that is NaN;
-    in one launch with such as succeed."""
-
-    def f(u, p, t):
-        nan = jnp.where(t > 0.6, jnp.nan, 1.0) * u
-        explodes = u**2 * 10
-        sticks = jnp.sign(0.3 - u) * 1e3
-        long = jnp.cos(3e3 * t) * 3e3
-        return jnp.select([p == 0, p == 1, p == 2, p == 3], [nan, explodes, sticks, long], -u)
-
-    def prob_func(prob, ctx):
-        u0 = jnp.where(ctx.index == 4, jnp.nan, prob.u0)
-        return eo.remake(prob, p=ctx.index * 1.0, u0=u0)
-
-    ens = eo.EnsembleProblem(eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), jnp.array(0.0)), prob_func)
+    """In one launch with trajectories that succeed."""
+    ens = failing(nan_start=4)
     options = {"trajectories": 7, "saveat": 0.25, "abstol": 1e-7, "reltol": 1e-7, "maxiters": 150}
     got, expected = by_ptx(lambda *a, **k: eo.solve(ens, eo.Tsit5(), *a, **options, **k))
     same(numbers(got), numbers(expected))
@@ -327,31 +316,8 @@ def test_architectures(on_ptx, arch):
 #
 
 
-N = 5
-X = {
-    "u0": jnp.array([1.0, 0, 0.5]),
-    "shared": jnp.array([10.0, 8 / 3]),
-    "own": jnp.linspace(1.0, 20.0, N),
-    "t0": jnp.array(0.0),
-    "t1": jnp.array(0.5),
-}
-
-
-def loss(x, ensemblealg, n=N, **options):
-    """Of numbers that all trajectories share, and of some of each."""
-
-    def prob_func(prob, ctx):
-        p = jnp.stack([x["shared"][0], x["own"][ctx.index % N], x["shared"][1]])
-        u0 = x["u0"] * (1 + ctx.index.astype(p.dtype) / 10)
-        return eo.remake(prob, u0=u0, p=p, tspan=(x["t0"], x["t1"]))
-
-    scale = x["shared"][0] / 10
-    prob = eo.ODEProblem(
-        lambda u, p, t: scale * lorenz(u, p, t), jnp.zeros_like(x["u0"]), (0.0, 1.0), x["u0"]
-    )
-    alg = options.pop("alg", eo.Tsit5())
-    sim = eo.solve(eo.EnsembleProblem(prob, prob_func), alg, ensemblealg, trajectories=n, **options)
-    return jnp.sum(jnp.sin(jnp.where(jnp.isnan(sim.u), 0, sim.u)))
+X = test_gradients.X | {"t1": jnp.array(0.5)}
+loss = functools.partial(test_gradients.loss, tolerances={})
 
 
 GRADIENTS = {

@@ -12,7 +12,7 @@ from ensembleode.engines.compiled import launch
 from ensembleode.ground import logs
 
 from ....marks import slow_unless
-from ....problems import lorenz, lotka_volterra
+from ....problems import failing, lorenz, lotka_volterra
 from .test_agreement import agree, both
 
 
@@ -141,18 +141,7 @@ def test_many_parameters_of_their_own(on_host):
 
 
 def test_failures_are_alone(on_host):
-    """NaN, an infinite solution, a step that underflows, and too many steps."""
-
-    def f(u, p, t):
-        nan = jnp.where(t > 0.6, jnp.nan, 1.0) * u
-        explodes = u**2 * 10
-        # The slope jumps from one side of zero to the other.
-        sticks = jnp.sign(0.3 - u) * 1e3
-        long = jnp.cos(3e3 * t) * 3e3
-        return jnp.select([p == 0, p == 1, p == 2, p == 3], [nan, explodes, sticks, long], -u)
-
-    prob = eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), jnp.array(0.0))
-    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=ctx.index * 1.0))
+    ens = failing()
     lanes, kernel = both(
         ens, eo.Tsit5(), trajectories=6, saveat=0.25, abstol=1e-10, reltol=1e-10, maxiters=2000
     )

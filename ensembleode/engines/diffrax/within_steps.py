@@ -1,0 +1,106 @@
+"""The solution within saved steps: made again, step by step, or kept at nodes."""
+
+import dataclasses
+from typing import Any
+
+import diffrax
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+
+from ...core.plan import Plan
+from ...dense import inner_nodes
+from ...solvers import Bosh3, Dopri5, Euler, Tsit5
+from ...solvers.arithmetic import Components
+from ...solvers.method import Attempt, Equations
+from ...tracing.program import Static
+from . import implicit
+
+
+def interpolant(method: Static) -> Any:
+    """See [`Engine.interpolant`][ensembleode.engines.engine.Engine.interpolant]."""
+    ours, solver = method.value.method, method.value.solver
+    if ours is None and isinstance(solver, diffrax.AbstractERK):
+        return _Steps(Static(solver))
+    return ours or len(inner_nodes(_degree(solver)))
+
+
+def keeps(plan: Plan) -> bool:
+    """Whether the states within steps have to be kept, as steps can't be made again."""
+    return isinstance(interpolant(plan.method), int)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Steps:
+    """The steps of an explicit solver of diffrax, one by one, as a `Method` makes its own."""
+
+    solver: Static
+
+    @property
+    def degree(self) -> int:
+        return _HIGHEST
+
+    def init(self, xp: Any, equations: Equations, y: Components, t: Any) -> tuple:
+        del xp, equations, y, t
+        return ()
+
+    def step(
+        self, xp: Any, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+    ) -> Attempt:
+        del xp
+        (start,), solver = y, self.solver.value
+
+        def f(t, u, args):
+            del args
+            return equations.f((u,), t)[0]
+
+        # (diffrax differentiates by what it is given, and not by what that closes over.)
+        terms = diffrax.ODETerm(eqx.filter_closure_convert(f, t, start, None))
+        state = solver.init(terms, t, t + h, start, None)
+        end, _, dense, _, _ = solver.step(terms, t, t + h, start, None, state, False)
+        return Attempt((end,), carry, (), solver.interpolation_cls(t0=t, t1=t + h, **dense))
+
+    def dense(
+        self, xp: Any, equations: Equations, y: Components, dense: Any, t: Any, h: Any
+    ) -> Any:
+        del xp, equations, y, t, h
+        return dense
+
+    def interpolate(self, xp: Any, y: Components, dense: Any, h: Any, theta: float) -> Components:
+        del xp
+        (start,) = y
+        return (dense.evaluate(dense.t0 + theta * h).astype(start.dtype),)
+
+
+# Whose dense output in diffrax is that of our tableau.
+AS_OURS = (Bosh3, Dopri5, Euler, Tsit5)
+
+
+def _degree(solver: diffrax.AbstractSolver) -> int:
+    """The degree of the polynomial that the solver interpolates by, at most."""
+    return 3 if isinstance(solver, implicit.Method) else _HIGHEST
+
+
+_HIGHEST = 6  # Dopri8's
+
+
+def within_steps(plan: Plan, sol: Any, reached: Any) -> Any:
+    """The states within the steps, `[time, node, *state]`, in the row where each starts; NaN where
+    there is no step, or its start isn't saved."""
+    solver = plan.method.value.solver
+    dense, start, dtype = sol.interpolation, plan.saving.start, plan.state.dtype
+    ends = dense.ts[1 - start : 1 - start + plan.saving.rows]
+    infos = jax.tree.map(lambda x: x[1 - start :], dense.infos)
+    nodes = jnp.asarray(inner_nodes(_degree(solver)), ends.dtype)
+    steps = len(ends) - 1
+
+    def within(step, infos):
+        there = reached[step] & reached[step + 1]
+        t0, t1 = jnp.where(there, ends[step], 0), jnp.where(there, ends[step + 1], 1)
+        infos = jax.tree.map(lambda x: jnp.where(there, x, 0), infos)
+        between = solver.interpolation_cls(t0=t0, t1=t1, **infos)
+        inner = jax.vmap(between.evaluate)(t0 + nodes * (t1 - t0)).astype(dtype)
+        return jnp.where(there, inner, jnp.nan)
+
+    inner = jax.vmap(within)(jnp.arange(steps), jax.tree.map(lambda x: x[:steps], infos))
+    return jnp.pad(inner, ((0, 1), *(((0, 0),) * (inner.ndim - 1))), constant_values=jnp.nan)

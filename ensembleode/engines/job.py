@@ -1,0 +1,111 @@
+"""From an ensemble to the job of solving it, and the engine that does so."""
+
+from typing import Any
+
+import jax.tree_util as jtu
+
+from ..core.arguments import check_direction
+from ..core.every_event import first_room
+from ..core.every_step import bounded
+from ..core.job import Job, may_rerun, with_output
+from ..core.plan import Plan
+from ..core.reductions import sum_reduction
+from ..core.trajectories import describe
+from ..problem import EnsembleProblem
+from ..solution import EngineChoice
+from ..tracing.program import is_tracer
+from .checks import check_bounds, say_if_it_switches, say_if_too_tight
+from .choice import choose
+
+
+def job_for(
+    ens: EnsembleProblem,
+    options: dict,
+    key: Any,
+    n: int | None,
+    engine: str,
+    alg: Any,
+    ensemblealg: Any = None,
+) -> tuple[Job, EngineChoice]:
+    """The job of `n` trajectories (None: of a problem alone), and the engine it is for."""
+    every = describe(ens, options, key, n)
+    state = every.field.out_avals[0]
+    check_direction(every, n or 1)
+    module, choice = choose(engine, alg, every, ensemblealg)
+    if module.numbers_apart:
+        every = every.with_numbers_apart()
+    if every.events is not None:
+        every = every.with_one_list().after_start()
+        (state,) = every.field.out_avals
+    has_dt = every.batched.dt is not None
+    plan = Plan(
+        engine=module,
+        method=module.method(alg, every.options, has_dt=has_dt),
+        field=every.field,
+        state=state,
+        saving=every.saving,
+        maxiters=every.options["maxiters"],
+        width=module.width(state, n or 1),
+        batched=every.batched,
+        tree=every.tree,
+        beside=every.beside,
+        extension=every.extension,
+        events=every.events,
+        max_events=first_room(every),
+    )
+    adaptive = getattr(plan.method.value, "adaptive", None)
+    check_bounds(adaptive, every.batched)
+    say_if_too_tight(adaptive, state.dtype, every.shared)
+    say_if_it_switches(adaptive, every)
+    traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
+    remake = (job_for, (ens, options, key, n, engine, alg))
+    job = Job(plan, every, key, traced, remake, ens.output_func)
+    # Where every step is saved, the count of times is known later.
+    return (job if every.saving.mode == "steps" else with_output(job)), choice
+
+
+def make_storable(job: Job, ens: EnsembleProblem) -> Job:
+    """**Raises:** `ValueError` for what a store can't hold."""
+    if ens.reduction is not None:
+        raise ValueError(
+            "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
+            "two (eo.open_ensemble reads a store in parts, to be reduced)."
+        )
+    if job.plan.max_events and ens.output_func is None:
+        raise ValueError(
+            "store keeps no events: keep what you want of them by an output_func, such as "
+            "lambda sol, ctx: (sol.events.t, False), or give the callbacks "
+            "save_positions=(False, False), so that there are none to keep."
+        )
+    return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
+
+
+def _with_room(job: Job, where: str) -> Job:
+    """With room for every step, where they are saved and can't be counted first.
+
+    **Raises:** `ValueError` where nobody has said how many there are at most.
+    """
+    if job.plan.saving.mode != "steps":
+        return job
+    if not job.trajectories.options["maxiters_given"]:
+        raise ValueError(
+            f"save_everystep=True {where} needs maxiters, as room is kept for that many steps: "
+            "pass the smallest that works, such as maxiters=256."
+        )
+    return bounded(job, job.plan.maxiters)
+
+
+def make_traceable(job: Job, ens: EnsembleProblem) -> Job:
+    """What can't be decided by numbers, as there are none inside jit."""
+    job = _with_room(job, "inside jit, grad or vmap")
+    if ens.reduction not in (None, sum_reduction) and ens.u_init is None:
+        raise ValueError(
+            "u_init is missing: inside jit, grad or vmap a reduction needs it, with the structure, "
+            "shapes and dtypes of what it returns."
+        )
+    if may_rerun(job.plan) and not job.trajectories.repeatable:
+        raise ValueError(
+            "output_func asks for reruns inside jit, grad or vmap, but prob_func can't be traced, "
+            "so it can't be called again there. Write prob_func in JAX."
+        )
+    return job

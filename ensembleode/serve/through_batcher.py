@@ -1,0 +1,113 @@
+"""An ensemble solved by the batcher of a service, beside its requests."""
+
+import concurrent.futures
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import equinox as eqx
+import numpy as np
+
+from ..core.executor import Executor
+from ..core.job import Job
+from ..core.plan import Outcome
+from ..ensemble import EnsembleAlgorithm
+from ..executors import EXECUTORS
+from .registry import is_parameter
+from .solving import Answer, joined, Numbers, Program, Solver
+
+
+Submit = Callable[[Program, Numbers], "concurrent.futures.Future[Any]"]
+
+
+class Stopped(Exception):
+    """The job is cancelled, or the service ends."""
+
+
+class Current:
+    """The job that runs: it has its batches solved, and can be stopped from another thread."""
+
+    def __init__(
+        self, id: str, solver: Solver, submit: Submit, progress: Callable[[str, np.ndarray], None]
+    ):
+        self.id, self.solver = id, solver
+        self._submit, self._progress = submit, progress
+        self._stopped, self.ended = threading.Event(), threading.Event()
+        self._future: concurrent.futures.Future | None = None
+        self._before: np.ndarray | None = None
+
+    def count(self) -> None:
+        """The trajectories of the last batch, which is in the store by now."""
+        if self._before is not None:
+            self._progress(self.id, self._before)
+        self._before = None
+
+    def stop(self) -> None:
+        self._stopped.set()
+        if self._future is not None:
+            self._future.cancel()
+
+    def run(self, program: Program, numbers: Numbers) -> Answer:
+        """The answer to them; raises `Stopped`, too."""
+        self.count()
+        if self._stopped.is_set():
+            raise Stopped
+        self._future = self._submit(program, numbers)
+        if self._stopped.is_set():
+            self._future.cancel()
+        try:
+            answer = joined(self._future.result().results)
+        except concurrent.futures.CancelledError:
+            raise Stopped from None
+        except Exception:
+            if self._stopped.is_set():
+                raise Stopped from None
+            raise
+        self._before = answer.retcode
+        return answer
+
+
+class ThroughBatcher(EnsembleAlgorithm):
+    """Trajectories solved by a service, beside its requests: the same programs, the same bits."""
+
+    current: Current = eqx.field(static=True)
+
+
+class _Executor(Executor):
+    def __init__(self, ensemblealg: ThroughBatcher, engine: Any):
+        del engine
+        self._current = ensemblealg.current
+
+    def run(self, job: Job, indices: Any, repeat: Any) -> Outcome:
+        plan, solver = job.plan, self._current.solver
+        lanes = job.trajectories.lanes(indices, repeat)
+        n, entry = len(indices), solver.entry
+
+        def each(x: Any, batched: bool) -> np.ndarray:
+            x = np.asarray(x)
+            return x if batched else np.broadcast_to(x, (n, *x.shape))
+
+        batched = plan.batched
+        own, p = any(batched.p), None
+        if own:
+            pairs = zip(lanes.p, batched.p, strict=True)
+            parts = [each(x, b).reshape(n, -1) for x, b in pairs if is_parameter(x)]
+            p = np.concatenate(parts, axis=1).astype(entry.p.dtype)
+        times = each(lanes.saveat, batched.saveat)
+        numbers = Numbers(
+            each(lanes.u0, batched.u0), p, each(lanes.t0, batched.t0), each(lanes.t1, batched.t1),
+            times,
+        )  # fmt: skip
+        rows = times.shape[1]
+        answer = self._current.run(solver.program(rows, own=own), numbers)
+        lengths = np.minimum(answer.lengths, rows)
+        t = None
+        if plan.own_times:
+            t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
+        return Outcome(
+            answer.u[:, :rows], t, None, lengths, answer.retcode, answer.naccept, answer.nreject,
+            answer.nf,
+        )  # fmt: skip
+
+
+EXECUTORS[ThroughBatcher] = _Executor
