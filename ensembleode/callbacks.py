@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .numbers import check_stops
+from .tracing.program import is_tracer
 
 
 class LeftRootFind:
@@ -295,7 +296,7 @@ class PresetTimeCallback(eqx.Module):
         self, times: Any, affect: Callable, *, save_positions: tuple[bool, bool] = (True, True)
     ):
         name = "PresetTimeCallback"
-        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(times)):
+        if not any(map(is_tracer, jax.tree.leaves(times))):
             check_stops(f"times of {name}", times)
             if np.ndim(times) > 1:
                 raise ValueError(
@@ -349,7 +350,7 @@ class PeriodicCallback(eqx.Module):
         name = "PeriodicCallback"
         _check_function(name, "affect", affect, "(integrator)")
         for argument, value in (("dt", dt), ("phase", phase)):
-            if isinstance(value, jax.core.Tracer):
+            if is_tracer(value):
                 raise TypeError(
                     f"{argument} of {name} is traced, so how many times there are is not known: "
                     "use eo.PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)."

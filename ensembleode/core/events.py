@@ -297,7 +297,7 @@ class Tracing:
 
         def passed(u, t, integrator):
             del u, integrator
-            return t - jnp.max(jnp.where(t == times, times, -jnp.inf))
+            return t - jnp.max(jnp.where(t == times, times, -jnp.inf), initial=-jnp.inf)
 
         part = self._condition(name, condition, (), is_discrete=True)
         since = self._condition(name, passed, ())
