@@ -23,7 +23,7 @@ TS = np.linspace(0.0, 2.0, 41)
 QUICK = {
     ("compiled", eo.Tsit5),
     ("compiled", eo.Vern9),
-    ("lanes", eo.Dopri8),
+    ("lanes", eo.Bosh3),
 }
 SLOW_ENGINES = [slow_unless(False, engine) for engine in ("lanes", "diffrax")]
 
@@ -207,6 +207,7 @@ def test_failed_trajectories_give_no_nan_to_others(engine):
 #
 
 
+@pytest.mark.slow
 def test_states_of_all_kinds():
     scalar = eo.solve(eo.ODEProblem(lambda u, p, t: -u, 1.0, (0.0, 1.0)), save_everystep=True)
     assert scalar(0.5).shape == ()

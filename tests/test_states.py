@@ -114,6 +114,7 @@ shapes = st.lists(st.sampled_from([(), (1,), (3,), (2, 2), (0, 2)]), min_size=1,
 
 @settings(deadline=None, max_examples=20)
 @given(shapes=shapes, lead=st.sampled_from([(), (2,), (3, 2)]), seed=st.integers(0, 9))
+@pytest.mark.slow
 def test_a_vector_of_a_pytree_and_back(shapes, lead, seed):
     rng = np.random.default_rng(seed)
     shapes = [*shapes, (1,)]  # not empty
@@ -426,7 +427,7 @@ def test_plots():
     assert sim.plot(idxs=(2, 0)).get_xlabel() == "v[0]"
 
 
-@pytest.mark.parametrize("everystep", [False, True])
+@pytest.mark.parametrize("everystep", [slow_unless(False, False), True])
 def test_stores(tmp_path, everystep):
     pytest.importorskip("zarr")
     options = {"save_everystep": True, "maxiters": 32} if everystep else {"saveat": 0.5}

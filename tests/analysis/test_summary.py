@@ -178,6 +178,7 @@ def test_errors(options, error, message):
         summarize(growth(RATES), trajectories=5, **options)
 
 
+@pytest.mark.slow
 def test_errors_of_ensembles(ragged):
     with pytest.raises(ValueError, match="output_func=, and summarize needs the states"):
         summarize(

@@ -34,7 +34,7 @@ CASES = [
         slow_unless(way in ("replay", "kernel"), jax.jacrev, way, how)
         for way, how in REVERSE.items()
     ),
-    *(slow_unless(way == "lanes", jax.jacfwd, way, how) for way, how in FORWARD.items()),
+    *(slow_unless(False, jax.jacfwd, way, how) for way, how in FORWARD.items()),
 ]
 
 

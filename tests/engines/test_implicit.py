@@ -163,14 +163,10 @@ def ensemble_without_roots(growth=1.0):
 
 
 ENDS = [10.0, 0.25, 0.0, 1 + np.sin(0.9)]
-QUICK_FAILURES = eo.KenCarp3
 
 
-@pytest.mark.parametrize(
-    "alg",
-    [slow_unless(isinstance(a, QUICK_FAILURES), a) for a in (*METHODS, *THEIRS)],
-    ids=ids,
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("alg", [*METHODS, *THEIRS, eo.Tsit5()], ids=ids)
 def test_a_failure_is_a_shorter_step(alg):
     """However long the first step that is tried, a trajectory ends with success, and right."""
     order_one = isinstance(alg, eo.ImplicitEuler) or "Euler" in repr(alg)
@@ -266,7 +262,7 @@ QUICK_COUNT = eo.KenCarp3
 @pytest.mark.parametrize(
     ("method", "options"),
     [
-        slow_unless(isinstance(method, QUICK_COUNT) and "saveat" not in options, method, options)
+        slow_unless(isinstance(method, QUICK_COUNT) and options.keys() == {"dt"}, method, options)
         for method in METHODS
         for options in (
             {"dt": 0.9},
@@ -304,13 +300,14 @@ def test_nf_backwards_and_of_every_step():
     assert eo.solve(prob, eo.KenCarp3(), save_everystep=True).stats.nf == sol.stats.nf
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "ensemblealg",
     [
         eo.EnsembleThreads(),
-        slow_unless(False, eo.EnsembleGPUArray(devices=2)),
-        slow_unless(False, eo.EnsembleDistributed(workers=2)),
-        slow_unless(False, eo.EnsembleSplitThreads(workers=2, threads=2)),
+        eo.EnsembleGPUArray(devices=2),
+        eo.EnsembleDistributed(workers=2),
+        eo.EnsembleSplitThreads(workers=2, threads=2),
     ],
     ids=lambda alg: type(alg).__name__,
 )

@@ -275,6 +275,7 @@ def test_parameters_of_each_trajectory(lanes_first):
 
 
 @pytest.mark.parametrize("name", [slow_unless(n in QUICK, n) for n in RUN])
+@pytest.mark.slow
 def test_an_ensemble_is_that_of_vmapped_diffrax(name, lanes_first):
     field = RUN[name]
     sim = eo.solve(ensemble(field), eo.Euler(), dt=0.5, trajectories=N)
@@ -396,6 +397,7 @@ def test_errors_of_the_field_are_the_users():
 
 
 @pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
+@pytest.mark.slow
 def test_a_check_that_fails_in_one_trajectory_raises(engine):
     """As under `jax.vmap`; with the other trajectories it is like any exception."""
 

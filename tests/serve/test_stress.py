@@ -281,6 +281,7 @@ def load(running, requests, clients, bad, seed=0):
     return statuses
 
 
+@pytest.mark.slow
 def test_some_bad_requests(running):
     statuses = load(running, 200, 20, 0.1)
     assert statuses.total() == 200

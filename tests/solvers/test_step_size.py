@@ -283,6 +283,7 @@ def test_bounds_may_differ_by_trajectory():
         eo.solve(ens, eo.Tsit5(), eo.EnsembleColumns(), trajectories=3)
 
 
+@pytest.mark.slow
 def test_columns_share_their_steps():
     options = {"dtmax": 0.1, "internalnorm": eo.MaxNorm(), "stepsize_controller": eo.IController()}
     sim = eo.solve(shifted(), eo.Tsit5(), eo.EnsembleColumns(), trajectories=3, **options)

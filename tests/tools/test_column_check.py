@@ -63,6 +63,7 @@ def test_the_pair_is_named(data):
     assert report.coupled == (i, j)
 
 
+@pytest.mark.slow
 def test_network_and_float32():
     net = jax.tree.map(
         lambda x: x.astype(jnp.float32) if isinstance(x, jax.Array) else x, network()

@@ -134,6 +134,7 @@ def test_polynomials_are_exact(gaps, start, kernel, bandwidth, coefficients):
     "kernel",
     [slow_unless(name == "epanechnikov", name) for name in KERNELS],
 )
+@pytest.mark.slow
 def test_orders(kernel):
     """The errors fall with the square of the bandwidth, at the ends, too."""
     errors = []

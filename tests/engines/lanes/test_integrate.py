@@ -297,6 +297,7 @@ def test_numbers_of_each():
             assert jax.tree.leaves(counts) == jax.tree.leaves(alone.stats)
 
 
+@pytest.mark.slow
 def test_tolerances_of_each_component():
     """An array weighs the components of the error: infinite, it leaves one out."""
     ens = ensemble()
