@@ -36,7 +36,8 @@ def same(got, expected):
 
 
 def numbers(sim):
-    return sim.u, sim.t, sim.retcode, sim.lengths, dataclasses.astuple(sim.stats)
+    events = () if sim.events is None else dataclasses.astuple(sim.events)
+    return sim.u, sim.t, sim.retcode, sim.lengths, dataclasses.astuple(sim.stats), events
 
 
 @pytest.fixture
@@ -63,6 +64,17 @@ def rising_lorenz(dtype=np.float64):
     return eo.EnsembleProblem(eo.ODEProblem(lorenz, u0, (0.0, 1.0), p), rising)
 
 
+def shrunk(integrator, mask=None):
+    """Nearer to the origin; with several conditions, by which of them it is."""
+    by = 0.9 if mask is None else 0.9 - 0.01 * mask[0].astype(integrator.u.dtype)
+    return eo.remake(integrator, u=by * integrator.u)
+
+
+EVENTS = eo.CallbackSet(
+    eo.ContinuousCallback(lambda u, t, integrator: u[0] - 3.0, shrunk, None),
+    eo.VectorContinuousCallback(lambda u, t, integrator: u[:2] - 0.7, shrunk, 2),
+    eo.DiscreteCallback(lambda u, t, integrator: (u[0] < 0.7) & (t > 0.8), eo.terminate),
+)
 LATE = np.arange(3) > np.arange(7)[:, None] % 4
 OPTIONS = {
     "ends": {},
@@ -83,6 +95,7 @@ OPTIONS = {
         "d_discontinuities": [0.4, 0.0, 0.1],
         "saveat": 0.2,
     },
+    "events": {"callback": EVENTS, "saveat": 0.2},
     "bounds of steps": {"saveat": 0.25, "dtmax": 0.03},
     "another controller": {"stepsize_controller": eo.PIDController(0.6, -0.2)},
 }
@@ -105,7 +118,8 @@ def test_options(on_ptx, name, dtype):
     ens = rising_lorenz(dtype)
     got, expected = by_ptx(lambda *a, **k: eo.solve(ens, alg, *a, trajectories=7, **options, **k))
     assert got.u.dtype == dtype
-    assert (got.retcode == eo.ReturnCode.Success).all()
+    assert got.successful.all()
+    assert got.events is None or set(np.ravel(got.events.which)) >= {1, 2}
     same(numbers(got), numbers(expected))
 
 
