@@ -408,3 +408,36 @@ def test_a_failed_trajectory_adds_nothing(on_ptx):
     got, expected = by_ptx(lambda *a, **k: jax.grad(final)(x, *a, **k))
     same(got, expected)
     assert np.isfinite(got["p"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_90"], indirect=True)
+def test_gradients_through_events(arch):
+    """Of a ball that bounces: the last state and the time, by height, gravity and restitution."""
+
+    def gradient(ensemblealg, **options):
+        def loss(x):
+            def fall(u, p, t):
+                return jnp.stack([u[1], -p[0]])
+
+            def bounce(integrator):
+                u, p = integrator.u, integrator.p
+                return eo.remake(integrator, u=jnp.stack([0 * u[0], -p[1] * u[1]]))
+
+            floor = eo.ContinuousCallback(lambda u, t, integrator: u[0], bounce)
+            u0 = jnp.stack([x[0], 0 * x[0]])
+            prob = eo.ODEProblem(fall, u0, (0.0, 1.2), x[1:], callback=floor)
+            ens = eo.EnsembleProblem(
+                prob, lambda prob, ctx: eo.remake(prob, u0=prob.u0 + 0.1 * ctx.index)
+            )
+            given = {"trajectories": 3, "max_events": 2, **options}
+            sim = eo.solve(ens, eo.Tsit5(), ensemblealg, **given)
+            return jnp.sum(sim.u[:, -1] ** 2) + jnp.sum(sim.events.t[:, 0] ** 2)
+
+        return jax.grad(loss)(jnp.array([2.0, 9.81, 0.8]))
+
+    got, expected = (
+        gradient(eo.EnsembleGPUKernel()),
+        gradient(eo.EnsembleSerial(), engine="compiled"),
+    )
+    np.testing.assert_allclose(got, expected, rtol=1e-12)
