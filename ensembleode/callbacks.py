@@ -13,6 +13,7 @@ import jax
 import numpy as np
 
 from .numbers import check_stops
+from .tracing.program import is_tracer
 
 
 LeftRootFind = "left"
@@ -275,7 +276,7 @@ class PresetTimeCallback(eqx.Module):
         self, times: Any, affect: Callable, *, save_positions: tuple[bool, bool] = (True, True)
     ):
         name = "PresetTimeCallback"
-        if not any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(times)):
+        if not any(map(is_tracer, jax.tree.leaves(times))):
             check_stops(f"times of {name}", times)
             if np.ndim(times) > 1:
                 raise ValueError(
@@ -329,7 +330,7 @@ class PeriodicCallback(eqx.Module):
         name = "PeriodicCallback"
         _check_function(name, "affect", affect, "(integrator)")
         for argument, value in (("dt", dt), ("phase", phase)):
-            if isinstance(value, jax.core.Tracer):
+            if is_tracer(value):
                 raise TypeError(
                     f"{argument} of {name} is traced, so how many times there are is not known: "
                     "use eo.PresetTimeCallback(t0 + dt * jnp.arange(1, n), affect)."

@@ -22,7 +22,7 @@ from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
 from .solvers.method import equations_of, Method
-from .solvers.time import next_time
+from .solvers.time import next_time, size_within
 
 
 class Step(NamedTuple):
@@ -85,7 +85,8 @@ class Known(NamedTuple):
     - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
         polynomial is then the cubic of the states and slopes at both ends.
     - `own`: of the constants and the parameters, which each trajectory has to itself.
-    - `jumps`: whether the field jumps at known times, where steps begin right after them.
+    - `jumps`: whether the field jumps at known times, where a step begins right after the one
+        before.
     """
 
     field: Callable
@@ -114,9 +115,11 @@ class Again(Dense):
             inner = _cubic(step.h, start, end, left, right)
         else:
             y, t, h = (start,), step.t, step.h
-            if self.known.jumps:  # (For other steps it makes no difference.)
-                t = next_time(_XP, step.t, jnp.sign(h))
-                h = h - (t - step.t)
+            if self.known.jumps:
+                # (For other steps it makes no difference.)
+                end, direction = t + h, jnp.sign(h)
+                t = next_time(_XP, t, direction)
+                h = size_within(_XP, t, end, direction)
             equations = equations_of(field)
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense
@@ -185,7 +188,7 @@ def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     """At the share `x` of a step: by Lagrange's formula, from the nearer end, for whose value it is
     exact."""
     nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
-    for k, node in enumerate(nodes):
+    for k, node in enumerate(nodes.tolist()):
         is_other = np.arange(len(nodes)) != k
         scale = is_other / np.where(is_other, nodes - node, 1)
         weights = weights * ((x - node) * scale.astype(x.dtype) + (~is_other).astype(x.dtype))

@@ -150,8 +150,8 @@ def solve(
         [`CallbackSet`][ensembleode.CallbackSet] of several. Those that `prob_func` gives may close
         over other numbers for each trajectory.
     - `max_events`: room for as many events of a trajectory in `sim.events`; one that has more ends
-        with `ReturnCode.MaxEvents`. By default as many as there are (trajectories that have more
-        than 16 are solved again with more room), and inside `jit` 16.
+        with `ReturnCode.MaxEvents`. By default as many as there are, up to 8,192 (where a
+        trajectory has more than 16, all are solved again with more room), and inside `jit` 16.
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
         (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.

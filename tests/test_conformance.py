@@ -51,7 +51,7 @@ REFUSED = {
         "tspan of each": "tspan",
         "saveat of each": "saveat",
         "tolerance of each": "reltol",
-        "known times of each": "d_discontinuities",
+        "known times of each": "tstops",
         "spacing over tspan of each": "tspan",
     }.items()
 }

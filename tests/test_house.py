@@ -51,7 +51,7 @@ FLOORS = (
     {"tracing"},
     {"ground"},
     {"solvers", "fields"},
-    {"numbers", "aliases", "options", "sensitivity", "dense"},
+    {"numbers", "aliases", "options", "sensitivity", "dense", "callbacks"},
     {"problem", "solution", "ensemble"},
     {"core"},
     {"engines"},

@@ -24,6 +24,11 @@ from ..tracing.written_numbers import with_numbers_apart
 from .extended_state import Extension
 
 
+# The rows of an event among those of a trajectory: the state before it, the state after it, and its
+# time, as the first component of a state of zeros.
+EVENT_ROWS = 3
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
     """A function of a callback, as `program(consts, u, (*p, *extras), t)`.
@@ -50,11 +55,14 @@ class Jump:
         1 or 0: `[size + 1]`. (As it is traced, what it makes of `changes` stands before that end.)
     - `ends`: whether it does, where that is the same always; else None.
     - `changes`: which leaves of the parameters it changes.
+    - `moves`: of a state with tangents, how its time moves (see `moving_jumps.Moving`): then the
+        part makes the rows of that, and whether the trajectory ends.
     """
 
     part: Part
     ends: bool | None
     changes: tuple[int, ...] = ()
+    moves: Any = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -92,6 +100,8 @@ class Discrete:
     - `condition`: positive where it acts: `[1]`.
     - `scheduled`: whether that is at known times only, which steps end at.
     - `at_start`: whether one of them may be the start.
+    - `passed`: at such a time, how long ago that was, `[1]`: zero, with derivatives by the known
+        times. None of others.
     """
 
     which: int
@@ -100,6 +110,7 @@ class Discrete:
     save_positions: tuple[bool, bool]
     scheduled: bool = False
     at_start: bool = False
+    passed: Part | None = None
 
     @property
     def is_kept(self) -> bool:
@@ -193,7 +204,8 @@ class Events:
         def discrete(x: Discrete) -> Discrete:
             condition, made = change(x.condition, None), jump(x.jump)
             assert made is not None
-            return dataclasses.replace(x, condition=condition, jump=made)
+            passed = None if x.passed is None else change(x.passed, None)
+            return dataclasses.replace(x, condition=condition, jump=made, passed=passed)
 
         first = tuple(map(continuous, self.continuous))
         return Events(first, tuple(map(discrete, self.discrete)))
@@ -270,7 +282,12 @@ class Tracing:
             del u, integrator
             return jnp.any(t == times)
 
+        def passed(u, t, integrator):
+            del u, integrator
+            return t - jnp.max(jnp.where(t == times, times, -jnp.inf), initial=-jnp.inf)
+
         part = self._condition(name, condition, (), is_discrete=True)
+        since = self._condition(name, passed, ())
         jump = self._jump(name, "affect", x.affect, extras={})
         known = not (is_tracer(times) or is_tracer(self.t0))
         at_start = not known or bool((times == self.t0).any())
@@ -279,7 +296,7 @@ class Tracing:
                 f"affect of {name} may terminate a trajectory, and may be at its start: leave that "
                 "time out."
             )
-        return Discrete(number, part, jump, x.save_positions, True, at_start)
+        return Discrete(number, part, jump, x.save_positions, True, at_start, since)
 
     def _condition(
         self, name: str, condition: Callable, shape: tuple, *, is_discrete: bool = False

@@ -14,6 +14,8 @@ from .plan import Result
 MOST_EVENTS = 16
 # By how much there is more room where that was not enough.
 _MORE = 8
+# Until it is this much: a ball that comes to rest bounces ever more often, and no room is enough.
+_MOST_ROOM = 2**13
 
 
 def first_room(every: Trajectories) -> int:
@@ -33,6 +35,7 @@ def with_all_events(job: Job, run: Callable[[Job], Result]) -> Result:
         return run(job)
     while True:
         outcome = run(job)
-        if not (np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value).any():
+        has_more = (np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value).any()
+        if not has_more or job.plan.max_events >= _MOST_ROOM:
             return outcome
         job = with_output(job.replan(max_events=_MORE * job.plan.max_events))

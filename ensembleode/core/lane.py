@@ -196,8 +196,9 @@ class Trajectories:
                 fn = jax.vmap(of_one, in_axes=(axes[0], tuple(axes[1:-1]), axes[-1]))
             return lane._replace(u0=fn(u0, tuple(p), t0))
 
-        own = any(batched)
-        known = None if own else changed(self.shared).u0
+        own, given = any(batched), self.shared
+        unknown = own or any(x is None for x in (given.u0, *given.p, given.t0))
+        known = None if unknown else changed(given).u0
         shared = self.shared._replace(u0=known)
         return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)
 

@@ -5,7 +5,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from ..core.events import EVENT_ROWS
 from ..core.lane import Lane
+from ..core.plan import Happened
 from .flow import each, Flow, Known
 from .rates import rates
 
@@ -15,18 +17,50 @@ def where(mask: Any, x: Any) -> Any:
     return jnp.where(mask.reshape(*mask.shape, *(1,) * (x.ndim - mask.ndim)), x, jnp.zeros_like(x))
 
 
-def rows_of(flow: Flow) -> int:
+def saved_of(flow: Flow) -> int:
     """How many states of each trajectory are saved."""
     saving = flow.plan.saving
     return 1 if saving.mode == "ends" else saving.rows
 
 
+def rows_of(flow: Flow) -> int:
+    """How many rows a trajectory has, with those of events."""
+    return saved_of(flow) + EVENT_ROWS * flow.plan.max_events
+
+
+def rows_of_events(events: Happened) -> Any:
+    """The rows `[trajectory, row, *state]` of events: of each the state before, the state after,
+    and its time, the first component of a state of zeros."""
+    before = events.before
+    t = events.t.reshape(*events.t.shape, 1)
+    time = jnp.concatenate([t, jnp.zeros((*t.shape[:2], before[0, 0].size - 1), t.dtype)], axis=2)
+    rows = jnp.stack([before, events.after, time.reshape(before.shape)], axis=2)
+    return rows.reshape(before.shape[0], -1, *before.shape[2:])
+
+
+def with_rows(events: Happened, rows: Any) -> Happened:
+    """The events with these rows."""
+    before, after, time = (rows[:, i::EVENT_ROWS] for i in range(EVENT_ROWS))
+    t = time.reshape(*time.shape[:2], -1)[..., 0]
+    return events._replace(before=before, after=after, t=t)
+
+
 def is_there(flow: Flow, known: Known) -> Any:
     """Which rows were reached, of trajectories that succeeded: `[trajectory, row]`."""
+    there = _is_saved(flow, known)
+    if not flow.plan.max_events:
+        return there
+    events = jnp.arange(flow.plan.max_events, dtype=known.happened.dtype)
+    events = known.ok[:, None] & (events[None] < known.happened[:, None])
+    return jnp.concatenate([there, jnp.repeat(events, EVENT_ROWS, axis=1)], axis=1)
+
+
+def _is_saved(flow: Flow, known: Known) -> Any:
+    """Those of saved states."""
     ok, reached = known.ok[:, None], known.reached
     if flow.plan.saving.mode == "ends":
         return ok
-    return ok & (jnp.arange(rows_of(flow), dtype=reached.dtype)[None] < reached[:, None])
+    return ok & (jnp.arange(saved_of(flow), dtype=reached.dtype)[None] < reached[:, None])
 
 
 def times_rate(rate: Any, dt: Any) -> Any:
@@ -68,12 +102,13 @@ def start_rate(flow: Flow, lanes: Lane, known: Known) -> Any:
     return _rates(flow, lanes, known.ok, lanes.u0[:, None], t0[:, None])[:, 0]
 
 
-def _which_end(flow: Flow, reached: Any) -> tuple[Any, Any]:
+def _which_end(flow: Flow, known: Known) -> tuple[Any, Any]:
     """The row of a trajectory that is at `t1`, and whether there is one."""
-    saving = flow.plan.saving
+    saving, reached = flow.plan.saving, known.reached
+    arrived = jnp.ones_like(reached, bool) if known.ended is None else ~known.ended
     if saving.mode == "ends":
-        return jnp.zeros_like(reached), jnp.ones_like(reached, bool)
-    return jnp.clip(reached - 1, 0, saving.rows - 1), reached > int(saving.start)
+        return jnp.zeros_like(reached), arrived
+    return jnp.clip(reached - 1, 0, saving.rows - 1), arrived & (reached > int(saving.start))
 
 
 def moving_times(flow: Flow, dlanes: Lane) -> Any:
@@ -86,9 +121,10 @@ def row_rates(flow: Flow, lanes: Lane, known: Known, rows: Any) -> Any:
     of `saveat`, or `t1` alone. Zero where there is none."""
     plan, n, ok = flow.plan, flow.n, known.ok
     if plan.saving.mode == "times":
-        there, t = is_there(flow, known), each(lanes.saveat, plan.batched.saveat, n)
+        rows = rows[:, : saved_of(flow)]
+        there, t = _is_saved(flow, known), each(lanes.saveat, plan.batched.saveat, n)
     else:
-        row, is_end = _which_end(flow, known.reached)
+        row, is_end = _which_end(flow, known)
         rows = jnp.take_along_axis(rows, row.reshape(n, *(1,) * (rows.ndim - 1)), 1)
         there, t = (ok & is_end)[:, None], each(lanes.t1, plan.batched.t1, n)[:, None]
     # Of rows that are not reached there is no state, and their times may be infinite.
@@ -109,8 +145,9 @@ def at_times(flow: Flow, dtimes: Any) -> Any:
 def to_rows(flow: Flow, known: Known, x: Any) -> Any:
     """From the times of `row_rates` to rows."""
     if flow.plan.saving.mode != "steps":
-        return x
-    row, _ = _which_end(flow, known.reached)
+        none = jnp.zeros((flow.n, rows_of(flow) - x.shape[1], *x.shape[2:]), x.dtype)
+        return jnp.concatenate([x, none], axis=1) if flow.plan.max_events else x
+    row, _ = _which_end(flow, known)
     is_end = jnp.arange(rows_of(flow), dtype=row.dtype)[None] == row[:, None]
     return where(is_end, jnp.broadcast_to(x, (flow.n, rows_of(flow), *x.shape[2:])))
 
@@ -118,6 +155,6 @@ def to_rows(flow: Flow, known: Known, x: Any) -> Any:
 def from_rows(flow: Flow, known: Known, c: Any) -> Any:
     """The transpose."""
     if flow.plan.saving.mode != "steps":
-        return c
-    row, _ = _which_end(flow, known.reached)
+        return c[:, : saved_of(flow)]
+    row, _ = _which_end(flow, known)
     return jnp.take_along_axis(c, row.reshape(-1, *(1,) * (c.ndim - 1)), 1)

@@ -49,10 +49,12 @@ from .along import (
     moving_times,
     row_rates,
     rows_of,
+    rows_of_events,
     start_rate,
     times_rate,
     to_rows,
     where,
+    with_rows,
 )
 from .flow import (
     augmented,
@@ -511,8 +513,8 @@ for _prim, _jvp, _transpose in (
 #
 
 
-def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Any:
-    """The saved states of a result, with derivatives of any order by the numbers.
+def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Result:
+    """A result whose saved states and events have derivatives of any order by the numbers.
 
     **Arguments:**
 
@@ -520,17 +522,31 @@ def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any
     - `more`: see `Known`.
     """
     plan, n, u = setup.plan, setup.n, result.u
-    saving = plan.saving
-    ok = ok & (result.retcode == ReturnCode.Success.value)
-    reached = result.naccept + int(saving.start) if saving.mode == "steps" else result.length
+    saving, events = plan.saving, result.events
+    ended = result.retcode == ReturnCode.Terminated.value
+    ok = ok & ((result.retcode == ReturnCode.Success.value) | ended)
+    if saving.mode == "steps" and plan.events is None:
+        reached = result.naccept + int(saving.start)
+    else:
+        reached = result.length
+    known = Known(ok, reached, more)
+    if plan.events is not None:
+        known = known._replace(ended=ended, happened=None if events is None else events.count)
     u0 = each(lanes.u0, plan.batched.u0, n)
     plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
     lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
     flow = Flow(setup._replace(plan=plan))
     rows = u[:, -1:] if saving.mode == "ends" else u
-    (rows,) = _bind(solve_p, flow, lanes, Known(ok, reached, more), rows)
+    size = rows.shape[1]
+    if events is not None:
+        rows = jnp.concatenate([rows, rows_of_events(events)], axis=1)
+    (rows,) = _bind(solve_p, flow, lanes, known, rows)
+    if events is not None:
+        result = result._replace(events=with_rows(events, rows[:, size:]))
+        rows = rows[:, :size]
     if saving.mode == "times" or not saving.start:
-        return rows
+        return result._replace(u=rows)
     # A state saved at t0 is u0, whenever that is; but where it is at a time given by saveat.
     start = jnp.where(ok.reshape(-1, *(1,) * (u0.ndim - 1)), u0, u[:, 0])[:, None]
-    return jnp.concatenate([start, rows if saving.mode == "ends" else rows[:, 1:]], axis=1)
+    rows = rows if saving.mode == "ends" else rows[:, 1:]
+    return result._replace(u=jnp.concatenate([start, rows], axis=1))

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 
 from ..core.lane import Lane
+from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
 from ..fields import parameters_of
 from ..tracing.program import equations, Program, trace
@@ -22,12 +23,16 @@ class Known(NamedTuple):
 
     - `ok`: which succeeded; `reached`: how many times of each were saved, or would have been with
         more rows.
+    - `happened`: how many events of each there were that are kept; `ended`: which of them ended by
+        an event. None without callbacks.
     - `more`: what else an engine wants to know; its own.
     """
 
     ok: Any
     reached: Any
     more: Any = None
+    happened: Any = None
+    ended: Any = None
 
 
 @runtime_checkable
@@ -58,7 +63,9 @@ class Setup(Protocol):
 
     def rows(self, lanes: Lane, known: Known) -> Any:
         """What is saved of those that succeeded, the last state alone where only ends are:
-        `[trajectory, row, *state]`. Of others it is any."""
+        `[trajectory, row, *state]`; and behind that three rows an event, as far as there is room,
+        the states before and after it, and its time as the first component. Of others it is
+        any."""
         ...
 
     def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
@@ -208,9 +215,14 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
     which = tuple(i for i, m in flags if m is not None)
     own = (*plan.batched.parameters, *(m for m in flow.moved if m is not None))
     program, consts = _field_with_tangents(plan.field, which)
+    events = plan.events
+    if events is not None:
+        assert isinstance(plan.field, Program)
+        events = with_tangents(events, plan.field, program, which)
     wide = dataclasses.replace(
         plan,
         field=program,
+        events=events,
         state=jax.ShapeDtypeStruct((2, *plan.state.shape), plan.state.dtype),
         batched=plan.batched._replace(p=own, consts=(False,) * len(consts)),
     )

@@ -125,3 +125,11 @@ def next_time(xp: Arithmetic, t: Any, direction: Any) -> Any:
     bits = xp.bitcast(t, np.dtype(f"int{info.bits}"))
     moved = xp.bitcast(xp.where(direction * t > 0, bits + 1, bits - 1), t.dtype)
     return xp.where(xp.equal(t, 0.0), direction * float(info.tiny), moved)
+
+
+def size_within(xp: Arithmetic, t: Any, t2: Any, direction: Any) -> Any:
+    """The signed size of a step from `t` to `t2`, where `f` may jump: no stage of it is after `t2`,
+    as the last would be where the difference was rounded up, and `t + size` again."""
+    size = t2 - t
+    beyond = direction * ((t + size) - t2) > 0
+    return xp.where(beyond, next_time(xp, size, -direction), size)

@@ -58,6 +58,35 @@ class AdamsBashforth:
         return combined(xp, moved, (theta * rest * rest * h, k), (-theta * theta * rest * h, k2))
 
 
+@dataclasses.dataclass(frozen=True)
+class Lagging:
+    """By the mean of the derivative here and where the last step began: what a step carries on is
+    not what one that begins anew at its end is carried."""
+
+    order = 1
+    embedded_order = None
+    stages = 1
+    degree = 1
+    remembers = True
+
+    def evaluations(self, ntried):
+        return ntried + 1
+
+    def init(self, xp, equations, y, t):
+        return equations.f(y, t)
+
+    def step(self, xp, equations, y, carry, t, h):
+        k = equations.f(y, t)
+        y2 = combined(xp, y, (0.5 * h, k), (0.5 * h, carry))
+        return Attempt(y2, k, (), (y2,))
+
+    def dense(self, xp, equations, y, dense, t, h):
+        return dense
+
+    def interpolate(self, xp, y, dense, h, theta):
+        return combined(xp, y, (theta, dense[0]), (-theta, y))
+
+
 class OneStep:
     """Carries nothing."""
 
@@ -137,6 +166,14 @@ class Rational(ODESolver):
     adaptive = False
     engines = ("compiled", "lanes")
     method: ClassVar[Any] = RationalEuler()
+
+
+class Lags(ODESolver):
+    order = 1
+    stages = 1
+    adaptive = False
+    engines = ("compiled",)
+    method: ClassVar[Any] = Lagging()
 
 
 SOLVERS = {"Adams-Bashforth": OfAdams(), "Taylor": OfTaylor()}

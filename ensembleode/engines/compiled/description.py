@@ -62,9 +62,17 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers say what a step was: the state, what was carried (where that is not
-        made of the state again), the time and the size."""
+        made of the state again), the time and the size; its end, where `records_end`, and with
+        callbacks what acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
-        return self.size + len(carried) + 2
+        ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
+        return self.size + len(carried) + ends + 2
+
+    @property
+    def records_end(self) -> bool:
+        """Whether a step may end before the attempt, or the next one begin later."""
+        jumps = self.method.remembers and self.has("d_discontinuities")
+        return self.events is not None or jumps
 
     @property
     def is_uniform(self) -> bool:

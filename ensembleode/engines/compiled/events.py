@@ -13,17 +13,20 @@ algorithm", Algorithms 19:332 (2026).
 
 from __future__ import annotations
 
+import functools
+import operator
 from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
 from ...callbacks import LeftRootFind, NoRootFind
-from ...core.events import Continuous, Discrete, Events, Jump, Part
+from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Part
+from ...core.moving_jumps import follow
 from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, integer_like, Value, Variable
-from .saved_rows import EVENT_ROWS, Step
+from .saved_rows import Step
 
 
 if TYPE_CHECKING:
@@ -37,6 +40,18 @@ _SAME_ROOT = 10
 _MOST_TURNS = 1000
 # A step that is expected to close the bracket by so much has not, and the search bisects again.
 _THRESHOLD = 16.0
+
+
+def moved_numbers(events: Events) -> int:
+    """How many numbers the time of an event is with its tangents, where discrete callbacks may move
+    with it: of a state without tangents none."""
+    levels = max((len(x.moves.levels) for x in events.jumps if x.moves is not None), default=0)
+    return 2**levels if levels and follow(events) else 0
+
+
+def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
+    """As many numbers of a row with a time: the first of each part."""
+    return row[:: len(row) // len(moved)] if moved else ()
 
 
 class Happening:
@@ -62,6 +77,8 @@ class Happening:
         # How many events the trajectory has had; and what acted at the end of this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
+        # Of a state with tangents, the time of what acted at the end of this step, with its own.
+        self.moved = [b.variable(dtype, 0) for _ in range(moved_numbers(events))]
 
     def variables(self) -> list[Variable]:
         """All that goes on from turn to turn."""
@@ -141,6 +158,8 @@ class Happening:
         """Do what callbacks do at the end of the step, where it was accepted."""
         b, loop = self.b, self.loop
         arrived = step.accepted
+        for i, x in enumerate(self.moved):
+            x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
         met = arrived & self.last.get().ne(0)
         if self.events.continuous:
@@ -167,7 +186,7 @@ class Happening:
                 self._jump(step, x, x.up, here, jumped, marks, mask=mask)
                 continue
             (mark,) = marks
-            for jump, sign in _directions(x):
+            for jump, sign in directions(x):
                 crossing = here if sign == 0 else here & mark.get().eq(sign)
                 self._jump(step, x, jump, crossing, jumped, marks)
 
@@ -210,11 +229,19 @@ class Happening:
         def do() -> None:
             mask = self._with_room(here, marks) if callback.is_kept else here
             y, t = loop.state(), loop.t.get()
-            about = {"uprev": step.y, "tprev": [step.t], **extras}
-            *after, ends = self._of(jump.part, y, t, mask, **about)
+            moved = [x.get() for x in self.moved]
+            about = {"uprev": step.y, "tprev": [step.t], "moved": moved, **extras}
+            *found, ends = self._of(jump.part, y, t, mask, **about)
+            if jump.moves is None:
+                time = (t, *(b.constant(0, loop.problem.dtype) for _ in y[1:]))
+                found = [*found, *y, *found, *time]
+            n = len(y)
+            on, *rows = (found[i * n : (i + 1) * n] for i in range(1 + EVENT_ROWS))
             if callback.is_kept:
-                self._note(callback, mask, marks, (y, tuple(after), t))
-            for variable, x in zip(loop.y, after, strict=True):
+                self._note(callback, mask, marks, rows)
+            for variable, x in zip(loop.y, on, strict=True):
+                variable.set_where(mask, x)
+            for variable, x in zip(self.moved, times_of(self.moved, rows[-1]), strict=True):
                 variable.set_where(mask, x)
             if jump.ends is not False:
                 over = mask & (ends > 0.0)
@@ -245,19 +272,17 @@ class Happening:
         callback: Continuous | Discrete,
         mask: Value,
         marks: Sequence[Variable],
-        rows: tuple[tuple, tuple, Value],
+        rows: Sequence[Sequence[Value]],
     ) -> None:
-        """Write an event of these lanes: its state before, its state after, and its time."""
+        """Write an event of these lanes: see `core.events.EVENT_ROWS`."""
         b, loop, outputs = self.b, self.loop, self.loop.outputs
         event = b.cast(self.count.get(), I64)
         self.count.set_where(mask, self.count.get() + 1)
         if outputs is None:
             return
-        before, after, t = rows
         first = loop.saved.n + event * EVENT_ROWS
-        time = (t, *(b.constant(0, loop.problem.dtype) for _ in before[1:]))
-        for i, row in enumerate((before, after, time)):
-            loop.saved.write(first + i, mask, row)
+        for i, row in enumerate(rows):
+            loop.saved.write(first + i, mask, tuple(row))
         index, width = loop.held.index.get(), 1 + self.events.longest
         found = [b.constant(callback.which, I32), *(x.get() for x in marks)]
         found += [b.constant(0, I32)] * (width - len(found))
@@ -294,7 +319,7 @@ class Happening:
         self._look(here)
 
 
-def _directions(x: Continuous) -> list[tuple[Jump, int]]:
+def directions(x: Continuous) -> list[tuple[Jump, int]]:
     """What happens where a condition rises (1) or falls (-1); 0 where it is the same for both."""
     if x.up is not None and x.up == x.down:
         return [(x.up, 0)]
@@ -304,7 +329,7 @@ def _directions(x: Continuous) -> list[tuple[Jump, int]]:
 class _Search:
     """Where in a step events are.
 
-    - `bottom`, `low`: of each condition from when on its sign counts, and its value then.
+    - `bottom`, `low`: of each condition since when its sign counts, and its value then.
     - `top`: of each callback when an event was noticed; `high`: the conditions then; `fires`: which
         have another sign.
     """
@@ -313,7 +338,7 @@ class _Search:
         self.on, self.b, self.loop, self.step = happening, happening.b, happening.loop, step
         self.events, self.dtype = happening.events, happening.loop.problem.dtype
         b, dtype = self.b, self.dtype
-        self.bottom = [b.variable(dtype, step.t) for _ in self.events.continuous]
+        self.bottom = [b.variable(dtype, step.t) for _ in happening.values]
         self.low = [b.variable(dtype, x.get()) for x in happening.values]
         self.top = [b.variable(dtype, step.t2) for _ in self.events.continuous]
         self.high = [b.variable(dtype, 0) for _ in happening.values]
@@ -334,20 +359,18 @@ class _Search:
         return loop.problem.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
 
     def any_fires(self) -> Value:
-        found = self.fires[0].get()
-        for x in self.fires[1:]:
-            found = found | x.get()
-        return found
+        return self._either([x.get() for x in self.fires])
 
     def notice(self) -> None:
         """Find which conditions have another sign at the end of the step, or within."""
         b, step = self.b, self.step
-        again = step.accepted & self.on.last.get().ne(0)
+        zero = self._either([x.get().eq(0.0) for x in self.low])
+        again = step.accepted & (zero | self.on.last.get().ne(0))
         b.if_(b.any(again), self._nudge, likely=False)
         end = self.on._conditions(step.attempt.y2, step.t2, step.accepted)
         low = [x.get() for x in self.low]
         for _, x, places in self._slices:
-            for k in range(places.start, places.stop):
+            for k in self._numbers(places):
                 self.high[k].set(end[k])
                 self.fires[k].set(step.accepted & _differs(x, low[k], end[k]))
         # (Where the next step begins; events look again.)
@@ -358,36 +381,48 @@ class _Search:
                 self._within(n, low)
 
     def _nudge(self) -> None:
-        """Where the condition of a callback that has just acted is at its root still, its sign is
-        the one a little later."""
-        b, step, loop = self.b, self.step, self.loop
-        span = loop.direction * loop.h.get()
+        """Where a condition is zero as the step begins, or at the root still of the event before,
+        its sign is the one a little later.
+
+        (In OrdinaryDiffEq the first has no sign at all, and an event in that step is not seen.)
+        """
+        b, step = self.b, self.step
+        eps = _SAME_ROOT * np.finfo(self.dtype).eps
         for i, x, places in self._slices:
             here = step.accepted & self.on.last.get().eq(i + 1)
             low = [v.get() for v in self.low[places]]
             if x.is_vector:
                 crossed = [v.get().ne(0) for v in self.on.crossed[i]]
-                nearest = b.constant(np.inf, self.dtype, of_lanes=True)
-                value = b.constant(0, self.dtype, of_lanes=True)
+                value = nearest = b.constant(np.inf, self.dtype, of_lanes=True)
                 for mark, v in zip(crossed, low, strict=True):
                     nearer = mark & (abs(v) < nearest)
                     nearest, value = b.where(nearer, abs(v), nearest), b.where(nearer, v, value)
             else:
                 crossed, value = [here], low[0]
-            close = abs(value - self.on.residual.get()) <= _SAME_ROOT * np.finfo(self.dtype).eps
-            here = here & close
-            t = step.t + span * x.repeat_nudge
-            # (A step that was cut short may end before that.)
-            beyond = loop.direction * (step.t2 - t) < 0.0
-            t = b.where(beyond, step.t + (step.t2 - step.t) * x.repeat_nudge, t)
+            close = here & (abs(value - self.on.residual.get()) <= eps)
+            wanted = [
+                (close & mark) | (step.accepted & v.eq(0.0))
+                for mark, v in zip(crossed, low, strict=True)
+            ]
+            # (OrdinaryDiffEq takes a part of the step as it was before it was cut to a known time,
+            # which may be far beyond that.)
+            t = step.t + (step.t2 - step.t) * x.repeat_nudge
 
-            def do(i=i, x=x, places=places, here=here, t=t, crossed=crossed) -> None:
-                values = self.on._of(x.conditions, self.state_at(t), t, here)
-                self.bottom[i].set_where(here, t)
-                for v, mark, new in zip(self.low[places], crossed, values, strict=True):
-                    v.set_where(here & mark, new)
+            def do(x=x, places=places, wanted=wanted, t=t) -> None:
+                values = self.on._of(x.conditions, self.state_at(t), t, step.accepted)
+                for k, mask, new in zip(self._numbers(places), wanted, values, strict=True):
+                    self.bottom[k].set_where(mask, t)
+                    self.low[k].set_where(mask, new)
 
-            b.if_(b.any(here), do)
+            b.if_(b.any(self._either(wanted)), do)
+
+    @staticmethod
+    def _numbers(places: slice) -> range:
+        return range(places.start, places.stop)
+
+    @staticmethod
+    def _either(masks: Sequence[Value]) -> Value:
+        return functools.reduce(operator.or_, masks)
 
     def _within(self, n: int, low: list[Value]) -> None:
         """Look at `n` points of the step, both ends among them, until there is another sign."""
@@ -397,11 +432,7 @@ class _Search:
         looks = {}
         for i, _, places in chosen:
             # (Of several conditions, as long as one of them has the same sign still.)
-            fires = [x.get() for x in self.fires[places]]
-            every = fires[0]
-            for x in fires[1:]:
-                every = every & x
-            looks[i] = step.accepted & ~every
+            looks[i] = step.accepted & self._either([~x.get() for x in self.fires[places]])
         dense = self.dense()
         # Whether there is another sign anywhere; where it is, is asked where there is.
         seen = b.variable(BOOL, False)
@@ -415,7 +446,7 @@ class _Search:
             u, t = at(theta)
             for i, x, places in chosen:
                 values = self.on._of(x.conditions, u, t, step.accepted)
-                for k, value in zip(range(places.start, places.stop), values, strict=True):
+                for k, value in zip(self._numbers(places), values, strict=True):
                     seen.set(seen.get() | (looks[i] & _differs(x, low[k], value)))
 
         thetas = [self.dtype.type(j / (n - 1)) for j in range(1, n - 1)]
@@ -429,13 +460,10 @@ class _Search:
                 u, t = at(b.cast(j + 1, self.dtype) / float(n - 1))
                 for i, x, places in chosen:
                     values = self.on._of(x.conditions, u, t, step.accepted)
-                    numbers = range(places.start, places.stop)
+                    numbers = self._numbers(places)
                     pairs = list(zip(numbers, values, strict=True))
                     differs = [_differs(x, self.low[k].get(), value) for k, value in pairs]
-                    here = differs[0]
-                    for y in differs[1:]:
-                        here = here | y
-                    here = left[i].get() & here
+                    here = left[i].get() & self._either(differs)
                     for (k, value), y in zip(pairs, differs, strict=True):
                         self.fires[k].set_where(here, y)
                         self.high[k].set_where(here, value)
@@ -454,7 +482,7 @@ class _Search:
         best = b.variable(self.dtype, step.t2)
         on = self.on
         for i, x, places in self._slices:
-            numbers = range(places.start, places.stop)
+            numbers = self._numbers(places)
             time = b.variable(self.dtype, self.top[i].get())
             marks = [b.variable(I32, 0) for _ in numbers]
             found = b.variable(BOOL, False)
@@ -501,7 +529,7 @@ class _Search:
         values = on._conditions(tuple(v.get() for v in end), t2.get(), met)
         residual = b.constant(0, self.dtype, of_lanes=True)
         for _, _, places in self._slices:
-            for k in range(places.start, places.stop):
+            for k in self._numbers(places):
                 residual = b.where(on.marks[k].get().ne(0), values[k], residual)
         residual = b.where(is_root.get(), residual, 0.0)
         on.residual.set_where(met, residual)
@@ -515,7 +543,7 @@ class _Search:
         b, dtype = self.b, self.dtype
         direction = self.loop.direction
         component = k - self._slices[i][2].start
-        x1, x2 = (b.variable(dtype, direction * v.get()) for v in (self.bottom[i], self.top[i]))
+        x1, x2 = (b.variable(dtype, direction * v.get()) for v in (self.bottom[k], self.top[i]))
         y1, y2 = b.variable(dtype, self.low[k].get()), b.variable(dtype, self.high[k].get())
         bisects, side = b.variable(BOOL, True), b.variable(I32, 0)
         threshold = b.variable(dtype, x2.get() - x1.get())

@@ -12,7 +12,7 @@ from ...core.saving import meant
 from ..derivatives import differentiable
 from ..flow import each
 from ..results import Numbers, result_of
-from .solves import Setup, solve
+from .solves import Found, parted, Setup, solve
 
 
 def solved(plan: Plan, lanes: Lane, n: int, mask: Any) -> Result:
@@ -20,33 +20,18 @@ def solved(plan: Plan, lanes: Lane, n: int, mask: Any) -> Result:
     setup = Setup(plan, plan.controlled, n)
     fixed = jax.tree.map(jax.lax.stop_gradient, lanes)
     result = _finished(setup, fixed, solve(setup, fixed, mask))
-    if plan.events is not None:
-        # (Nothing that a solve with callbacks depends on has a derivative yet.)
-        return _refused(result, lanes)
-    result = result._replace(u=differentiable(setup, lanes, mask, result))
+    result = differentiable(setup, lanes, mask, result)
     if plan.method.value.direction == "forward":
         return sensitivity.forward_only(result)
     return result
 
 
-def _finished(setup: Setup, lanes: Lane, found: tuple) -> Result:
-    plan, (end, saved, counts, events) = setup.plan, found
+def _finished(setup: Setup, lanes: Lane, found: Found) -> Result:
+    plan = setup.plan
+    end, saved, counts, events = parted(plan, found)
     u0 = each(lanes.u0, plan.batched.u0, setup.n)
     t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
     numbers = Numbers(u0, t0, t1, meant(lanes.saveat, lanes.count, t0, t1))
     method = plan.method.value.method
     has_dt, controlled = lanes.dt is not None, setup.controlled
     return result_of(plan, method, has_dt, numbers, end, saved, counts, controlled, events)
-
-
-@jax.custom_jvp
-def _refused(result: Result, lanes: Lane) -> Result:
-    """The result, which is not differentiated by the numbers."""
-    del lanes
-    return result
-
-
-@_refused.defjvp
-def _(primals: Any, tangents: Any) -> Any:
-    del primals, tangents
-    raise NotImplementedError("a solve with callbacks can't be differentiated yet.")

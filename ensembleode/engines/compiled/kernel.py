@@ -10,7 +10,9 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
+from ...core import moving_jumps
 from ...core.events import Part
+from ...core.moving_jumps import Moving
 from ...fields import Inputs, parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
 from ...fields.walking import length
@@ -18,6 +20,7 @@ from ...solvers.method import Equations
 from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
 from .description import Description
+from .events_back import Jumps
 from .field import evaluate, evaluate_apart, lowered
 from .loop import Loop
 from .numbers import Held, Order
@@ -126,9 +129,12 @@ N, ROWS, MAXITERS = range(3)
 
 
 # Operands of `pull_back` only, its results, and its memory.
-_COTANGENTS = ("rows", "reached")
 _GRADIENTS = ("u0", "own", "shared")
 _MEMORY = ("turns", "events", "kept")
+
+
+def _cotangents(d: Description) -> list[str]:
+    return ["rows", "reached", *(["happened"] if d.events is not None else [])]
 
 
 def _inputs(d: Description) -> list[str]:
@@ -152,7 +158,7 @@ def pointers(d: Description, name: str) -> tuple[int, int]:
     inputs = len(_inputs(d))
     if name == "solve":
         return inputs, len(_outputs(d))
-    return inputs + len(_COTANGENTS), len(_GRADIENTS) + len(_MEMORY)
+    return inputs + len(_cotangents(d)), len(_GRADIENTS) + len(_MEMORY)
 
 
 def _share(d: Description) -> tuple[str, ...]:
@@ -271,14 +277,15 @@ LENGTHS = range(5, 8)
 def pulling_back(d: Description) -> tuple[str, int]:
     """The kernel `pull_back`, and the bytes of a checkpoint.
 
-    Its operands: those of `solving`, then the cotangents of what is saved and how many times were
-    reached; its results: the gradients (see `adjoint.Cotangents`), and memory for a record: turns,
-    events, checkpoints.
+    Its operands: those of `solving`, then the cotangents of what is saved, how many times were
+    reached, and with callbacks how many events happened; its results: the gradients (see
+    `replay.Cotangents`), and memory for a record: turns, events, checkpoints.
     """
     module = _module(d)
     real, bytes_ = d.dtype, np.dtype(np.int8)
-    names = (*_COTANGENTS, *_GRADIENTS, *_MEMORY)
-    dtypes = (real, I32, real, real, real, real, I32, bytes_)
+    given = _cotangents(d)
+    names = (*given, *_GRADIENTS, *_MEMORY)
+    dtypes = (real, *(I32 for _ in given[1:]), real, real, real, real, I32, bytes_)
     more = list(zip(names, dtypes, strict=True))
     n_own, n_shared = (size_of(d, x) for x in with_gradients(d))
     parameters = Frame.parameters(d, names)
@@ -294,8 +301,10 @@ def pulling_back(d: Description) -> tuple[str, int]:
             told = {"on_begin": on_begin, "evaluate": _callbacks_in(b, d)}
             return Loop(b, d, equations, held.another(), queue, *given, **told)
 
-        pullback = Pullback(_calls_in(b, d, equations), n_own, n_shared)
-        cotangents = Cotangents(*(others[x] for x in (*_COTANGENTS, *_GRADIENTS)))
+        pullback = Pullback(_calls_in(b, d, equations), n_own, n_shared, _jumps_in(b, d))
+        of_rows, reached, *happened = (others[x] for x in given)
+        gradients = [others[x] for x in _GRADIENTS]
+        cotangents = Cotangents(of_rows, reached, *gradients, *happened, room=frame.room)
         work = _work(b, d, frame)
         kept_size = 0
 
@@ -397,3 +406,27 @@ def _calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held
         return Calls(equations(held, mask), f, jvp)
 
     return of
+
+
+def _jumps_in(b: Builder, d: Description) -> Jumps | None:
+    """The callbacks, as `replay.Pullback` has them."""
+    evaluate = _callbacks_in(b, d)
+    if evaluate is None:
+        return None
+    own, shared = with_gradients(d)
+    names: dict[Moving, str] = {}
+
+    @functools.cache
+    def translated(moving: Moving) -> Function:
+        jaxpr = moving_jumps.transposed(moving, d.field, (*own, *shared))
+        inputs = _with(d.layout.inputs, *moving.extras, "forward")
+        return _translated(jaxpr, inputs, "the derivative of a condition or an affect")
+
+    def pull(
+        moving: Moving, held: Held, y: tuple, t: Value, mask: Value, extras: dict, cotangents: list
+    ) -> tuple:
+        name = names.setdefault(moving, f"transposed_jump{len(names)}")
+        numbers = _Numbers(held, u=cotangents, forward=y, **extras)
+        return _evaluated(b, translated(moving), numbers, t, mask, name)
+
+    return Jumps(evaluate, pull)

@@ -19,7 +19,7 @@ import numpy as np
 from ...solvers import verdicts
 from ...solvers.method import Equations, evaluated_once
 from ...solvers.step_size import initial_step, squared_error, Tolerances
-from ...solvers.time import adaptive_step, fixed_step, StepBounds
+from ...solvers.time import adaptive_step, fixed_step, size_within, StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .description import Description
@@ -416,7 +416,7 @@ class Loop:
         unresolved = b.constant(False, BOOL)
         if p.adaptive:
             t2 = adaptive_step(b, t, self.tstop, self.direction, h)
-            size = t2 - t
+            size = self._size(t, t2)
         else:
             anchor, before = self.anchor
             t2, unresolved = fixed_step(b, anchor, self.tstop, t, h, self.ntried.get() - before)
@@ -424,11 +424,17 @@ class Loop:
                 unresolved = unresolved & self.active.get()
             t2 = b.where(unresolved, t, t2)
             # The state becomes NaN, and the lane ends.
-            size = b.where(unresolved, np.nan, t2 - t)
+            size = b.where(unresolved, np.nan, self._size(t, t2))
         y = self.state()
         carry = self._carry_tree.unflatten([x.get() for x in self.carry])
         attempt = p.method.step(b, self._equations(), y, carry, t, size)
         return Step(t, t2, size, y, carry, attempt, self.active.get()), unresolved
+
+    def _size(self, t: Value, t2: Value) -> Value:
+        """The signed size of a step."""
+        if self.problem.has("d_discontinuities"):
+            return size_within(self.b, t, t2, self.direction)
+        return t2 - t
 
     def _equations(self) -> Equations:
         """For the lanes that try a step."""

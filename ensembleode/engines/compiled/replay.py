@@ -10,13 +10,16 @@ sizes are constants: the discrete adjoint.
 import dataclasses
 import functools
 import itertools
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from ...core.events import EVENT_ROWS
 from .builder import BOOL, Buffer, Builder, I32, I64, type_of, Value, Variable
+from .events_back import EventsBack, Jumps
 from .loop import Loop
 from .numbers import Held
 from .saved_rows import Step
@@ -42,6 +45,18 @@ class Work(NamedTuple):
     room: Value
     thread: Value
     threads: Value
+
+
+class Turn(NamedTuple):
+    """The state, what was carried, the time and the size of a step (zero where it was rejected);
+    its end (see `Description.records_end`), and what acted there."""
+
+    y: list
+    carry: list
+    t: Value
+    h: Value
+    t2: Any = None
+    marks: Sequence[Value] = ()
 
 
 class Record:
@@ -72,17 +87,24 @@ class Record:
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
-        for i, x in enumerate((*step.y, *carried, step.t, h)):
+        ends = [step.t2] if self.loop.problem.records_end else []
+        if self.loop.happening is not None:
+            marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
+            ends += [b.cast(x, step.t.dtype) for x in marks]
+        for i, x in enumerate((*step.y, *carried, *ends, step.t, h)):
             self.work.turns.store_lanes(self._cell(first + i), x)
         self.turn.set(turn + 1)
 
-    def read_turn(self, turn: Value) -> tuple[list, list, Value, Value]:
-        """State, what was carried, time and step of a turn."""
+    def read_turn(self, turn: Value) -> Turn:
         first = turn * self.numbers
         cells = [self._cell(first + i) for i in range(self.numbers)]
         *numbers, t, h = [self.work.turns.load_lanes(cell) for cell in cells]
-        size = self.loop.problem.size
-        return numbers[:size], numbers[size:], t, h
+        p, ends = self.loop.problem, []
+        size = p.size
+        if p.records_end:
+            start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
+            numbers, ends = numbers[:start], numbers[start:]
+        return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """These trajectories begin, in the lanes that are fresh."""
@@ -203,8 +225,9 @@ EVENT_CELLS = 3
 class Cotangents(NamedTuple):
     """What is pulled back, and where to: row-major arrays.
 
-    - `rows [trajectory, row, component]`: of what was saved; `reached [trajectory]`: how many times
-        were, also those past the last row (not with ends).
+    - `rows [trajectory, row, component]`: of what was saved, and then of events; `reached
+        [trajectory]`: how many times were saved, also those past the last row (not with ends);
+        `happened [trajectory]`: how many events there were, where there is `room` for some.
     - `u0 [trajectory, component]`, `own` and `shared [trajectory, number]`: the results, the latter
         of the parameters.
 
@@ -216,6 +239,8 @@ class Cotangents(NamedTuple):
     u0: Buffer
     own: Buffer
     shared: Buffer
+    happened: Buffer | None = None
+    room: Value | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -223,12 +248,14 @@ class Pullback:
     """How to pull back through the equations.
 
     `calls(held, mask)`: of the trajectories that are held, in the lanes of the mask. The parameters
-    that have cotangents are `n_own` of each trajectory, and `n_shared` of all.
+    that have cotangents are `n_own` of each trajectory, and `n_shared` of all. `jumps`: of the
+    callbacks, where there are some.
     """
 
     calls: Callable[[Held, Value], Calls]
     n_own: int
     n_shared: int
+    jumps: Jumps | None = None
 
 
 class Replay:
@@ -247,7 +274,15 @@ class Replay:
         self.problem, self.cotangents, self.pullback = loop.problem, cotangents, pullback
         self.held = loop.held.another()
         method, dtype = self.problem.method, self.problem.dtype
-        is_dense = self.problem.saving.mode == "times"
+        events = self.problem.events
+        self.events = None
+        if events is not None:
+            assert pullback.jumps is not None
+            self.events = EventsBack(self, events, pullback.jumps)
+        is_dense = self.problem.saving.mode == "times" or (
+            events is not None and bool(events.continuous)
+        )
+        self.is_dense = is_dense
         self.trace = step_of(method, dtype, is_dense=is_dense)
         self.adjoint = [b.variable(dtype, 0) for _ in range(self.problem.size)]
         # The cotangents of the states that are carried.
@@ -260,6 +295,12 @@ class Replay:
         self.sums = sums
         n_each = pullback.n_own + (pullback.n_shared if sums is None else 0)
         self.each = [b.variable(dtype, 0) for _ in range(n_each)]
+        # Where a lane may begin anew on the way, what is carried was made of the state there: that
+        # and its time, where the step after this one began.
+        self.begins_anew = bool(self.carry) and self.problem.restarts
+        if self.begins_anew:
+            self.y2 = [b.variable(dtype, 0) for _ in range(self.problem.size)]
+            self.t2 = b.variable(dtype, 0)
         self.gradient = [*self.each, *(sums or [])]
         # How many of the saved rows are left.
         self.rows = b.variable(I64, 0)
@@ -271,9 +312,16 @@ class Replay:
         self.held.take(index, mask)
         for x in (*self.each, *itertools.chain(*self.carry)):
             x.set_where(mask, 0)
+        if self.begins_anew:
+            self.t2.set_where(mask, np.nan)
+        if self.events is not None:
+            happened = self.cotangents.happened
+            assert happened is not None
+            self.events.count.set_where(mask, b.cast(happened.gather(index, mask, 0), I64))
         if p.saving.mode == "ends":
+            size = p.size if self.events is None else self.n_rows * p.size
             for c, x in enumerate(self.adjoint):
-                place = self.order.place(index, c, p.size)
+                place = self.order.place(index, c, size)
                 x.set(self.cotangents.rows.gather(place, mask, x.get()))
             return
         for x in self.adjoint:
@@ -298,7 +346,7 @@ class Replay:
             b.while_(lambda: b.any(left()), one)
         wanted = self.loop.queue.wanted.gather(index, mask, False)
         if self.carry:
-            self._first(index, wanted)
+            self._start(self.held.u0(index, wanted), self.held.number("t0"), wanted)
         for c, x in enumerate(self.adjoint):
             place = self.order.place(index, c, p.size)
             to.u0.scatter(place, mask, b.where(wanted, x.get(), 0.0))
@@ -312,9 +360,20 @@ class Replay:
 
     def cotangent_of(self, row: Value, mask: Value) -> list[Value]:
         """That of a saved row of the lanes of the mask; zero in the others."""
-        size, rows, index = self.problem.size, self.loop.saved.n, self.held.index.get()
+        size, rows, index = self.problem.size, self.n_rows, self.held.index.get()
         places = [self.order.place(index, row * size + c, rows * size) for c in range(size)]
         return [self.cotangents.rows.gather(place, mask, 0) for place in places]
+
+    @property
+    def n_rows(self) -> Value:
+        """How many rows there are, of what was saved and of events."""
+        rows, room = self.loop.saved.n, self.cotangents.room
+        return rows if room is None else rows + room * EVENT_ROWS
+
+    def _saved_step(self, mask: Value) -> None:
+        """What was saved of a step in the lanes of the mask."""
+        self.rows.set_where(mask, self.rows.get() - 1)
+        self._add_row(mask & (self.rows.get() < self.loop.saved.n))
 
     def _add_row(self, mask: Value) -> None:
         row = self.cotangent_of(self.rows.get(), mask)
@@ -333,7 +392,7 @@ class Replay:
 
         def one() -> None:
             turn.set(turn.get() - 1)
-            self.step(*record.read_turn(turn.get()))
+            self.step(record.read_turn(turn.get()))
 
             def due() -> Value:
                 some = event.get() > 0
@@ -351,27 +410,43 @@ class Replay:
 
         b.while_(lambda: turn.get() > 0, one)
 
-    def step(self, y: list, carry: list, t: Value, h: Value) -> None:
+    def step(self, turn: Turn) -> None:
         """Through one step, in the lanes that took it."""
         b, p = self.b, self.problem
+        y, t, h = turn.y, turn.t, turn.h
         took = h.ne(0.0)
-        if p.saving.mode == "steps":
-            self.rows.set_where(took, self.rows.get() - 1)
-            self._add_row(took & (self.rows.get() < self.loop.saved.n))
         (to_y2,), to_carry, _ = self.trace.outputs
-        given = [y, *self._carried(carry), [t], [h]]
-        pulled = Pulled(b, self.trace, p.size, given)
-        eqns = self.trace.before((to_y2, to_carry))
+        pulled = Pulled(b, self.trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
         calls = self.pullback.calls(self.held, took)
-        pulled.add(to_y2, [x.get() for x in self.adjoint])
+        if self.begins_anew:
+            self._anew(took, turn)
+            for variable, x in zip((*self.y2, self.t2), (*y, t), strict=True):
+                variable.set_where(took, x)
+        theta = None
+        if self.events is not None:
+            if p.saving.mode == "steps":
+                self._saved_step(took & self.events.saves_after(turn.marks))
+            theta = (turn.t2 - t) / b.where(took, h, 1.0)
+            self.events.back(took, turn, theta, pulled, calls)
+        if p.saving.mode == "steps":
+            self._saved_step(took)
+        eqns = self.trace.before((to_y2, to_carry))
+        end = [x.get() for x in self.adjoint]
+        if self.events is not None:
+            # (Where the step was cut they are those of the state within.)
+            end = [b.where(self.events.cut.get(), 0.0, x) for x in end]
+            for v, x in zip(self.trace.inputs[0], [self.events.to_start], strict=True):
+                if x:
+                    pulled.add(v, [i.get() for i in x])
+        pulled.add(to_y2, end)
         self._add_carry(pulled, to_carry)
-        if p.saving.mode == "times":
-            self._dense(took, y, t, h, pulled, eqns, calls)
+        if self.is_dense:
+            self._dense(took, y, t, h, pulled, eqns, calls, theta)
         pulled.back(eqns, calls)
         to_state, to_carried, *_ = self.trace.inputs
         self._set(pulled, to_state, [self.adjoint], took)
         self._set(pulled, to_carried, self.carry, took)
-        self._add_gradient(pulled, took)
+        self.add_gradient(pulled.gradient, took)
 
     def _carried(self, carry: list) -> list[list]:
         """A list for each part of what is carried."""
@@ -390,24 +465,42 @@ class Replay:
             for x, new in zip(variables, pulled.found(v), strict=True):
                 x.set_where(mask, new)
 
-    def _add_gradient(self, pulled: Pulled, mask: Value) -> None:
-        for variable, x in zip(self.gradient, pulled.gradient or (), strict=False):
+    def add_gradient(self, more: Any, mask: Value) -> None:
+        for variable, x in zip(self.gradient, more or (), strict=False):
             variable.set_where(mask, variable.get() + x)
 
-    def _first(self, index: Value, mask: Value) -> None:
-        """Through what the first step was carried."""
+    def _start(self, y: list, t: Value, mask: Value) -> None:
+        """Through what a step is carried that begins in `y` at `t` with nothing before it."""
         b, p = self.b, self.problem
         trace = start_of(p.method, p.dtype)
-        y, t = self.held.u0(index, mask), self.held.number("t0")
         pulled = Pulled(b, trace, p.size, [y, [t]])
         self._add_carry(pulled, trace.outputs)
         pulled.add(trace.inputs[0][0], [x.get() for x in self.adjoint])
         pulled.back(trace.eqns, self.pullback.calls(self.held, mask))
         self._set(pulled, trace.inputs[0], [self.adjoint], mask)
-        self._add_gradient(pulled, mask)
+        self.add_gradient(pulled.gradient, mask)
 
-    def _dense(self, took, y, t, h, pulled: Pulled, eqns: list, calls: Calls) -> None:
-        """Through what was saved within the step, and the equations that matter for that only."""
+    def _anew(self, took: Value, turn: Turn) -> None:
+        """Through the beginning at the end of this step, after an event or where the field jumps,
+        in the lanes that took it and go on from there."""
+        b, t2 = self.b, self.t2.get()
+        # (Where it jumps, the next step begins a little later.)
+        begins = [t2.ne(turn.t2), *(x.ne(0.0) for x in turn.marks)]
+        # (Nothing goes on from the last step of a trajectory.)
+        here = took & t2.eq(t2) & functools.reduce(operator.or_, begins)
+
+        def begin() -> None:
+            self._start([x.get() for x in self.y2], t2, here)
+            for x in itertools.chain(*self.carry):
+                x.set_where(here, 0)
+
+        b.if_(b.any(here), begin, likely=False)
+
+    def _dense(
+        self, took, y, t, h, pulled: Pulled, eqns: list, calls: Calls, theta_of_event: Value | None
+    ) -> None:
+        """Through what was saved within the step and the state that it was cut at, and the
+        equations that matter for these only."""
         b, p, loop, held = self.b, self.problem, self.loop, self.held
         direction = b.sign(held.number("t1") - held.number("t0"))
         within = within_of(p.method, p.dtype)
@@ -433,37 +526,59 @@ class Replay:
             inside = direction * (time() - t) > 0.0
             return took & (self.rows.get() > 0) & inside
 
+        def through(theta: Value, row: list) -> None:
+            stages = [functools.partial(pulled.value, v, calls) for v in dense]
+            state = Pulled(b, within, p.size, [y, *stages, [h], [theta]])
+            state.add(within.outputs[0], row)
+            state.back(within.eqns, calls)
+            (start,), stages, *_ = within.inputs
+            for v, to in zip((start, *jax.tree.leaves(stages)), (to_y, *dense), strict=True):
+                if v in state.cotangents:
+                    for variable, x in zip(places[to], state.found(v), strict=True):
+                        variable.set(variable.get() + x)
+
+        def one() -> Value:
+            here = due()
+            theta = b.where(here, (time() - t) / b.where(here, h, 1.0), 0.0)
+            self.rows.set_where(here, self.rows.get() - 1)
+            through(theta, self.cotangent_of(self.rows.get(), here))
+            return b.any(due())
+
+        has_times = p.saving.mode == "times"
+        cut = None
+        if self.events is not None and self.events.events.continuous:
+            cut = self.events.cut.get()
+
+        def at_event() -> None:
+            assert cut is not None
+            row = [b.where(cut, x.get(), 0.0) for x in self.adjoint]
+            through(b.where(cut, theta_of_event, 0.0), row)
+
+        def concern() -> Value:
+            if cut is None:
+                return due()
+            return due() | cut if has_times else cut
+
         def save() -> None:
             # Others see nothing of it: what is zero times infinity there is not zero.
-            concerned = due()
-
-            def one() -> Value:
-                here = due()
-                theta = b.where(here, (time() - t) / b.where(here, h, 1.0), 0.0)
-                self.rows.set_where(here, self.rows.get() - 1)
-                row = self.cotangent_of(self.rows.get(), here)
-                stages = [functools.partial(pulled.value, v, calls) for v in dense]
-                state = Pulled(b, within, p.size, [y, *stages, [h], [theta]])
-                state.add(within.outputs[0], row)
-                state.back(within.eqns, calls)
-                (start,), stages, *_ = within.inputs
-                for v, to in zip((start, *jax.tree.leaves(stages)), (to_y, *dense), strict=True):
-                    if v in state.cotangents:
-                        for variable, x in zip(places[to], state.found(v), strict=True):
-                            variable.set(variable.get() + x)
-                return b.any(due())
-
-            b.do_while(one)
+            concerned = concern()
+            if cut is None:
+                b.do_while(one)
+            else:
+                b.if_(b.any(cut), at_event)
+                if has_times:
+                    b.if_(b.any(due()), lambda: b.do_while(one))
             more = pulled.apart()
-            for v in made.intersection(places):
+            # (In an order that is the same in every process, or its code is not found again.)
+            for v in (v for v in places if v in made):
                 more.add(v, [x.get() for x in places[v]])
             more.back(others, self.pullback.calls(held, concerned))
             for v in more.cotangents:
                 for variable, x in zip(places[v], more.found(v), strict=True):
                     variable.set_where(concerned, variable.get() + x)
-            self._add_gradient(more, concerned)
+            self.add_gradient(more.gradient, concerned)
 
-        b.if_(b.any(due()), save)
+        b.if_(b.any(concern()), save, likely=None if has_times else False)
         for v in places:
             if v not in made:
                 pulled.add(v, [x.get() for x in places[v]])

@@ -4,6 +4,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from ...core.events import EVENT_ROWS
 from ...solvers.method import Attempt
 from .builder import Buffer, Builder, I64, Value, Variable
 from .description import Description
@@ -27,10 +28,6 @@ class Outputs(NamedTuple):
     n: Value
     room: Value | None = None
     marks: Buffer | None = None
-
-
-# Rows of `Outputs.u` that an event has.
-EVENT_ROWS = 3
 
 
 class Step(NamedTuple):

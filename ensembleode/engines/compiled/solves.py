@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ...core.events import EVENT_ROWS
 from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Happened, Plan
@@ -22,7 +23,6 @@ from .call import call, Share
 from .description import Description
 from .numbers import layout_of, operands_of, trajectories_last
 from .replay import EVENT_CELLS
-from .saved_rows import EVENT_ROWS
 
 
 # Bytes of the turns of a segment: as much as stays in a cache.
@@ -57,11 +57,10 @@ class Setup(NamedTuple):
         return True
 
     def rows(self, lanes: Lane, known: Known) -> Any:
-        end, saved, *_ = solve(self, lanes, known.ok)
-        return end[:, None] if saved.u is None else saved.u
+        return solve(self, lanes, known.ok).rows
 
     def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
-        return pull_back(self, lanes, known.ok, cotangent, known.reached)
+        return pull_back(self, lanes, known, cotangent)
 
     def description(self, lanes: Lane, *, backwards: bool = False) -> Description:
         plan, solver = self.plan, self.plan.method.value
@@ -121,9 +120,25 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: 
 #
 
 
-def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts, Happened | None]:
-    """Solve: the last states where nothing else is saved, what is saved, the counts, and the events
-    where there are callbacks.
+class Found(NamedTuple):
+    """What the kernel has written, the trajectories first.
+
+    - `rows [trajectory, row, *state]`: what is saved, the last state alone where only ends are; and
+        then those of events (see `saved_rows.Outputs`).
+    - `t [trajectory, row]`: where every step is saved, their times; `length`: how many rows.
+    - `marks [trajectory, number]`, `count`: of events, where there are callbacks.
+    """
+
+    rows: Any
+    t: Any
+    length: Any
+    counts: Counts
+    marks: Any
+    count: Any
+
+
+def solve(setup: Setup, lanes: Lane, mask: Any) -> Found:
+    """Solve.
 
     **Arguments:**
 
@@ -142,11 +157,11 @@ def solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts, Hap
     return run(lanes, mask)
 
 
-def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts, Happened | None]:
+def _solve(setup: Setup, lanes: Lane, mask: Any) -> Found:
     plan, n = setup.plan, setup.n
     d = setup.description(lanes)
     saving, events, room = plan.saving, plan.events, plan.max_events
-    rows = 1 if saving.mode == "ends" else saving.rows
+    rows = _saved_rows(plan)
     outputs = [_array(d, n, (rows + room * EVENT_ROWS) * d.size)]
     if saving.mode == "steps":
         outputs.append(_array(d, n, rows))
@@ -157,17 +172,29 @@ def _solve(setup: Setup, lanes: Lane, mask: Any) -> tuple[Any, Saved, Counts, Ha
     operands = _operands(d, setup, lanes, mask, rows)
     threads = n if d.on_gpu else setup.threads
     *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
-    u, *t = [_trajectories_first(d, x) for x in found]
+    u, *more = [_trajectories_first(d, x) for x in found]
     u = u.reshape(n, rows + room * EVENT_ROWS, *plan.state.shape)
-    more = dict(zip(d.counted, counts[4:], strict=True))
-    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2], more.get("restarts"))
-    happened = None
-    if events is not None:
-        happened = _happened(plan, u[:, rows:], t.pop(), more["events"])
-        u = u[:, :rows]
-    if saving.mode == "ends":
-        return u[:, 0], Saved(None, None, None), codes, happened
-    return None, Saved(u, t[0] if t else None, counts[3]), codes, happened
+    counted = dict(zip(d.counted, counts[4:], strict=True))
+    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2], counted.get("restarts"))
+    marks = None if events is None else more.pop()
+    length = None if saving.mode == "ends" else counts[3]
+    return Found(u, more[0] if more else None, length, codes, marks, counted.get("events"))
+
+
+def _saved_rows(plan: Plan) -> int:
+    return 1 if plan.saving.mode == "ends" else plan.saving.rows
+
+
+def parted(plan: Plan, found: Found) -> tuple[Any, Saved, Counts, Happened | None]:
+    """The last states where nothing else is saved, what is saved, the counts, and the events where
+    there are callbacks whose events are kept."""
+    rows = _saved_rows(plan)
+    u, happened = found.rows[:, :rows], None
+    if plan.events is not None:
+        happened = _happened(plan, found.rows[:, rows:], found.marks, found.count)
+    if plan.saving.mode == "ends":
+        return u[:, 0], Saved(None, None, None), found.counts, happened
+    return None, Saved(u, found.t, found.length), found.counts, happened
 
 
 def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened | None:
@@ -228,14 +255,11 @@ def _operands(
 #
 
 
-def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any) -> list:
-    """Pull back through the trajectories of the mask: see `flow.Setup`.
+def pull_back(setup: Setup, lanes: Lane, known: Known, cotangent: Any) -> list:
+    """Pull back through the trajectories that are `ok`: see `flow.Setup`.
 
-    **Arguments:**
-
-    - `cotangent`: that of the last states, `[trajectory, *state]`, or of the saved ones,
-        `[trajectory, row, *state]`.
-    - `reached`: how many times of each were saved, or would have been with more rows.
+    **Arguments:** `cotangent`: that of the rows (of the last states, or of the saved ones, and of
+    events), `[trajectory, row, *state]`.
     """
     plan, n, groups = setup.plan, setup.n, setup.groups
     d = setup.description(lanes, backwards=True)
@@ -246,8 +270,12 @@ def pull_back(setup: Setup, lanes: Lane, mask: Any, cotangent: Any, reached: Any
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     threads, sizes, memory = record(d, setup, checkpoint, shared)
     rows = cotangent.reshape(n, -1, d.size)
-    operands = _operands(d, setup, lanes, mask, rows.shape[1], *sizes)
-    operands += [trajectories_last(rows) if d.on_gpu else rows, reached.astype(jnp.int32)]
+    operands = _operands(d, setup, lanes, known.ok, _saved_rows(plan), *sizes)
+    operands += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
+    if d.events is not None:
+        happened = known.happened
+        none = jnp.zeros(n, jnp.int32)
+        operands.append(none if happened is None else happened.astype(jnp.int32))
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
     results = _run(d, text, "pull_back", threads, n, operands, [*outputs, *memory])

@@ -61,7 +61,7 @@ def solve_trajectories(
     keeps = plan.saving.mode == "steps" or solver.adjoint == "BacksolveAdjoint"
     saved = (result.u, result.t, result.length) if keeps else None
     found = Found(result.naccept + result.nreject, saved)
-    result = result._replace(u=differentiable(setup, lanes, mask, result, found))
+    result = differentiable(setup, lanes, mask, result, found)
     return with_times(plan, lanes, result)
 
 

@@ -15,7 +15,7 @@ from ...solvers.controllers import AbstractController
 from ...solvers.method import Attempt, equations_of, evaluated_once, Method
 from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import initial_step, squared_error, Tolerances
-from ...solvers.time import adaptive_step, fixed_step, next_time, StepBounds
+from ...solvers.time import adaptive_step, fixed_step, next_time, size_within, StepBounds
 from ...solvers.verdicts import Verdict
 from ..compiled.stopping import stopped
 from .leaves import first_of, is_finite, LANES, Leaves, OfLanes, over, select
@@ -273,6 +273,10 @@ def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
         t2 = jnp.where(unresolved, t, t2)
     # As time has it after rounding: otherwise the state would be ahead of it, or behind.
     h = t2 - t
+    if has_jumps(chunk.more):
+        direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(t)
+        within = size_within(LANES, *jax.lax.stop_gradient((t, t2, direction)))
+        h = h + jax.lax.stop_gradient(within - h)
     if unresolved is not None:
         # The state becomes NaN, and the lane ends.
         h = jnp.where(unresolved, jnp.nan, h)

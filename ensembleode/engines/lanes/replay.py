@@ -31,7 +31,7 @@ from .loop import (
     State,
     Stepping,
 )
-from .stops import begin_of_steps, has_jumps
+from .stops import has_jumps, steps_between
 
 
 # Bytes of a record: longer segments need fewer runs, until they leave the cache.
@@ -327,8 +327,8 @@ def _record_saved(saving: Saving, chunk: Chunk, cotangent: Cotangent, split: Cal
         length = length + 1
     steps = jnp.arange(t.shape[0] - 1, dtype=length.dtype)
     took = steps[:, None] < length[None] - 1
-    begins = begin_of_steps(chunk.more, t[:-1], jnp.sign(chunk.t1 - chunk.t0))
-    h = jnp.where(took, t[1:] - begins, 0)
+    begins, h = steps_between(chunk.more, t, jnp.sign(chunk.t1 - chunk.t0))
+    h = jnp.where(took, h, 0)
     t = jnp.where(took, begins, chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[None])
 
     def finite(x, u0):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from ...numbers import of_kind
-from ...solvers.time import end_of_stretch, next_time
+from ...solvers.time import end_of_stretch, next_time, size_within
 from .leaves import LANES, OfLanes
 
 
@@ -107,10 +107,14 @@ def _at(table: Any, row: Any, direction: Any) -> Any:
     return jnp.where(row < len(table), time, direction * jnp.inf)
 
 
-def begin_of_steps(more: Any, t: Any, direction: Any) -> Any:
-    """Where the steps begin that follow on those that end at the times `[step, lane]`."""
+def steps_between(more: Any, t: Any, direction: Any) -> tuple[Any, Any]:
+    """Where the steps begin that end at the times `t [1 + step, lane]` but for the first, and their
+    signed sizes."""
+    begins, ends = t[:-1], t[1:]
     table = tables_of(more).get("d_discontinuities")
     if table is None:
-        return t
-    jumps = jnp.any(t[:, None] == table.reshape(1, len(table), -1), axis=1)
-    return jnp.where(jumps, next_time(LANES, t, direction + jnp.zeros_like(t)), t)
+        return begins, ends - begins
+    direction = direction + jnp.zeros_like(begins)
+    jumps = jnp.any(begins[:, None] == table.reshape(1, len(table), -1), axis=1)
+    begins = jnp.where(jumps, next_time(LANES, begins, direction), begins)
+    return begins, size_within(LANES, begins, ends, direction)

@@ -78,10 +78,21 @@ OPTIONS = {
     "series of several lengths": {
         "saveat": np.where(LATE, np.inf, np.arange(21).reshape(7, 3) / 21)
     },
+    "known times": {
+        "tstops": np.where(LATE, np.inf, np.arange(21).reshape(7, 3) / 21),
+        "d_discontinuities": [0.4, 0.0, 0.1],
+        "saveat": 0.2,
+    },
     "bounds of steps": {"saveat": 0.25, "dtmax": 0.03},
     "another controller": {"stepsize_controller": eo.PIDController(0.6, -0.2)},
 }
-QUICK = {("times", "float64"), ("own times", "float32"), ("steps", "float32"), ("fixed", "float64")}
+QUICK = {
+    ("known times", "float32"),
+    ("times", "float64"),
+    ("own times", "float32"),
+    ("steps", "float32"),
+    ("fixed", "float64"),
+}
 
 
 @pytest.mark.parametrize(

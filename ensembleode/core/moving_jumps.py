@@ -1,0 +1,281 @@
+"""The programs of jumps whose times move (see `moving.py`), of states with tangents, too."""
+
+import dataclasses
+import functools
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from ..fields import parameters_of, staged
+from ..tracing.program import Program, program_of
+from .events import Continuous, Discrete, Events, Jump, Part
+from .moving import crossing, jumped, shift
+
+
+# The rows that a moving jump makes, each as large as the state.
+ROWS = 4
+
+
+class Level(NamedTuple):
+    """How tangents come to a state `[2, *state]` and to a list of numbers.
+
+    - `constants`: how many come first in the new list; those from before follow.
+    - `n`: how many these are, before the tangents of those that are `moved`.
+    """
+
+    constants: int
+    n: int
+    moved: tuple[int, ...]
+
+    def split(self, numbers: Sequence) -> tuple[list, list]:
+        """The numbers from before, and the tangents."""
+        end = self.constants + self.n
+        return list(numbers[self.constants : end]), list(numbers[end:])
+
+
+@dataclasses.dataclass(frozen=True)
+class Moving:
+    """A jump whose time moves, of a state with as many tangents as there are `levels`.
+
+    - `field`: of the state without tangents; `affect`: what the jump does to that.
+    - `conditions`: of a continuous callback, `[length]`; None of a discrete one.
+    - `passed`: of a discrete callback that acts at known times, how long ago that was, `[1]`.
+    - `follows`: of another one, whether it may act at the time of a callback that moves, and moves
+        with that.
+    """
+
+    field: Program
+    affect: Part
+    conditions: Part | None
+    length: int = 1
+    passed: Part | None = None
+    follows: bool = False
+    levels: tuple[Level, ...] = ()
+
+    @property
+    def extras(self) -> tuple[str, ...]:
+        """What its programs read besides: names as of a `Part`, and `moved`, the time of the jump
+        with its tangents, where it follows another."""
+        several = self.conditions is not None and self.length > 1
+        more = [*(["mask"] if several else []), *(["moved"] if self.follows else [])]
+        return tuple(dict.fromkeys((*self.affect.extras, *more)))
+
+    @property
+    def moving(self) -> tuple[str, ...]:
+        """Those of the extras that have derivatives."""
+        return tuple(name for name in self.extras if name in ("uprev", "moved"))
+
+    def rows(self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int) -> tuple:
+        """The rows `[4, *state]` of `Moved`, the time as the first component of a row of zeros, and
+        whether the trajectory ends, 1 or 0. Derivatives are right up to this order."""
+        return self._at(len(self.levels), u, numbers, extras, t, order)
+
+    def _at(
+        self, level: int, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int
+    ) -> tuple:
+        if not level:
+            return self._plain(u, numbers, extras, t, order)
+        level -= 1
+        before, tangents = self.levels[level].split(numbers)
+        moved = self.levels[level].moved
+        both = {name: extras[name] for name in self.moving}
+
+        def at(u: Any, more: dict, chosen: list) -> tuple:
+            every = list(before)
+            for i, x in zip(moved, chosen, strict=True):
+                every[i] = x
+            return self._at(level, u, every, {**extras, **more}, t, order)
+
+        args = (u[0], {name: x[0] for name, x in both.items()}, [before[i] for i in moved])
+        along = (u[1], {name: x[1] for name, x in both.items()}, tangents)
+        rows, tangent, ends = jax.jvp(at, args, along, has_aux=True)
+        return jnp.stack([rows, tangent], axis=1), ends
+
+    def _plain(
+        self, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any, order: int
+    ) -> tuple:
+        n = len(self.field.jaxpr.constvars)
+        consts, p = numbers[:n], tuple(numbers[n:])
+
+        def field(u: Any, t: Any) -> Any:
+            return self.field(consts, u, p, t)
+
+        def affect(u: Any, t: Any) -> tuple:
+            out = _evaluated(self.affect, u, numbers, extras, t)
+            return out[:-1].reshape(u.shape), out[-1] > 0
+
+        delta = shift(extras["moved"][0]) if self.follows else None
+        if self.passed is not None:
+            delta = -_evaluated(self.passed, u, numbers, extras, t)[0]
+        if self.conditions is not None:
+            conditions = self.conditions
+
+            def condition(u: Any, t: Any) -> Any:
+                return self._first(_evaluated(conditions, u, numbers, extras, t), extras)
+
+            delta = crossing(field, condition, u, t, order)
+        found = jumped(field, affect, u, t, delta, order=order)
+        time = jnp.concatenate([found.time[None], jnp.zeros(u.size - 1, u.dtype)])
+        rows = jnp.stack([found.on, found.before, found.after, time.reshape(u.shape)])
+        return rows, found.ends.astype(u.dtype)
+
+    def _first(self, conditions: Any, extras: dict[str, Any]) -> Any:
+        """The first of the conditions that cross zero."""
+        if self.length == 1:
+            return conditions[0]
+        found, taken = conditions[0], extras["mask"][0] != 0
+        for i in range(1, self.length):
+            here = ~taken & (extras["mask"][i] != 0)
+            found, taken = jnp.where(here, conditions[i], found), taken | here
+        return found
+
+    def with_level(self, level: Level) -> "Moving":
+        return dataclasses.replace(self, levels=(*self.levels, level))
+
+
+def _evaluated(part: Part, u: Any, numbers: Sequence, extras: dict[str, Any], t: Any) -> Any:
+    n = part.n_consts
+    p = (*numbers[n:], *(extras[name] for name in part.extras))
+    return part.program(numbers[:n], u, p, t)
+
+
+def moving_of(
+    events: Events, field: Program, callback: Continuous | Discrete, jump: Jump
+) -> Moving:
+    """How a jump of a callback among these moves, of this field."""
+    if jump.moves is not None:
+        return jump.moves
+    if isinstance(callback, Continuous):
+        return Moving(field, jump.part, callback.conditions, callback.length)
+    if callback.passed is not None:
+        return Moving(field, jump.part, None, passed=callback.passed)
+    return Moving(field, jump.part, None, follows=follow(events))
+
+
+def follow(events: Events) -> bool:
+    """Whether there are discrete callbacks that may act at the time of one that moves."""
+    known = any(x.passed is not None for x in events.discrete)
+    others = any(x.passed is None for x in events.discrete)
+    return others and (known or bool(events.continuous))
+
+
+#
+# Programs
+#
+
+
+def _struct_of(field: Program) -> jax.ShapeDtypeStruct:
+    (out,) = field.out_avals
+    return jax.ShapeDtypeStruct(out.shape, out.dtype)
+
+
+def _extra_structs(moving: Moving, field: Program) -> list[jax.ShapeDtypeStruct]:
+    state = _struct_of(field)
+    t: Any = field.jaxpr.invars[-1].aval
+    of = {
+        "uprev": state,
+        "tprev": jax.ShapeDtypeStruct(t.shape, t.dtype),
+        "mask": jax.ShapeDtypeStruct((moving.length,), state.dtype),
+        "moved": jax.ShapeDtypeStruct((*(2 for _ in moving.levels), 1), state.dtype),
+    }
+    return [of[name] for name in moving.extras]
+
+
+@functools.lru_cache(maxsize=1024)
+def program(moving: Moving, field: Program, order: int) -> Part:
+    """The rows of a jump and whether the trajectory ends, flat, of the state of this field (with
+    the tangents of all levels)."""
+
+    def flat(consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
+        numbers, extras = _split(moving, consts, p)
+        rows, ends = moving.rows(u, numbers, extras, t, order)
+        return jnp.concatenate([rows.reshape(-1), ends[None]])
+
+    jaxpr = staged(field, flat, extra=_extra_structs(moving, field))
+    return Part(program_of(jaxpr, jax.tree.structure(0), rules=True), moving.extras)
+
+
+@functools.lru_cache(maxsize=1024)
+def transposed(moving: Moving, field: Program, which: tuple[int, ...]) -> Any:
+    """The program of a cotangent of the rows, flat, in the place of the state, and the state at the
+    end of `p`, that pulls the cotangent back: to the state, to those of the extras that are
+    `moving`, and to these constants and parameters of the field."""
+    state = _struct_of(field)
+    rows = jax.ShapeDtypeStruct((ROWS, *state.shape), state.dtype)
+    order = len(moving.levels) + 1
+
+    def pulled(cotangent_consts: Sequence, cotangent: Any, p: Sequence, t: Any) -> Any:
+        *p, u = p
+        numbers, extras = _split(moving, cotangent_consts, p)
+
+        def at(u: Any, more: list, chosen: list) -> Any:
+            every = list(numbers)
+            for i, x in zip(which, chosen, strict=True):
+                every[i] = x
+            changed = dict(zip(moving.moving, more, strict=True))
+            return moving.rows(u, every, {**extras, **changed}, t, order)[0]
+
+        more, chosen = [extras[name] for name in moving.moving], [numbers[i] for i in which]
+        found = jax.tree.leaves(jax.vjp(at, u, more, chosen)[1](cotangent))
+        return jnp.concatenate([x.reshape(-1).astype(state.dtype) for x in found])
+
+    return staged(field, pulled, state=rows, extra=[*_extra_structs(moving, field), state])
+
+
+def _split(moving: Moving, consts: Sequence, p: Sequence) -> tuple[list, dict[str, Any]]:
+    """All numbers, and the extras by name."""
+    n = len(p) - len(moving.extras)
+    return [*consts, *p[:n]], dict(zip(moving.extras, p[n:], strict=True))
+
+
+#
+# Events of the field with tangents
+#
+
+
+def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence[int]) -> Events:
+    """The events of a state and its tangent: conditions look at the state, jumps move.
+
+    **Arguments:** `field`: that of the state; `wide`: that with tangents of these of the constants
+    and parameters of `field`, which come after them.
+    """
+    level = Level(len(wide.jaxpr.constvars), len(parameters_of(field)), tuple(moved))
+    condition = functools.partial(_of_state, wide, level)
+
+    def jump(callback: Continuous | Discrete, x: Jump) -> Jump:
+        moves = moving_of(events, field, callback, x).with_level(level)
+        part = program(moves, wide, len(moves.levels))
+        return dataclasses.replace(x, part=part, moves=moves)
+
+    def continuous(x: Continuous) -> Continuous:
+        up, down = (None if a is None else jump(x, a) for a in (x.up, x.down))
+        return dataclasses.replace(x, conditions=condition(x.conditions), up=up, down=down)
+
+    def discrete(x: Discrete) -> Discrete:
+        passed = None if x.passed is None else condition(x.passed)
+        asked = {"condition": condition(x.condition), "passed": passed}
+        return dataclasses.replace(x, jump=jump(x, x.jump), **asked)
+
+    first = tuple(map(continuous, events.continuous))
+    return Events(first, tuple(map(discrete, events.discrete)))
+
+
+@functools.lru_cache(maxsize=1024)
+def _of_state(wide: Program, level: Level, part: Part) -> Part:
+    """A condition as a function of the state with its tangent."""
+    state = _struct_of(wide)
+    t: Any = wide.jaxpr.invars[-1].aval
+    of = {"uprev": state, "tprev": jax.ShapeDtypeStruct(t.shape, t.dtype)}
+
+    def at(consts: Sequence, u: Any, p: Sequence, t: Any) -> Any:
+        n = len(p) - len(part.extras)
+        numbers, _ = level.split([*consts, *p[:n]])
+        extras = dict(zip(part.extras, p[n:], strict=True))
+        if "uprev" in extras:
+            extras["uprev"] = extras["uprev"][0]
+        return _evaluated(part, u[0], numbers, extras, t)
+
+    jaxpr = staged(wide, at, extra=[of[name] for name in part.extras])
+    return Part(program_of(jaxpr, jax.tree.structure(0), rules=True), part.extras)

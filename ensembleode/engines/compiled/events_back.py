@@ -1,0 +1,204 @@
+"""Events on the way back: through what acted at the end of a recorded step.
+
+The state there is made again, from the step and the record of what acted. Then cotangents go back
+through discrete callbacks, the last first, and through the continuous one, each by the transpose of
+a jump whose time moves (see `core.moving`). What is left is the cotangent of the state at which the
+step was cut, or with which it ended.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple, TYPE_CHECKING
+
+import jax
+
+from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
+from ...core.moving_jumps import follow, moving_of, ROWS
+from .builder import BOOL, I64, Value
+from .events import directions, moved_numbers, times_of
+from .steps import Calls, Pulled, within_of
+
+
+if TYPE_CHECKING:
+    from .replay import Replay, Turn
+
+
+class Jumps(NamedTuple):
+    """What a replay asks of the callbacks.
+
+    - `evaluate(part, held, y, t, mask, extras)`: see `events.Happening`.
+    - `pull(moving, held, y, t, mask, extras, cotangents)`: from the cotangents of the rows of a
+        jump those of the state, of those of the extras that are `moving`, and of the parameters.
+    """
+
+    evaluate: Callable[..., tuple]
+    pull: Callable[..., tuple]
+
+
+class Acted(NamedTuple):
+    """A jump that acted in the lanes `here`, from the state `y`."""
+
+    callback: Continuous | Discrete
+    jump: Jump
+    here: Value
+    y: tuple[Value, ...]
+    extras: dict[str, Any]
+
+
+class EventsBack:
+    """The variables of the lanes for events on the way back.
+
+    - `count`: how many events are left of the trajectory.
+    - `to_start`: cotangents of the state where the step began, of jumps that read it; `to_time`: of
+        the time of a callback, of others that move with it.
+    - `cut`: the lanes whose step was cut; the cotangents of the state there are the adjoint then.
+    """
+
+    def __init__(self, replay: Replay, events: Events, jumps: Jumps):
+        self.replay, self.b, self.events, self.jumps = replay, replay.b, events, jumps
+        b, p = self.b, replay.problem
+        self.count = b.variable(I64, 0)
+        self.cut = b.variable(BOOL, False)
+        reads = any("uprev" in x.part.extras for x in events.jumps)
+        self.to_start = [b.variable(p.dtype, 0) for _ in range(p.size)] if reads else []
+        n_moved = (moved_numbers(events) or 1) if follow(events) else 0
+        self.to_time = [b.variable(p.dtype, 0) for _ in range(n_moved)]
+
+    def saves_after(self, marks: Sequence[Value]) -> Value:
+        """The lanes where, if every step is saved, the state after the step is, too."""
+        here = self.b.constant(False, BOOL, of_lanes=True)
+        for x, own in self._marks_of(marks):
+            if x.save_positions[1]:
+                for mark in own:
+                    here = here | mark.ne(0.0)
+        return here
+
+    def _marks_of(
+        self, marks: Sequence[Value]
+    ) -> Iterator[tuple[Continuous | Discrete, Sequence[Value]]]:
+        start = 0
+        for x in self.events.callbacks:
+            length = x.length if isinstance(x, Continuous) else 1
+            yield x, marks[start : start + length]
+            start += length
+
+    def back(self, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls) -> None:
+        """Through what acted in the lanes that took this step: the adjoint is that of the state at
+        its end then.
+
+        **Arguments:** `theta`: how much of the attempt the step is.
+        """
+        b, marks = self.b, list(turn.marks)
+        acted = took & self._any(marks)
+        self.cut.set(acted & self._any(marks[: self.events.components]) & theta.ne(1.0))
+        for x in (*self.to_start, *self.to_time):
+            x.set(0)
+
+        def do() -> None:
+            here = pulled.apart()
+            y, uprev = self._state(here, calls, theta), here.value(*here.trace.inputs[0], calls)
+            for x in reversed(self._forwards(acted, y, turn, uprev)):
+                b.if_(b.any(x.here), lambda x=x: self._through(x, turn.t2))
+
+        b.if_(b.any(acted), do, likely=False)
+
+    def _any(self, marks: Sequence[Value]) -> Value:
+        here = self.b.constant(False, BOOL, of_lanes=True)
+        for x in marks:
+            here = here | x.ne(0.0)
+        return here
+
+    def _state(self, pulled: Pulled, calls: Calls, theta: Value) -> tuple:
+        """At the end of the step, before anything acted."""
+        b, p, trace = self.b, self.replay.problem, self.replay.trace
+        (start,), _, _, (h,) = (jax.tree.leaves(x) for x in trace.inputs)
+        ((end,), _, dense) = trace.outputs
+        y2 = pulled.value(end, calls)
+        if not self.events.continuous:
+            return tuple(y2)
+        stages = [pulled.value(x, calls) for x in jax.tree.leaves(dense)]
+        within = within_of(p.method, p.dtype)
+        given = [pulled.value(start, calls), *stages, pulled.value(h, calls), [theta]]
+        inside = Pulled(b, within, p.size, given).value(within.outputs[0], calls)
+        cut = self.cut.get()
+        return tuple(b.where(cut, x, y) for x, y in zip(inside, y2, strict=True))
+
+    def _forwards(self, acted: Value, y: tuple, turn: Turn, uprev: Sequence[Value]) -> list[Acted]:
+        """What acted, in order."""
+        b, held = self.b, self.replay.held
+        step = {"uprev": uprev, "tprev": [turn.t]}
+        now = [b.variable(x.dtype, x) for x in y]
+        moved = [b.variable(x.dtype, 0 if i else turn.t2) for i, x in enumerate(self.to_time)]
+        jumps = [
+            (callback, jump, here & acted, {**step, **extras})
+            for callback, own in self._marks_of(turn.marks)
+            for jump, here, extras in _jumps_of(callback, own)
+        ]
+        found = []
+        for callback, jump, here, extras in jumps:
+            extras = {**extras, "moved": [v.get() for v in moved]}
+            x = Acted(callback, jump, here, tuple(v.get() for v in now), extras)
+            found.append(x)
+
+            def act(x: Acted = x) -> None:
+                extras = {name: x.extras[name] for name in x.jump.part.extras}
+                after = self.jumps.evaluate(x.jump.part, held, x.y, turn.t2, x.here, extras)
+                for variable, new in zip(now, after, strict=False):
+                    variable.set_where(x.here, new)
+                if x.jump.moves is not None:
+                    time = after[-1 - len(now) : -1]
+                    for variable, new in zip(moved, times_of(moved, time), strict=True):
+                        variable.set_where(x.here, new)
+
+            if len(found) < len(jumps):
+                b.if_(b.any(here), act)
+        return found
+
+    def _through(self, x: Acted, t2: Value) -> None:
+        replay, p = self.replay, self.replay.problem
+        moving = moving_of(self.events, p.field, x.callback, x.jump)
+        cotangents = [v.get() for v in replay.adjoint]
+        if x.callback.is_kept:
+            self.count.set_where(x.here, self.count.get() - 1)
+            first = replay.loop.saved.n + self.count.get() * EVENT_ROWS
+            for i in range(EVENT_ROWS):
+                cotangents += replay.cotangent_of(first + i, x.here)
+        else:
+            cotangents += [self.b.constant(0, p.dtype, of_lanes=True)] * (EVENT_ROWS * p.size)
+        assert len(cotangents) == ROWS * p.size
+        if not moving.follows:
+            each = p.size // max(1, len(self.to_time))
+            for i, more in enumerate(self.to_time):
+                place = (ROWS - 1) * p.size + i * each
+                cotangents[place] = cotangents[place] + more.get()
+                more.set_where(x.here, 0)
+        extras = {name: x.extras[name] for name in moving.extras}
+        found = list(self.jumps.pull(moving, replay.held, x.y, t2, x.here, extras, cotangents))
+        for variable, new in zip(replay.adjoint, found, strict=False):
+            variable.set_where(x.here, new)
+        found = found[p.size :]
+        of = {"uprev": self.to_start, "moved": self.to_time}
+        for variables in (of[name] for name in moving.moving):
+            for variable, more in zip(variables, found, strict=False):
+                variable.set_where(x.here, variable.get() + more)
+            found = found[len(variables) :]
+        replay.add_gradient(found, x.here)
+
+
+def _jumps_of(
+    callback: Continuous | Discrete, marks: Sequence[Value]
+) -> Iterator[tuple[Jump, Value, dict]]:
+    """The jumps of a callback, the lanes in which each acted, and what it reads besides."""
+    if isinstance(callback, Discrete):
+        yield callback.jump, marks[0].ne(0.0), {}
+    elif callback.is_vector:
+        assert callback.up is not None
+        here = marks[0].ne(0.0)
+        for x in marks[1:]:
+            here = here | x.ne(0.0)
+        yield callback.up, here, {"mask": list(marks)}
+    else:
+        for jump, sign in directions(callback):
+            here = marks[0].ne(0.0) if sign == 0 else marks[0].eq(float(sign))
+            yield jump, here, {}

@@ -1,0 +1,134 @@
+"""Event for event what OrdinaryDiffEq does: solves with callbacks, recorded from Julia.
+
+Its steps come out, accepted and rejected, and its evaluations of f. Where the times of steps agree
+to the single precision of the controller's powers (see `test_julia_steps.py`), so do the events at
+their ends; the events that are searched agree to some roundings of the 110 steps before them.
+"""
+
+import json
+import pathlib
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from ..marks import slow_unless
+
+
+DATA = pathlib.Path(__file__).parents[1] / "data" / "julia_events.json"
+RECORDED = json.loads(DATA.read_text())["cases"]
+
+
+def half(u, t, integrator):
+    return u[0] - 0.5
+
+
+def kick(integrator):
+    return eo.remake(integrator, u=integrator.u + jnp.array([0.0, 0.1]))
+
+
+def scaled(*factors):
+    return lambda integrator: eo.remake(integrator, u=integrator.u * jnp.array(factors))
+
+
+def moved(*by):
+    return lambda integrator: eo.remake(integrator, u=integrator.u + jnp.array(by))
+
+
+def same(integrator):
+    return integrator
+
+
+def box(integrator, mask):
+    """A ball that bounces off the floor and two walls."""
+    factors = jnp.where(mask[jnp.array([0, 0, 1, 1])] != 0, jnp.array([1, -0.9, 1, -0.9]), 1.0)
+    return eo.remake(integrator, u=factors * integrator.u)
+
+
+def oscillator(callback, **options):
+    return lambda u, p, t: jnp.array([u[1], -u[0]]), [1.0, 0.0], 10.0, callback, options
+
+
+def decay(callback, end=10.0, **options):
+    return lambda u, p, t: -u, [1.0], end, callback, options
+
+
+At, Discrete = eo.ContinuousCallback, eo.DiscreteCallback
+CASES = {
+    "both directions": oscillator(At(half, same)),
+    "up only": oscillator(At(half, same, None)),
+    "down only": oscillator(At(half, None, same)),
+    "left": oscillator(At(half, kick)),
+    "none": oscillator(At(half, kick, rootfind=eo.NoRootFind)),
+    "end only": oscillator(At(half, kick, interp_points=0)),
+    "twice in a step": oscillator(At(lambda u, t, _: (t - 2.0) * (t - 2.05), kick)),
+    "vector": (
+        lambda u, p, t: jnp.array([u[1], -9.8, u[3], 0.0]),
+        [50.0, 0.0, 0.0, 2.0],
+        15.0,
+        eo.VectorContinuousCallback(lambda u, t, _: jnp.array([u[0], (u[2] - 10) * u[2]]), box, 2),
+        {},
+    ),
+    "ends": decay(At(half, eo.terminate), saveat=0.1),
+    "ends, discrete": decay(Discrete(lambda u, t, _: u[0] < 0.5, eo.terminate)),
+    "every step": decay(Discrete(lambda u, t, _: True, scaled(1.01)), 5.0),
+    "set": oscillator(
+        eo.CallbackSet(
+            At(half, kick),
+            At(lambda u, t, _: u[1] - 0.3, scaled(0.99, 1.0)),
+            Discrete(lambda u, t, _: u[0] > 0.9, moved(-0.01, 0.0)),
+        )
+    ),
+    "start": oscillator(At(lambda u, t, _: u[0] - 1.0, same)),
+    "changes p": (
+        lambda u, p, t: p * u,
+        [1.0],
+        3.0,
+        At(half, None, lambda integrator: eo.remake(integrator, p=0.5)),
+        {"p": -1.0},
+    ),
+    "fixed dt": oscillator(At(half, kick), dt=0.1, adaptive=False),
+    "ball": (
+        lambda u, p, t: jnp.array([u[1], -9.8]),
+        [50.0, 0.0],
+        15.0,
+        At(lambda u, t, _: u[0], scaled(1.0, -0.9)),
+        {},
+    ),
+}
+# Where the error estimate is nothing but rounding.
+NOISE = ("vector", "ball")
+# Where events are at the ends of steps.
+AT_STEPS = ("none", "ends, discrete", "every step", "set")
+QUICK = ("twice in a step", "vector", "ends", "set", "changes p")
+
+
+@pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in CASES])
+def test_events_are_julias(name):
+    f, u0, end, callback, options = CASES[name]
+    recorded, p = RECORDED[name], options.get("p")
+    options = {key: x for key, x in options.items() if key != "p"}
+    prob = eo.ODEProblem(f, u0, (0.0, end), p, callback=callback)
+    sol = eo.solve(prob, eo.Tsit5(), engine="compiled", abstol=1e-8, reltol=1e-8, **options)
+    assert sol.retcode.name == recorded["retcode"]
+    if name not in NOISE:
+        found = sol.stats.naccept, sol.stats.nreject, sol.stats.nf
+        assert found == (recorded["naccept"], recorded["nreject"], recorded["nf"])
+    t, expected = np.asarray(sol.events.t), np.array(recorded["t"])
+    assert t.shape == expected.shape
+    near = 4e-7 if name in AT_STEPS else 1e-14
+    np.testing.assert_allclose(t, expected, rtol=near)
+    ended = sol.retcode == eo.ReturnCode.Terminated
+    np.testing.assert_allclose((sol.events.u_after if ended else sol.u)[-1], recorded["end"], 1e-6)
+    if "before" in recorded:
+        off = 1e-6 if name in AT_STEPS else 1e-12
+        np.testing.assert_allclose(sol.events.u_before, recorded["before"], rtol=off, atol=off)
+    if "which" in recorded:
+        np.testing.assert_array_equal(sol.events.which + 1, recorded["which"])
+    if "dir" in recorded:
+        signs = [{"up": 1, "down": -1}[x] for x in recorded["dir"]]
+        np.testing.assert_array_equal(sol.events.direction, signs)
+    if "mask" in recorded:
+        np.testing.assert_array_equal(sol.events.direction, recorded["mask"])
