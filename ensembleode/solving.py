@@ -55,7 +55,14 @@ from .ground.placement import as_jax_arrays
 from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
-from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
+from .solution import (
+    EngineChoice,
+    EnsembleError,
+    EnsembleSolution,
+    first_events,
+    ODESolution,
+    Stats,
+)
 from .solvers.norms import AbstractNorm
 from .tracing.program import is_tracer
 
@@ -317,7 +324,7 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
     if sol.events is not None:
         count = int(sol.events.count)
-        events = dataclasses.replace(sol.events.first(count, several=False), count=count)
+        events = dataclasses.replace(first_events(sol.events, count, several=False), count=count)
         sol = dataclasses.replace(sol, events=events)
     return sol, None
 
@@ -469,6 +476,12 @@ def _make_storable(job: Job, ens: EnsembleProblem) -> Job:
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
         )
+    if job.plan.max_events and ens.output_func is None:
+        raise ValueError(
+            "store keeps no events: keep what you want of them by an output_func, such as "
+            "lambda sol, ctx: (sol.events.t, False), or give the callbacks "
+            "save_positions=(False, False), so that there are none to keep."
+        )
     return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
 
 
@@ -537,7 +550,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     events = events_of(outcome, job.plan) if kind == "trajectories" else None
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
-        events = as_jax_arrays(events.first(most, several=True))
+        events = as_jax_arrays(first_events(events, most, several=True))
     given = _given(job)
     about = (*about, dense, job.plan.order, integral, events, given)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about)
