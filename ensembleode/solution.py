@@ -152,6 +152,7 @@ class ODESolution(_Solution):
     - `stats`: its [`Stats`][ensembleode.Stats].
     - `integral`: the integral of the problem's `integrand` from the start to each time, its
         structure with leaves `[time, ...]`; None where there is none.
+    - `u0`, `p`: the start and the parameters, in the structure that the problem gives them.
     - `length`: how many of the times were reached; states after that are NaN. Solutions taken
         out of an ensemble outside of `jit` are cut to it where times differ by trajectory.
     - `engine`: which engine ran, and why.
@@ -264,6 +265,8 @@ class EnsembleSolution(_Solution):
     - `integral`: the integral of the problem's `integrand` from the start to each time, its
         structure with leaves `[trajectory, time, ...]`; None where there is none, and with an
         `output_func` (which has that of its `sol`) or a `reduction`.
+    - `u0`, `p`: the starts and parameters of the trajectories, in the structure of the problem's,
+        with numbers as `[trajectory, ...]`; made again when they are asked for.
     - `retcode`: `[trajectory]`, [`ReturnCode`][ensembleode.ReturnCode]s as integers.
     - `lengths`: `[trajectory]`, how many times each reached. What was not reached is NaN.
     - `stats`: [`Stats`][ensembleode.Stats] over the trajectories.

@@ -200,6 +200,33 @@ def test_through_events_and_parameters_that_they_change():
     assert (sol.p, sol.u0) == (0.1, 100.0)
 
 
+@pytest.mark.slow
+def test_derivatives_through_an_event():
+    """The area under a ball that bounces once, by gravity and restitution."""
+
+    def bounced(integrator):
+        return eo.remake(integrator, u=jnp.array([0.0, -integrator.p[1] * integrator.u[1]]))
+
+    prob = eo.ODEProblem(
+        lambda u, p, t: jnp.stack([u[1], -p[0]]), [1.0, 0.0], (0.0, 1.0), jnp.array([9.81, 0.9])
+    )
+    prob = eo.remake(prob, integrand=lambda u, p, t: u[0])
+    bounce = eo.ContinuousCallback(lambda u, t, integrator: u[0], None, bounced)
+
+    def area(p):
+        return eo.solve(eo.remake(prob, p=p), callback=bounce, **TIGHT).integral[-1]
+
+    def exact(p):
+        g, restitution = p
+        t = jnp.sqrt(2 / g)
+        v, rest = restitution * g * t, 1 - t
+        return t - g * t**3 / 6 + v * rest**2 / 2 - g * rest**3 / 6
+
+    for derivative in (jax.grad, jax.hessian):
+        got, expected = derivative(area)(prob.p), derivative(exact)(prob.p)
+        np.testing.assert_allclose(got, expected, rtol=1e-9, atol=1e-12)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_integral_that_is_infinite_fails_nothing(engine):
     def pole(u, p, t):
