@@ -127,7 +127,7 @@ def _of_numbers(flow: Flow) -> list:
 def _primitive(name: str, fn: Callable, results: Callable[[Flow], list]) -> Any:
     """A primitive whose operands are the numbers of a `Lane`, what is `Known`, and what is its
     own."""
-    prim = jex.Primitive(f"ensembleode_{name}")
+    prim: Any = jex.Primitive(f"ensembleode_{name}")
     prim.multiple_results = True
 
     def run(*operands, flow):
