@@ -18,8 +18,8 @@ from ..problems import lorenz, lotka_volterra
 
 TIGHT = {"abstol": 1e-11, "reltol": 1e-11, "engine": "compiled"}
 
-# What always runs on lanes, too; and what is of one engine.
-ON_LANES = ("test_by_numbers_and_times",)
+# What is of one engine.
+OF_LANES = ("test_product_by_numbers",)
 OF_COMPILED = (
     "test_every_step",
     "test_forward_mode_by_default",
@@ -29,9 +29,11 @@ OF_COMPILED = (
 
 def pytest_generate_tests(metafunc):
     name = metafunc.function.__name__
-    engines: list = ["compiled"]
-    if not name.startswith(OF_COMPILED):
-        engines.append(slow_unless(name.startswith(ON_LANES), "lanes"))
+    engines: list = ["compiled", slow_unless(False, "lanes")]
+    if name.startswith(OF_LANES):
+        engines = ["lanes"]
+    if name.startswith(OF_COMPILED):
+        engines = ["compiled"]
     metafunc.parametrize("engine", engines, indirect=True)
 
 
@@ -123,6 +125,20 @@ def test_by_numbers_and_times(mode, way):
     loss, flat = flat_loss(solved_decay, x)
     exact, _ = flat_loss(decayed, x)
     found, expected = jax.jit(lambda x: (WAYS[way](loss)(x), jax.hessian(exact)(x)))(flat)
+    np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
+
+
+def test_product_by_numbers():
+    """All against all, in one product."""
+    loss, flat = flat_loss(solved_decay, numbers("ends"))
+    exact, _ = flat_loss(decayed, numbers("ends"))
+    v = jnp.array([0.3, -0.7, 1.1, 0.6, 0.9])
+
+    @jax.jit
+    def products(x):
+        return [jax.jvp(jax.grad(f), (x,), (v,))[1] for f in (loss, exact)]
+
+    found, expected = products(flat)
     np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-7)
 
 
@@ -231,14 +247,9 @@ PROBLEMS = {
 }
 
 
-@pytest.mark.parametrize(
-    ("name", "way"),
-    [
-        slow_unless((name, way) == ("pendulum", "hessian"), name, way)
-        for name in PROBLEMS
-        for way in WAYS
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+@pytest.mark.parametrize("name", PROBLEMS)
 def test_against_differences(name, way, engine):
     """By first states, parameters and both ends of time, under `vmap`, with a trajectory of which
     nothing is finite among the others."""

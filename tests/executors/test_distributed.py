@@ -531,7 +531,7 @@ def test_second_derivatives_on_split_threads():
     """As the sum over many chunks, on processes."""
     first, second = (
         jax.jit(lambda r, alg=alg: jax.jvp(jax.grad(lambda r: total(r, alg).u), (r,), (1.0,))[1])
-        for alg in (eo.EnsembleSerial(), eo.EnsembleSplitThreads(2, 2))
+        for alg in (eo.EnsembleSerial(), eo.EnsembleSplitThreads(workers=2, threads=2))
     )
     np.testing.assert_allclose(second(1.0), first(1.0), rtol=1e-8)
 
