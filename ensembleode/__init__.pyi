@@ -11,6 +11,7 @@ from .callbacks import (
     PresetTimeCallback as PresetTimeCallback,
     RightRootFind as RightRootFind,
     terminate as terminate,
+    TerminateSteadyState as TerminateSteadyState,
     VectorContinuousCallback as VectorContinuousCallback,
 )
 from .core.reductions import sum_reduction as sum_reduction

@@ -5,24 +5,32 @@ is given an integrator and returns another, which [`remake`][ensembleode.remake]
 [`terminate`][ensembleode.terminate] make of it.
 """
 
+import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, Literal
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from .numbers import check_stops
 from .tracing.program import is_tracer
 
 
-LeftRootFind = "left"
-"""The event is at the last time before the root, where the condition has its old sign still."""
-RightRootFind = "right"
-"""The event is at the first time behind the root."""
-NoRootFind = "none"
-"""The root is not searched: the event is where it was noticed, at the end of the step (or at one of
-the `interp_points` within)."""
+class LeftRootFind:
+    """The event is at the last time before the root, where the condition has its old sign still."""
+
+
+class RightRootFind:
+    """The event is at the first time behind the root."""
+
+
+class NoRootFind:
+    """The root is not searched: the event is where it was noticed, at the end of the step (or at
+    one of the `interp_points` within)."""
+
 
 _ROOTFIND = (LeftRootFind, RightRootFind, NoRootFind)
 
@@ -33,6 +41,7 @@ class Integrator(eqx.Module):
     - `u`: the state, as the problem has it; `p`: the parameters; `t`: the time.
     - `uprev`, `tprev`: the state and the time where the step began; None to the condition of a
         continuous callback, which is evaluated at any time.
+    - `du`: the derivative `f(u, p, t)`, which is evaluated where it is asked for.
 
     Several may be combined: `jax.tree.map(functools.partial(jnp.where, mask), a, b)`.
     """
@@ -43,9 +52,18 @@ class Integrator(eqx.Module):
     uprev: Any = None
     tprev: Any = None
     _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
+    _f: Callable | None = eqx.field(static=True, default=None)
+
+    @property
+    def du(self) -> Any:
+        """The derivative of the state, `f(u, p, t)`, like `u`."""
+        assert self._f is not None
+        return self._f(self.u, self.p, self.t)
 
     def remade(self, changes: dict[str, Any]) -> "Integrator":
-        """With another state or other parameters.
+        """With another state or other parameters: what `remake` does.
+
+        **Arguments:** `changes`: `u` and `p`, by name.
 
         **Raises:** `TypeError` for what an affect can't change.
         """
@@ -55,13 +73,16 @@ class Integrator(eqx.Module):
                 f"an affect changes u and p of the integrator, not {unknown[0]}: write "
                 "eo.remake(integrator, u=..., p=...)."
             )
-        changed = {"u": self.u, "p": self.p} | changes
-        return Integrator(changed["u"], changed["p"], self.t, self.uprev, self.tprev, self._ends)
+        return dataclasses.replace(self, **changes)
 
 
 def terminate(integrator: Integrator) -> Integrator:
     """The integrator of a trajectory that ends here, with `ReturnCode.Terminated`: for an affect
     to return, or an affect itself.
+
+    **Arguments:** `integrator`: the one that the affect was given, or made of it.
+
+    **Raises:** `TypeError` for anything else.
 
     >>> import jax.numpy as jnp, ensembleode as eo
     >>> down = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, eo.terminate)
@@ -72,14 +93,13 @@ def terminate(integrator: Integrator) -> Integrator:
     """
     if not isinstance(integrator, Integrator):
         raise TypeError(f"terminate takes an integrator, got {type(integrator).__name__}.")
-    of = integrator
-    return Integrator(of.u, of.p, of.t, of.uprev, of.tprev, np.bool_(True))
+    return dataclasses.replace(integrator, _ends=np.bool_(True))
 
 
 class _Continuous(eqx.Module):
     condition: Callable
     affect: Callable | None
-    rootfind: str = eqx.field(static=True)
+    rootfind: type = eqx.field(static=True)
     interp_points: int = eqx.field(static=True)
     save_positions: tuple[bool, bool] = eqx.field(static=True)
     repeat_nudge: float = eqx.field(static=True)
@@ -158,7 +178,7 @@ class ContinuousCallback(_Continuous):
         affect: Callable | None,
         affect_neg: Callable | Literal["affect"] | None = "affect",
         *,
-        rootfind: str = LeftRootFind,
+        rootfind: type = LeftRootFind,
         interp_points: int = 10,
         save_positions: tuple[bool, bool] = (True, True),
         repeat_nudge: float = 0.01,
@@ -198,7 +218,7 @@ class VectorContinuousCallback(_Continuous):
         affect: Callable,
         length: int,
         *,
-        rootfind: str = LeftRootFind,
+        rootfind: type = LeftRootFind,
         interp_points: int = 10,
         save_positions: tuple[bool, bool] = (True, True),
         repeat_nudge: float = 0.01,
@@ -344,11 +364,41 @@ class PeriodicCallback(eqx.Module):
         self.save_positions = _positions(name, save_positions)
 
 
+def TerminateSteadyState(
+    abstol: float = 1e-8, reltol: float = 1e-6, *, min_t: float | None = None
+) -> DiscreteCallback:
+    """Ends a trajectory, with `ReturnCode.Terminated`, at the first step where it is at rest.
+
+    **Arguments:**
+
+    - `abstol`, `reltol`: at rest is where no component of the derivative is larger than `abstol`,
+        or than `reltol` times that of the state.
+    - `min_t`: not before this time.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: p - u, [0.0], (0.0, 1e6), 2.0)
+    >>> sol = eo.solve(prob, callback=eo.TerminateSteadyState())
+    >>> sol.retcode.name, f"{sol.u[-1, 0]:.4f}", bool(sol.t[-1] < 30)
+    ('Terminated', '2.0000', True)
+    """
+
+    def is_at_rest(u: Any, t: Any, integrator: Integrator) -> Any:
+        rates = zip(jax.tree.leaves(integrator.du), jax.tree.leaves(u), strict=True)
+        calm = [jnp.all(abs(du) <= jnp.maximum(abstol, reltol * abs(x))) for du, x in rates]
+        if min_t is not None:
+            calm.append(t >= min_t)
+        return functools.reduce(jnp.logical_and, calm)
+
+    return DiscreteCallback(is_at_rest, terminate)
+
+
 class CallbackSet(eqx.Module):
     """Several callbacks, or sets of them, which `sim.events.which` counts from 0 in this order.
 
     Of the continuous ones the earliest acts in a step, of several at the same time the first; then
     the discrete ones act, in this order.
+
+    **Arguments:** `callbacks`: the callbacks.
 
     **Raises:** `TypeError` for what is no callback.
     """

@@ -85,15 +85,15 @@ class Known(NamedTuple):
     - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
         polynomial is then the cubic of the states and slopes at both ends.
     - `own`: of the constants and the parameters, which each trajectory has to itself.
-    - `late`: where the field jumps at known times, how much after the end of a step the next one
-        may begin, in units in the last place.
+    - `jumps`: whether the field jumps at known times, where a step begins right after the one
+        before.
     """
 
     field: Callable
     method: Method | Any
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
-    late: int = 0
+    jumps: bool = False
 
 
 class Again(Dense):
@@ -115,11 +115,10 @@ class Again(Dense):
             inner = _cubic(step.h, start, end, left, right)
         else:
             y, t, h = (start,), step.t, step.h
-            if self.known.late:
+            if self.known.jumps:
                 # (For other steps it makes no difference.)
                 end, direction = t + h, jnp.sign(h)
-                for _ in range(self.known.late):
-                    t = next_time(_XP, t, direction)
+                t = next_time(_XP, t, direction)
                 h = size_within(_XP, t, end, direction)
             equations = equations_of(field)
             carry = method.init(_XP, equations, y, t)
@@ -189,7 +188,7 @@ def _polynomial(x: Any, start: Any, inner: Any, end: Any) -> Any:
     """At the share `x` of a step: by Lagrange's formula, from the nearer end, for whose value it is
     exact."""
     nodes, weights = np.array([0.0, *inner_nodes(len(inner) + 1), 1.0]), jnp.ones((), x.dtype)
-    for k, node in enumerate(nodes):
+    for k, node in enumerate(nodes.tolist()):
         is_other = np.arange(len(nodes)) != k
         scale = is_other / np.where(is_other, nodes - node, 1)
         weights = weights * ((x - node) * scale.astype(x.dtype) + (~is_other).astype(x.dtype))

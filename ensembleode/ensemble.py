@@ -209,8 +209,8 @@ class EnsembleDistributed(OnCluster):
     and the results. With `reduction=sum_reduction` sums and gradients are sent instead of
     trajectories. An ensemble of one chunk (up to 128 small trajectories) runs on one worker.
 
-    **Limitations:** no forward-mode gradients. A script that has it start its workers wants `if
-    __name__ == "__main__":`. What calls the host (`jax.pure_callback`) must be picklable.
+    **Limitations:** a script that has it start its workers wants `if __name__ == "__main__":`. What
+    calls the host (`jax.pure_callback`) must be picklable.
 
     **Throws:** `ClusterError`, with what was computed as its `solution`, where the cluster is lost;
     `ImportError` without Dask (the extra `dask`). Trajectories whose workers die of them, time and

@@ -25,8 +25,7 @@ class ReplayAdjoint(SensitivityAlgorithm):
 
     Forward mode and derivatives of any order work, too, in whichever way they are nested:
     `jax.jvp`, `jax.hessian`, `jax.jvp(jax.grad(...), ...)`. Those of a higher order are solves of
-    `f` with its tangents, with steps that the state alone controls. (On other processes, with
-    `EnsembleDistributed`: first derivatives, in reverse mode.)
+    `f` with its tangents, with steps that the state alone controls.
     """
 
 

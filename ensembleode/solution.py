@@ -70,11 +70,13 @@ class Events(eqx.Module):
     u_after: PyTree
     count: Any
 
-    def first(self, most: int, *, several: bool) -> "Events":
-        """As many of the events."""
-        part = (slice(None), slice(most)) if several else slice(most)
-        cut = {x: getattr(self, x) for x in ("t", "which", "direction", "u_before", "u_after")}
-        return Events(**jax.tree.map(lambda x: x[part], cut), count=self.count)
+
+def first_events(events: Events, most: int, *, several: bool) -> Events:
+    """As many of the events, of one trajectory or of several."""
+    part = (slice(None), slice(most)) if several else slice(most)
+    names = ("t", "which", "direction", "u_before", "u_after")
+    cut = {x: getattr(events, x) for x in names}
+    return Events(**jax.tree.map(lambda x: x[part], cut), count=events.count)
 
 
 class EngineChoice(NamedTuple):
@@ -124,8 +126,8 @@ class _Solution(eqx.Module):
         what all trajectories share is there once, as a broadcast view.
 
         **Raises:** `ValueError` for a solution that has none with it: one that JAX has taken apart
-        (returned from `jit`, or mapped over), one within `output_func`, and of an ensemble whose
-        `output_func` may ask for reruns.
+        (returned from `jit`, or mapped over), one within `output_func` or opened from a store, and
+        of an ensemble whose `output_func` may ask for reruns.
         """
         return self._known().p
 
@@ -134,8 +136,8 @@ class _Solution(eqx.Module):
         if given is None:
             raise ValueError(
                 "this solution has no u0 and p with it: solutions lose them on their way out of "
-                "jit, through vmap and tree_map, and have none in output_func, after reruns and in "
-                "answers of a service. Use what prob_func makes them of."
+                "jit, through vmap and tree_map, and have none in output_func, after reruns, from "
+                "open_ensemble and in answers of a service. Use what prob_func makes them of."
             )
         return given
 
@@ -354,7 +356,7 @@ class EnsembleSolution(_Solution):
         stats = jax.tree.map(lambda x: x[i], self.stats)
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
-            events = events.first(int(events.count), several=False)
+            events = first_events(events, int(events.count), several=False)
         given = Aside(self._given.content and self._given.content.of(i))
         about = (dense, self.engine, self._order, integral, events, given)
         return ODESolution(u, t, retcode, stats, length, *about)

@@ -42,7 +42,14 @@ from .ground.placement import as_jax_arrays
 from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
-from .solution import EngineChoice, EnsembleError, EnsembleSolution, ODESolution, Stats
+from .solution import (
+    EngineChoice,
+    EnsembleError,
+    EnsembleSolution,
+    first_events,
+    ODESolution,
+    Stats,
+)
 from .solvers.norms import AbstractNorm
 
 
@@ -303,7 +310,7 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
     if sol.events is not None:
         count = int(sol.events.count)
-        events = dataclasses.replace(sol.events.first(count, several=False), count=count)
+        events = dataclasses.replace(first_events(sol.events, count, several=False), count=count)
         sol = dataclasses.replace(sol, events=events)
     return sol, None
 
@@ -344,7 +351,7 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
     if isinstance(cause, stores.StoreError):
         return cause.solution, cause  # pyright: ignore
     if writer is not None:
-        return writer.solution(elapsed), cause
+        return dataclasses.replace(writer.solution(elapsed), _given=_given(job)), cause
     assert result is not None
     return _ensemble_solution(job, run, result, elapsed), cause
 
@@ -429,11 +436,15 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
     events = events_of(outcome, job.plan) if kind == "trajectories" else None
     if events is not None and not job.traced:
         most = int(np.max(np.asarray(events.count), initial=0))
-        events = as_jax_arrays(events.first(most, several=True))
-    # (Which reruns there were nobody has counted.)
-    given = Aside(None if may_rerun(job.plan) else job.trajectories.given)
+        events = as_jax_arrays(first_events(events, most, several=True))
+    given = _given(job)
     about = (*about, dense, job.plan.order, integral, events, given)
     return EnsembleSolution(u, t, retcode, lengths, stats, *about)
+
+
+def _given(job: Job) -> Aside:
+    # (Which reruns there were nobody has counted.)
+    return Aside(None if may_rerun(job.plan) else job.trajectories.given)
 
 
 def _numbers(job: Job, n: int | None = None) -> Any:

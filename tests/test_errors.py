@@ -372,6 +372,205 @@ SIGNATURES = [
     ),
 ]
 
+
+def with_callback(
+    condition, affect=lambda integrator: integrator, length=None, u0=(1.0, 2.0), p=1.0
+):
+    """A solve with a callback of these functions: a vector one where it has a length."""
+    if length is None:
+        callback = eo.ContinuousCallback(condition, affect)
+    else:
+        callback = eo.VectorContinuousCallback(condition, affect, length)
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.array(u0), (0.0, 1.0), p)
+    return eo.solve(prob, callback=callback)
+
+
+def first(u, t, integrator):
+    return u[0]
+
+
+def with_affect(change, **how):
+    return lambda: with_callback(
+        first, lambda integrator: eo.remake(integrator, **change(integrator)), **how
+    )
+
+
+CALLBACKS = [
+    case(
+        "callback",
+        TypeError,
+        "callback must be an eo.ContinuousCallback.*got float",
+        lambda: solve(callback=1.0),
+    ),
+    case(
+        "callback with a store",
+        ValueError,
+        "store keeps no events.*output_func.*save_positions",
+        lambda: eo.solve(
+            eo.EnsembleProblem(decay()),
+            trajectories=2,
+            store="nowhere",
+            callback=eo.ContinuousCallback(first, eo.terminate),
+        ),
+    ),
+    case(
+        "a callback of a problem",
+        TypeError,
+        "callback must be an eo.Cont",
+        lambda: eo.ODEProblem(lambda u, p, t: u, 1.0, (0.0, 1.0), callback=first),
+    ),
+    case(
+        "condition",
+        TypeError,
+        "condition of ContinuousCallback must be a function",
+        lambda: eo.ContinuousCallback(1.0, eo.terminate),
+    ),
+    case(
+        "no affect",
+        ValueError,
+        "neither an affect nor an affect_neg",
+        lambda: eo.ContinuousCallback(first, None),
+    ),
+    case(
+        "rootfind",
+        ValueError,
+        "rootfind of ContinuousCallback must be eo.LeftRootFind",
+        lambda: eo.ContinuousCallback(first, eo.terminate, rootfind=True),
+    ),
+    case(
+        "interp_points",
+        ValueError,
+        "interp_points of .* must be a whole number",
+        lambda: eo.ContinuousCallback(first, eo.terminate, interp_points=-1),
+    ),
+    case(
+        "dtrelax",
+        ValueError,
+        "dtrelax of .* must be a positive number",
+        lambda: eo.ContinuousCallback(first, eo.terminate, dtrelax=0),
+    ),
+    case(
+        "repeat_nudge",
+        ValueError,
+        "repeat_nudge of .* between 0 and 1",
+        lambda: eo.ContinuousCallback(first, eo.terminate, repeat_nudge=1),
+    ),
+    case(
+        "save_positions",
+        ValueError,
+        "save_positions of .* must be a pair",
+        lambda: eo.DiscreteCallback(first, eo.terminate, save_positions=True),
+    ),
+    case(
+        "length",
+        ValueError,
+        "length of VectorContinuousCallback",
+        lambda: eo.VectorContinuousCallback(first, eo.terminate, 0),
+    ),
+    case("CallbackSet", TypeError, "callback must be an eo.", lambda: eo.CallbackSet(first)),
+    case("terminate", TypeError, "terminate takes an integrator", lambda: eo.terminate(decay())),
+    case(
+        "a vector as condition",
+        ValueError,
+        r"condition of callback 0, a ContinuousCallback must return a real number.*\(\).*\(2,\)",
+        lambda: with_callback(lambda u, t, integrator: u),
+    ),
+    case(
+        "None as condition",
+        TypeError,
+        "condition of callback 0, .* must return a real number, got None",
+        lambda: with_callback(lambda u, t, integrator: None),
+    ),
+    case(
+        "a boolean as condition",
+        TypeError,
+        "must return a real number; it returned bool",
+        lambda: with_callback(lambda u, t, integrator: u[0] > 0),
+    ),
+    case(
+        "a number as discrete condition",
+        TypeError,
+        "must return a boolean; it returned float64",
+        lambda: solve(callback=eo.DiscreteCallback(lambda u, t, integrator: t, eo.terminate)),
+    ),
+    case(
+        "another length",
+        ValueError,
+        r"of the shape \(3,\); it returned the shape \(2,\)",
+        lambda: with_callback(lambda u, t, integrator: u, lambda integrator, mask: integrator, 3),
+    ),
+    case(
+        "condition with two arguments",
+        TypeError,
+        "condition of callback 0, .* can't be called",
+        lambda: with_callback(lambda u, t: t),
+    ),
+    case(
+        "affect of None",
+        TypeError,
+        "affect of callback 0, .* must return the integrator, got NoneType .*return.* missing",
+        lambda: with_callback(first, lambda integrator: None),
+    ),
+    case(
+        "affect of another shape",
+        ValueError,
+        "affect of callback 0, .* must make a state of the shape of u0",
+        with_affect(lambda i: {"u": i.u[:1]}),
+    ),
+    case(
+        "affect of another dtype",
+        TypeError,
+        "must make a state of the dtype of u0, float64.*float32",
+        with_affect(lambda i: {"u": i.u.astype("float32")}),
+    ),
+    case(
+        "affect of another structure",
+        TypeError,
+        "must make a state of the structure of u0",
+        with_affect(lambda i: {"u": {"x": i.u}}),
+    ),
+    case(
+        "affect of t",
+        TypeError,
+        "an affect changes u and p of the integrator, not t",
+        with_affect(lambda i: {"t": 1.0}),
+    ),
+    case(
+        "affect of other parameters",
+        TypeError,
+        "must make parameters of the structure of p",
+        with_affect(lambda i: {"p": (1.0, 2.0)}),
+    ),
+    case(
+        "affect of a parameter's shape",
+        ValueError,
+        "must make parameters of the shapes of p",
+        with_affect(lambda i: {"p": i.u}),
+    ),
+    case(
+        "affect of a whole number",
+        TypeError,
+        "changes leaf 0 of p, int64",
+        with_affect(lambda i: {"p": i.p + 1}, p=jnp.array(1)),
+    ),
+    case(
+        "max_events",
+        ValueError,
+        "max_events must be a positive integer",
+        lambda: solve(max_events=0),
+    ),
+    *(
+        case(
+            f"callbacks of {engine}",
+            ValueError,
+            f"engine='{engine}' can't run .*callback",
+            lambda engine=engine: solve(
+                callback=eo.ContinuousCallback(lambda u, t, i: t, eo.terminate), engine=engine
+            ),
+        )
+        for engine in ("lanes", "diffrax", "julia")
+    ),
+]
 OTHER_NAMES = [
     *(
         case(
@@ -934,7 +1133,7 @@ FUNCTIONS = [
 
 @pytest.mark.parametrize(
     ("error", "match", "call"),
-    [*PROBLEMS, *FIELDS, *SIGNATURES, *OTHER_NAMES, *TIMES, *OPTIONS, *FUNCTIONS],
+    [*PROBLEMS, *FIELDS, *SIGNATURES, *CALLBACKS, *OTHER_NAMES, *TIMES, *OPTIONS, *FUNCTIONS],
 )
 def test_bad_input(error, match, call, compiles):
     with pytest.raises(error, match="(?s)" + match):

@@ -182,6 +182,24 @@ def test_failed_trajectories(engine):
     np.testing.assert_allclose(jax.grad(loss)(1.0), 1.0, rtol=1e-7)
 
 
+def test_through_events_and_parameters_that_they_change():
+    """A dose of 50 at t = 12 adds its own area; a rate that is tripled at t = 12 its integral."""
+
+    def dosed(integrator):
+        return eo.remake(integrator, u=integrator.u + 50.0, p=3 * integrator.p)
+
+    def rate_and_area(u, p, t):
+        return {"rate": p, "area": u}
+
+    prob = eo.ODEProblem(lambda u, p, t: -p * u, 100.0, (0.0, 24.0), 0.1, integrand=rate_and_area)
+    sol = eo.solve(prob, callback=eo.PresetTimeCallback([12.0], dosed), saveat=6.0, **TIGHT)
+    np.testing.assert_allclose(sol.integral["rate"][-1], 12 * 0.1 + 12 * 0.3, rtol=1e-10)
+    before = 100 * np.exp(-1.2) + 50
+    expected = 100 * exact_area(0.1, 12.0) + before * exact_area(0.3, 12.0)
+    np.testing.assert_allclose(sol.integral["area"][-1], expected, rtol=1e-8)
+    assert (sol.p, sol.u0) == (0.1, 100.0)
+
+
 @pytest.mark.parametrize("engine", ENGINES)
 def test_an_integral_that_is_infinite_fails_nothing(engine):
     def pole(u, p, t):
@@ -232,6 +250,7 @@ def test_batches_xarray_and_stores(tmp_path):
             eo.EnsembleProblem(eo.remake(decaying(), integrand=lambda u, p, t: u), scaled),
             trajectories=5, saveat=0.5, store=tmp_path / "s.zarr", batch_size=2,
         )  # fmt: skip
+    np.testing.assert_array_equal(kept.u0, whole.u0)
     single = eo.ODEProblem(linear, 1.0, (0.0, 1.0), -1.0, integrand=lambda u, p, t: u)
     assert eo.solve(single, saveat=0.5).to_xarray()["integral"].dims == ("time",)
 

@@ -81,7 +81,7 @@ class Continuous:
     is_vector: bool
     up: Jump | None
     down: Jump | None
-    rootfind: str
+    rootfind: type
     interp_points: int
     repeat_nudge: float
     dtrelax: float
@@ -133,6 +133,17 @@ class Events:
     def jumps(self) -> tuple[Jump, ...]:
         """Each once, in the order of the callbacks; of one that rises before one that falls."""
         return tuple(dict.fromkeys(jump for x in self.callbacks for jump in _jumps_of(x)))
+
+    @property
+    def about(self) -> tuple:
+        """What is fixed about the callbacks, besides their programs."""
+        ways = [
+            (x.rootfind.__name__, x.interp_points, x.repeat_nudge, x.dtrelax, x.length)
+            for x in self.continuous
+        ]
+        acts = [(x.which, x.save_positions, [y.ends for y in _jumps_of(x)]) for x in self.callbacks]
+        sides = [(x.up is None, x.down is None, x.up == x.down) for x in self.continuous]
+        return ways, acts, sides
 
     @property
     def components(self) -> int:
@@ -228,11 +239,13 @@ class Tracing:
 
     **Arguments:** `u`: the abstract state, an array; `tree`: what it is made of where it is a
     pytree; `p`: the parameters, of which leaves are traced where `is_number` says so; `t0`: the
-    first time.
+    first time; `f`: the vector field, as the user wrote it.
     """
 
-    def __init__(self, u: Any, tree: StateTree | None, p: Any, is_number: Callable, t0: Any):
-        self.u, self.tree, self.is_number, self.t0 = u, tree, is_number, t0
+    def __init__(
+        self, u: Any, tree: StateTree | None, p: Any, is_number: Callable, t0: Any, f: Callable
+    ):
+        self.u, self.tree, self.is_number, self.t0, self.f = u, tree, is_number, t0, f
         self.t = jax.ShapeDtypeStruct((), t0.dtype)
         numeric, self.static = eqx.partition(p, is_number)
         leaves, self.structure = jtu.tree_flatten(numeric)
@@ -284,7 +297,7 @@ class Tracing:
 
         def passed(u, t, integrator):
             del u, integrator
-            return t - jnp.max(jnp.where(t == times, times, -jnp.inf))
+            return t - jnp.max(jnp.where(t == times, times, -jnp.inf), initial=-jnp.inf)
 
         part = self._condition(name, condition, (), is_discrete=True)
         since = self._condition(name, passed, ())
@@ -305,7 +318,7 @@ class Tracing:
             state, uprev = self._given(u), extras.get("uprev")
             if uprev is not None:
                 uprev = self._given(uprev)
-            integrator = Integrator(state, self._parameters(p), t, uprev, extras.get("tprev"))
+            integrator = self._integrator(state, p, t, uprev, extras.get("tprev"))
             out = condition(state, t, integrator)
             _check_number(out, shape, f"condition of {name}", is_boolean=is_discrete)
             return jnp.asarray(out).astype(u.dtype).reshape(math.prod(shape))
@@ -318,7 +331,7 @@ class Tracing:
 
         def of_arrays(u, p, extras, t):
             uprev = self._given(extras["uprev"])
-            before = Integrator(self._given(u), self._parameters(p), t, uprev, extras["tprev"])
+            before = self._integrator(self._given(u), p, t, uprev, extras["tprev"])
             more = [extras["mask"].astype(jnp.int32)] if "mask" in extras else []
             after = affect(before, *more)
             if not isinstance(after, Integrator):
@@ -339,6 +352,9 @@ class Tracing:
     @property
     def _step(self) -> dict[str, Any]:
         return {"uprev": self.u, "tprev": self.t}
+
+    def _integrator(self, u: Any, p: Sequence, t: Any, uprev: Any, tprev: Any) -> Integrator:
+        return Integrator(u, self._parameters(p), t, uprev, tprev, _f=self.f)
 
     def _given(self, u: Any) -> Any:
         """A state as the user has it."""

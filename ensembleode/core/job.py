@@ -148,8 +148,8 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
     consts, p = jax.tree.map(
         lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
     )
-    late = 0 if plan.batched.d_discontinuities is None else plan.engine.late
-    return Again(consts, p, Known(plan.users_field, method, plan.tree, own, late))
+    jumps = plan.batched.d_discontinuities is not None
+    return Again(consts, p, Known(plan.users_field, method, plan.tree, own, jumps))
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:

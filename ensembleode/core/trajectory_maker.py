@@ -102,7 +102,7 @@ class Maker:
         t0, t1 = numbers["t0"], numbers["t1"] = [_as_real(t, dtype) for t in prob.tspan]
         callback = options["callback"]
         known = scheduled(callback, t0, t1, dtype)
-        about = known, u0, tree, prob.p, types, t0, index
+        about = known, prob, u0, tree, types, t0, index
         numbers["callback_consts"] = self._trace_callbacks(callback, *about)
         for row in _STOPS:
             more = known if row.name == "tstops" else ()
@@ -145,15 +145,15 @@ class Maker:
         self._traced[name] = same, (program, consts)
         return consts
 
-    def _trace_callbacks(self, callback, known, u0, tree, p, types, t0, index) -> tuple:
-        others = [x for x in jtu.tree_leaves(p) if not self._is_number(x)]
-        same = (callback, jtu.tree_structure(p), types, *known, *others)
+    def _trace_callbacks(self, callback, known, prob, u0, tree, types, t0, index) -> tuple:
+        others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
+        same = (callback, jtu.tree_structure(prob.p), types, prob.f, *known, *others)
         before, (events, consts) = self._traced.get("callback", ((), (None, ())))
         if callback is None:
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-            tracing = Tracing(u, tree, p, self._is_number, t0)
+            tracing = Tracing(u, tree, prob.p, self._is_number, t0, prob.f)
             events = tracing.events(callback, known)
             consts = tuple(tracing.consts)
         self._keep("callback", events, "the computation that a callback does", index)

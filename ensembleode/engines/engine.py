@@ -22,8 +22,6 @@ class Engine(abc.ABC):
     - `on_gpu`: whether a trajectory is a thread of a GPU.
     - `closed`: whether its solves are primitives of ours, closed under differentiation (see
         `derivatives.py`).
-    - `late`: how much after the end of a step the next one begins where `f` jumps at a known time,
-        in units in the last place.
     - `numbers_apart`: whether a number that is written in `f` is better a constant of its program:
         other numbers compile nothing, and the bits are the same.
     """
@@ -36,7 +34,6 @@ class Engine(abc.ABC):
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
-    late: ClassVar[int] = 1
 
     @abc.abstractmethod
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:

@@ -569,7 +569,8 @@ class Replay:
                 if has_times:
                     b.if_(b.any(due()), lambda: b.do_while(one))
             more = pulled.apart()
-            for v in made.intersection(places):
+            # (In an order that is the same in every process, or its code is not found again.)
+            for v in (v for v in places if v in made):
                 more.add(v, [x.get() for x in places[v]])
             more.back(others, self.pullback.calls(held, concerned))
             for v in more.cotangents:

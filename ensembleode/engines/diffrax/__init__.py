@@ -21,8 +21,6 @@ class Diffrax(Engine):
 
     name = "diffrax"
     default_sensealg = "RecursiveCheckpointAdjoint"
-    # From the number before that time to the one after it.
-    late = 2
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options; None when it can."""

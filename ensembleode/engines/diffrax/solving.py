@@ -355,8 +355,12 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     else:
         reached = jnp.isfinite(sol.ts)
         t = sol.ts
-        if saving.mode == "steps" and saving.start:
-            t = t.at[0].set(lane.t0)
+        if lane.d_discontinuities is not None:
+            # (Of a step that ends before a jump it has the time after it, from which it goes on.)
+            backwards = jnp.where(lane.t1 < lane.t0, 1, -1).astype(t.dtype)
+            at = next_time(ARRAYS, t, backwards)
+            jumped = jnp.any(at[:, None] == lane.d_discontinuities[None], axis=1)
+            t = jnp.where(jumped, at, t)
     if saving.mode == "times":
         t = lane.saveat
         reached = reached & jnp.isfinite(t)

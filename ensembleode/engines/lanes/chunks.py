@@ -66,8 +66,8 @@ class Setup(NamedTuple):
     controlled: int
 
     def for_n(self, n: int) -> "Setup":
-        """As wide as is best for `n` trajectories; at most half as wide where components are
-        vectors of their own, whose bits don't depend on it."""
+        """As wide as is best for `n` trajectories. Where components are vectors of their own, whose
+        bits don't depend on the width, no wider than XLA runs them in turn."""
         width = max(self.width, width_of(self.plan.state, n))
         if self.field.scalarised and jax.default_backend() == "cpu":
             width = min(width, _IN_TURN // self.field.dtype.itemsize)

@@ -16,6 +16,7 @@ import jax.export
 import jax.numpy as jnp
 import numpy as np
 
+from ...core.interrupts import looking_at
 from ...core.job import with_output
 from ...engines.compiled.call import kernels_in, safety_checks
 from ...ground.keys import as_before
@@ -169,8 +170,9 @@ def pickled(program: ChunkProgram, remake: tuple[Callable, tuple]) -> Shipped:
     bare = dataclasses.replace(program, form=program.form.on(None))
     of = program.form.base.plan
     plan = {name: getattr(of, name) for name in ("saving", "maxiters", "inner", "max_events")}
+    looks = of.batched.stop is not None
     try:
-        make = functools.partial(_remade, fn, _without_numbers(args), plan, bare)
+        make = functools.partial(_remade, fn, _without_numbers(args), plan, looks, bare)
         content = cloudpickle.dumps(make)
     except Exception as e:
         raise ValueError(
@@ -198,9 +200,13 @@ def _blank(x: Any) -> Any:
         return as_before(x, np.zeros(struct.shape, struct.dtype))
 
 
-def _remade(fn: Callable, args: tuple, plan: dict[str, Any], bare: ChunkProgram) -> Callable:
-    """On the worker: the function of a program."""
+def _remade(
+    fn: Callable, args: tuple, plan: dict[str, Any], looks: bool, bare: ChunkProgram
+) -> Callable:
+    """On the worker: the function of a program (which looks at whether it is to stop)."""
     job, _ = fn(*args)
+    if looks:
+        job = looking_at(job, None)
     # (Of saved steps and of events, the counts are known later.)
     if any(getattr(job.plan, name) != value for name, value in plan.items()):
         counting = plan["saving"].mode == "ends" != job.plan.saving.mode

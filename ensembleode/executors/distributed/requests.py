@@ -203,9 +203,10 @@ def _total_jvp(request, primals, tangents):
     each, parts = outs[: len(with_gradient.each)], outs[len(with_gradient.each) :]
     gradient = [*each[counts:], *parts[1:]]
     moving = [t for t in tangents if not _is_zero(t)]
-    along = sum(jnp.sum(g * t) for g, t in zip(gradient, moving, strict=True))
+    terms = [jnp.sum(g * t) for g, t in zip(gradient, moving, strict=True)]
+    along = sum(x.astype(parts[0].dtype) for x in terms)
     zeros = [ad.Zero(a.to_tangent_aval()) for a in request.avals()[:counts]]
-    return [*each[:counts], parts[0]], [*zeros, jnp.asarray(along, parts[0].dtype)]
+    return [*each[:counts], parts[0]], [*zeros, along]
 
 
 def _transpose(cts, *operands, request):
