@@ -88,5 +88,5 @@ def _as_array(value: Any, dtype: np.dtype) -> Any:
         value = jnp.stack([jnp.asarray(x, dtype) for x in value])
     if value is None:
         return None
-    times: Any = np.asarray(value, dtype) if not is_tracer(value) else jnp.asarray(value, dtype)
+    times = (jnp if is_tracer(value) else np).asarray(value, dtype)
     return times[None] if times.ndim == 0 else times

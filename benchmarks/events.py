@@ -1,0 +1,494 @@
+"""Events that change the state and go on: a pressure relief valve with impacts, on one core.
+
+    python benchmarks/events.py [--n 512] [--tol 1e-10] [--only compiled,C++] [--json FILE]
+
+The valve of Hos and Champneys, with the constants of Nagy, Plavecz and Hegedus ("The art of solving
+a large number of non-stiff, low-dimensional ODE systems on GPUs and CPUs", 2020): opening, speed
+and pressure, each trajectory with its own flow, from 1 to 10, until t = 50. Where it closes
+(opening zero, downwards) it springs back with 0.8 of the speed; where the speed passes zero
+downwards is a section, whose opening is kept.
+
+Ways: `C++`, by hand (events.cpp, with g++ or $CXX), one trajectory after the other, which the
+ratios are to; `compiled`, the engine, in `jit`, and `compiled (ends)` with `interp_points=0`, which
+looks for events at the ends of steps only, as C++ does; `Numba`, the same loop as in C++; `heyoka`,
+in batches, with a terminal event and one that isn't; `diffrax`, `diffeqsolve` with an `Event`,
+restarted in a `while_loop`, vmapped; `SciPy`, `solve_ivp` with DOP853, restarted. Those that are
+not installed are left out. diffrax and SciPy solve fewer trajectories, and are scaled.
+
+All are in one process, held to one core, and take turns: the time is the least CPU time. `error` is
+the largest difference of the ends, relative to the norm of each or to one, from the engine's with
+Vern9 at 1e-13.
+
+Then `--reentries` capsules that fall through the atmosphere, each with a ballistic coefficient and
+a flight-path angle of its own, until 20 km above the ground, and the same without a stop.
+"""
+
+import argparse
+import ctypes
+import functools
+import math
+import os
+import pathlib
+import shutil
+import subprocess
+import tempfile
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from common.contenders import imported, Skip
+from common.processes import held, last_core
+from common.report import header, line, machine, PEERS, write_json
+from common.timing import in_turns
+
+
+jax.config.update("jax_enable_x64", True)
+
+import diffrax  # noqa: E402
+import optimistix as optx  # noqa: E402
+
+import ensembleode as eo  # noqa: E402
+
+
+END, RESTITUTION, SECTIONS = 50.0, 0.8, 64
+START = (0.2, 0.0, 10.0)
+FEW = 16  # trajectories of the slow ways
+
+
+def valve(u, q, t):
+    x, v, pressure = u
+    return jnp.stack([v, -1.25 * v - (x + 10) + pressure, 20 * (q - x * jnp.sqrt(pressure))])
+
+
+def flows(n):
+    return np.linspace(1.0, 10.0, n)
+
+
+#
+# Ways: `call()` gives the ends, and how many events there were; of `n` trajectories
+#
+
+
+def by_engine(n, tol, *, interp_points=10, alg=None):
+    def spring_back(integrator):
+        x, v, pressure = integrator.u
+        return eo.remake(integrator, u=jnp.stack([x, -RESTITUTION * v, pressure]))
+
+    shared = {"affect": None, "interp_points": interp_points}
+    closing = eo.ContinuousCallback(
+        lambda u, t, integrator: u[0],
+        affect_neg=spring_back,
+        save_positions=(False, False),
+        **shared,
+    )
+    section = eo.ContinuousCallback(
+        lambda u, t, integrator: u[1], affect_neg=lambda integrator: integrator, **shared
+    )
+    prob = eo.ODEProblem(valve, jnp.array(START), (0.0, END), 1.0)
+    options = {
+        "callback": eo.CallbackSet(closing, section),
+        "max_events": SECTIONS,
+        "abstol": tol,
+        "reltol": tol,
+        "save_start": False,
+        "trajectories": n,
+    }
+
+    @jax.jit
+    def solve(qs):
+        ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=qs[ctx.index]))
+        sim = eo.solve(ens, alg or eo.Tsit5(), eo.EnsembleThreads(1), **options)
+        return sim.u[:, -1], sim.events.count
+
+    qs = jnp.array(flows(n))
+    return lambda: solve(qs)
+
+
+def by_cpp(n, tol):
+    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
+    if compiler is None:
+        raise Skip("no compiler of C++")
+    source = pathlib.Path(__file__).with_suffix(".cpp")
+    path = pathlib.Path(tempfile.mkdtemp()) / "events.so"
+    flags = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
+    subprocess.run([compiler, *flags, str(source), "-o", str(path)], check=True)
+    run = ctypes.CDLL(str(path)).valve
+    run.restype = ctypes.c_long
+    qs, ends = flows(n), np.empty((n, 3))
+    events, sections = np.zeros((n, 2), np.int64), np.empty((n, SECTIONS))
+    number, at = ctypes.c_double, lambda x: ctypes.c_void_p(x.ctypes.data)
+
+    def call():
+        count, most = ctypes.c_long(n), ctypes.c_long(SECTIONS)
+        numbers = number(END), number(tol), number(RESTITUTION)
+        run(count, at(qs), *numbers, most, at(ends), at(events), at(sections))
+        return ends, events[:, 1]
+
+    return call
+
+
+def by_numba(n, tol):
+    numba = imported("numba")
+    njit = numba.njit(fastmath=True, error_model="numpy")
+    tableau = eo.Tsit5().tableau
+    a = np.zeros((7, 6))
+    for i, row in enumerate(tableau.a):
+        a[i + 1, : len(row)] = row
+    e, w = np.array(tableau.error), np.array(tableau.interpolant.weights)
+    least = 0.08 * math.log(1e-4)
+    a, e = tuple(map(tuple, a.tolist())), tuple(e.tolist())
+    w = np.ascontiguousarray(w)
+
+    @njit
+    def f(y, q, dy):
+        dy[0] = y[1]
+        dy[1] = -1.25 * y[1] - (y[0] + 10) + y[2]
+        dy[2] = 20 * (q - y[0] * math.sqrt(y[2]))
+
+    @njit
+    def squared(x, y, y2):
+        total = 0.0
+        for i in range(3):
+            z = x[i] / (tol + tol * max(abs(y[i]), abs(y2[i])))
+            total += z * z
+        return total / 3
+
+    @njit
+    def within(y, h, k, c, theta):
+        total = 0.0
+        for j in range(7):
+            total += (
+                k[j, c]
+                * theta
+                * (w[j, 0] + theta * (w[j, 1] + theta * (w[j, 2] + theta * w[j, 3])))
+            )
+        return y[c] + h * total
+
+    @njit
+    def crossing(y, h, k, c, end):
+        lo, hi, flo, fhi, side = 0.0, 1.0, y[c], end, 0
+        if flo <= 0:
+            lo = 1e-2
+            flo = within(y, h, k, c, lo)
+            if flo <= 0:
+                return 0.0
+        for i in range(100):
+            if hi - lo <= 2e-16:
+                break
+            x = (lo * fhi - hi * flo) / (fhi - flo)
+            halves = not (lo < x < hi) or i % 8 == 7
+            if halves:
+                x = 0.5 * (lo + hi)
+                if x in (lo, hi):
+                    break
+            fx = within(y, h, k, c, x)
+            if fx > 0:
+                fhi = 0.5 * fhi if side == 1 else fhi
+                lo, flo, side = x, fx, 1
+            else:
+                flo = 0.5 * flo if side == -1 else flo
+                hi, fhi, side = x, fx, -1
+        return lo
+
+    @njit
+    def solve(qs, ends, events, sections):
+        k, y, y2, z = np.empty((7, 3)), np.empty(3), np.empty(3), np.empty(3)
+        for i in range(n):
+            q, t, h, memory = qs[i], 0.0, 1e-4, least
+            y[0], y[1], y[2] = START
+            f(y, q, k[0])
+            is_open, opening, count = True, False, 0
+            while t < END:
+                last = h >= (END - t) * (1 - 1e-12)
+                h = END - t if last else h
+                for j in numba.literal_unroll((1, 2, 3, 4, 5, 6)):
+                    for c in range(3):
+                        total = 0.0
+                        for m in range(j):
+                            total += a[j][m] * k[m, c]
+                        y2[c] = y[c] + h * total
+                    f(y2, q, k[j])
+                for c in range(3):
+                    total = 0.0
+                    for j in range(7):
+                        total += e[j] * k[j, c]
+                    z[c] = h * total
+                error = squared(z, y, y2)
+                log = 0.5 * math.log(error)
+                if not error <= 1:
+                    h *= max(0.2, 0.9 * math.exp(-0.14 * log))
+                    continue
+                factor = 0.9 * math.exp(-0.14 * log + memory)
+                memory, step = max(0.08 * log, least), h
+                h *= min(max(factor, 0.2), 10.0)
+                hits, turns = is_open and y2[0] <= 0, opening and y2[1] <= 0
+                if not (hits or turns):
+                    t = END if last else t + step
+                    for c in range(3):
+                        y[c], k[0, c] = y2[c], k[6, c]
+                    is_open, opening = y[0] > 0, y[1] > 0
+                    continue
+                first = crossing(y, step, k, 0, y2[0]) if hits else 2.0
+                second = crossing(y, step, k, 1, y2[1]) if turns else 2.0
+                theta = min(first, second)
+                for c in range(3):
+                    z[c] = within(y, step, k, c, theta)
+                for c in range(3):
+                    y[c] = z[c]
+                t, h = t + theta * step, step
+                if first <= second:
+                    y[1] *= -RESTITUTION
+                    is_open, opening = True, y[1] > 0
+                else:
+                    sections[i, count % SECTIONS] = y[0]
+                    is_open, opening, count = y[0] > 0, False, count + 1
+                f(y, q, k[0])
+            for c in range(3):
+                ends[i, c] = y[c]
+            events[i] = count
+
+    qs, ends = flows(n), np.empty((n, 3))
+    events, sections = np.zeros(n, np.int64), np.empty((n, SECTIONS))
+
+    def call():
+        solve(qs, ends, events, sections)
+        return ends, events
+
+    return call
+
+
+def by_heyoka(n, tol):
+    hy = imported("heyoka")
+    width = hy.recommended_simd_size()
+    x, v, pressure = hy.make_vars("x", "v", "pressure")
+    system = [
+        (x, v),
+        (v, -1.25 * v - (x + 10.0) + pressure),
+        (pressure, 20.0 * (hy.par[0] - x * hy.sqrt(pressure))),
+    ]
+    counts = np.zeros(width, np.int64)
+
+    def spring_back(integrator, sign, lane):
+        integrator.state[1, lane] *= -RESTITUTION
+        return True
+
+    def section(integrator, t, sign, lane):
+        counts[lane] += 1
+
+    down = hy.event_direction.negative
+    integrator = hy.taylor_adaptive_batch(
+        system,
+        np.zeros((3, width)),
+        pars=np.zeros((1, width)),
+        tol=tol,
+        t_events=[hy.t_event_batch(x, callback=spring_back, direction=down)],
+        nt_events=[hy.nt_event_batch(v, callback=section, direction=down)],
+    )
+    rows = np.arange(n + -n % width).clip(max=n - 1).reshape(-1, width)
+    qs = flows(n)
+
+    def call():
+        ends, events = [], []
+        for batch in rows:
+            integrator.set_time(0.0)
+            integrator.state[:] = np.array(START)[:, None]
+            integrator.pars[0] = qs[batch]
+            integrator.reset_cooldowns()
+            counts[:] = 0
+            integrator.propagate_until(END)
+            ends.append(integrator.state.T.copy())
+            events.append(counts.copy())
+        return np.concatenate(ends)[:n], np.concatenate(events)[:n]
+
+    return call
+
+
+def by_diffrax(n, tol):
+    terms = diffrax.ODETerm(lambda t, u, q: valve(u, q, t))
+    event = diffrax.Event(
+        [lambda t, y, args, **_: y[0], lambda t, y, args, **_: y[1]],
+        optx.Newton(1e-12, 1e-12, optx.rms_norm),
+        direction=[False, False],
+    )
+
+    def one(q):
+        def go_on(now):
+            t, y, count = now
+            sol = diffrax.diffeqsolve(
+                terms,
+                diffrax.Tsit5(),
+                t,
+                END,
+                None,
+                y,
+                q,
+                stepsize_controller=diffrax.PIDController(tol, tol),
+                event=event,
+                max_steps=100_000,
+            )
+            y, (hit, turned) = sol.ys[-1], sol.event_mask
+            # (At the root once more, the same event would be there again.)
+            after = jnp.where(
+                hit,
+                jnp.stack([jnp.maximum(y[0], 1e-13), -RESTITUTION * y[1], y[2]]),
+                jnp.where(turned, y.at[1].min(-1e-13), y),
+            )
+            return sol.ts[-1], after, count + turned
+
+        start = jnp.array(0.0), jnp.array(START), jnp.array(0)
+        return jax.lax.while_loop(lambda now: now[0] < END, go_on, start)[1:]
+
+    solve, qs = jax.jit(jax.vmap(one)), jnp.array(flows(n))
+    return lambda: solve(qs)
+
+
+def by_scipy(n, tol):
+    solve_ivp = imported("scipy.integrate").solve_ivp
+
+    def f(t, y, q):
+        return y[1], -1.25 * y[1] - (y[0] + 10) + y[2], 20 * (q - y[0] * math.sqrt(y[2]))
+
+    def closing(t, y, q):
+        return y[0]
+
+    def section(t, y, q):
+        return y[1]
+
+    closing.terminal, closing.direction, section.direction = True, -1, -1
+
+    def one(q):
+        t, y, count = 0.0, np.array(START), 0
+        while t < END:
+            sol = solve_ivp(
+                f,
+                (t, END),
+                y,
+                method="DOP853",
+                args=(q,),
+                rtol=max(tol, 1e-13),
+                atol=tol,
+                events=[closing, section],
+            )
+            t, y, count = sol.t[-1], sol.y[:, -1], count + len(sol.t_events[1])
+            if sol.status == 1:
+                y = y * (0.0, -RESTITUTION, 1.0)
+        return y, count
+
+    def call():
+        ends, counts = zip(*map(one, flows(n)), strict=True)
+        return np.array(ends), np.array(counts)
+
+    return call
+
+
+#
+# A stop
+#
+
+
+def falling(u, ballistic, t):
+    """Height in km, speed in km/s, angle, way along the ground in km (Allen and Eggers, "A study of
+    the motion and aerodynamic heating of ballistic missiles", NACA report 1381, 1958)."""
+    height, speed, angle, _ = u
+    radius = 6371.0 + height
+    gravity = 9.81e-3 * (6371.0 / radius) ** 2
+    drag = 1.225e9 * jnp.exp(-height / 7.2) * speed**2 / (2 * ballistic)
+    return jnp.stack(
+        [
+            speed * jnp.sin(angle),
+            -drag - gravity * jnp.sin(angle),
+            (speed / radius - gravity / speed) * jnp.cos(angle),
+            speed * jnp.cos(angle) * 6371.0 / radius,
+        ]
+    )
+
+
+def reentries(n, *, stops):
+    stop = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 20.0, None, eo.terminate)
+    options = {"callback": stop} if stops else {}
+    prob = eo.ODEProblem(falling, [120.0, 7.5, -0.05, 0.0], (0.0, 600.0), 3e8)
+    options |= {"abstol": 1e-8, "reltol": 1e-8, "save_start": False, "trajectories": n}
+
+    @jax.jit
+    def solve(ballistic, angle):
+        def prob_func(prob, ctx):
+            u0 = prob.u0.at[2].set(angle[ctx.index])
+            return eo.remake(prob, u0=u0, p=ballistic[ctx.index])
+
+        ens = eo.EnsembleProblem(prob, prob_func)
+        sim = eo.solve(ens, eo.Tsit5(), eo.EnsembleThreads(1), **options)
+        return sim.u[:, -1], sim.stats.naccept
+
+    rng = np.random.default_rng(0)
+    numbers = rng.uniform(1e8, 5e8, n), rng.uniform(-0.1, -0.03, n)
+    return lambda: solve(*map(jnp.asarray, numbers))
+
+
+WAYS = {
+    "C++": by_cpp,
+    "compiled": by_engine,
+    "compiled (ends)": functools.partial(by_engine, interp_points=0),
+    "Numba": by_numba,
+    "heyoka": by_heyoka,
+    "diffrax": by_diffrax,
+    "SciPy": by_scipy,
+}
+SLOW = ("diffrax", "SciPy")
+STOPS = ("with a stop", "without")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("--n", type=int, default=512)
+    parser.add_argument("--tol", type=float, default=1e-10)
+    parser.add_argument("--only", default=",".join(WAYS))
+    parser.add_argument("--reentries", type=int, default=10_000)
+    parser.add_argument("--json")
+    args = parser.parse_args()
+    core, found, first = last_core(), {}, {}
+    with held(None if core is None else {core}):
+        for name in args.only.split(","):
+            n = FEW if name in SLOW else args.n
+            try:
+                call = WAYS[name](n, args.tol)
+                started = time.perf_counter()
+                jax.block_until_ready(call())
+                first[name] = time.perf_counter() - started
+                found[name] = call
+            except Skip as why:
+                print(f"- {name}: {why}")
+        spent = in_turns(found, 5, budget=120, share=20, clock=time.process_time)
+    sizes = {name: FEW if name in SLOW else args.n for name in found}
+    report = {}
+    for name, call in found.items():
+        ends, counts = map(np.asarray, call())
+        exact, _ = map(np.asarray, by_engine(sizes[name], 1e-13, alg=eo.Vern9())())
+        off = np.linalg.norm(ends - exact, axis=1)
+        report[name] = {
+            "us": min(spent[name]) / sizes[name] * 1e6,
+            "error": np.max(off / np.maximum(1, np.linalg.norm(exact, axis=1))),
+            "events": counts.mean(),
+            "first": first[name],
+        }
+    base = report.get("C++", next(iter(report.values())))["us"]
+    print(machine(*PEERS))
+    print(header(("way", "us a trajectory", "to C++", "error", "sections each", "first, s")))
+    for name, x in report.items():
+        cells = f"{x['us']:.1f}", f"{x['us'] / base:.2f}", f"{x['error']:.0e}"
+        print(line((name, *cells, f"{x['events']:.2f}", f"{x['first']:.2f}")))
+    with held(None if core is None else {core}):
+        calls = {x: reentries(args.reentries, stops=x == "with a stop") for x in STOPS}
+        spent = in_turns(calls, 5, least=2, clock=time.process_time)
+    print(header(("reentries", "us a trajectory", "steps", "lowest, km"), left=1))
+    for name, call in calls.items():
+        ends, steps = map(np.asarray, call())
+        us = min(spent[name]) / args.reentries * 1e6
+        report[name] = {"us": us, "steps": steps.mean()}
+        print(line((name, f"{us:.1f}", f"{steps.mean():.1f}", f"{ends[:, 0].min():.1f}")))
+    if args.json:
+        write_json(args.json, report)
+
+
+if __name__ == "__main__":
+    main()
