@@ -373,6 +373,24 @@ def test_what_calls_the_host():
         jax.jit(closing_over)(jnp.array(1.0))
 
 
+@pytest.mark.slow
+def test_room_for_events_in_what_calls_the_host():
+    """What is traced on the worker has as much room as the client found to be needed."""
+
+    def count(sol, ctx):
+        count, struct = sol.events.count, jax.ShapeDtypeStruct((), jnp.int32)
+        return jax.pure_callback(np.int32, struct, count, vmap_method="sequential"), False
+
+    back = eo.ContinuousCallback(
+        lambda u, t, integrator: u[0] - 1,
+        lambda integrator: eo.remake(integrator, u=jnp.zeros(1)),
+    )
+    prob = eo.ODEProblem(lambda u, p, t: jnp.ones(1), [0.0], (0.0, 40.5), callback=back)
+    ens = eo.EnsembleProblem(prob, output_func=count)
+    sim = eo.solve(ens, eo.Tsit5(), TWO, trajectories=3, dtmax=0.3)
+    np.testing.assert_array_equal(sim.u, [40, 40, 40])
+
+
 def test_loopback_only():
     """Whatever the processes of a cluster of ours listen to, nobody else can reach."""
     eo.solve(sweep(10), eo.Tsit5(), TWO, trajectories=10)
