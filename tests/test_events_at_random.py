@@ -35,7 +35,7 @@ def found(values, tspan):
     return eo.solve(ens, eo.Tsit5(), trajectories=N, dtmax=0.2, max_events=KNOTS.size)
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.lists(VALUES, min_size=N, max_size=N), st.booleans())
 def test_roots_of_polygons(drawn, backwards):
     values = np.array([[size if up else -size for up, size in row] for row in drawn])

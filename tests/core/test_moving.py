@@ -161,6 +161,7 @@ def swing(u, t):
     return jnp.stack([u[1], -jnp.sin(u[0])])
 
 
+@pytest.mark.slow
 def test_the_period_of_a_pendulum():
     amplitude = jnp.asarray(1.3)
     t, n = quarter(amplitude), 400
@@ -270,6 +271,7 @@ def test_a_field_that_jumps_at_a_known_time():
         found, expected = jax.grad(found), jax.grad(expected)
 
 
+@pytest.mark.slow
 def test_a_level_that_is_only_touched():
     """The value remains; the derivative is infinite, or as large as numbers are."""
     t = jnp.asarray(0.0)

@@ -18,7 +18,7 @@ from .methods import Lags
 DATA = pathlib.Path(__file__).parents[1] / "data" / "julia_known_times.json"
 RECORDED = {x["case"]: x for x in json.loads(DATA.read_text())["records"]}
 OURS = ("compiled", "lanes")
-ENGINES = (*OURS, "diffrax")
+ENGINES = (*OURS, slow_unless(False, "diffrax"))
 TIGHT = {"abstol": 1e-10, "reltol": 1e-10}
 
 
@@ -247,6 +247,7 @@ def moving(p, **options):
     return eo.solve(prob, d_discontinuities=[p["on"], p["off"]], **TIGHT, **options).u[-1, 0]
 
 
+@pytest.mark.slow
 def test_gradients_by_the_times_of_jumps():
     """Lanes whose steps move have them in forward mode; elsewhere they are refused."""
     p = {"on": 3.0, "off": 3.5}

@@ -259,7 +259,7 @@ def test_updates_of_windows():
 
 
 @pytest.mark.parametrize("case", DRAWN)
-@settings(max_examples=20, deadline=None, derandomize=True, database=None)
+@settings(max_examples=10, deadline=None, derandomize=True, database=None)
 @given(st.data())
 def test_any_shapes_and_axes(case, data):
     agree_on(*DRAWN[case](data))
