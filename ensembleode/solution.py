@@ -453,6 +453,8 @@ class EnsembleSolution(_Solution):
             variable for each leaf, `integral.name`.
         - `retcode` (integers; their meaning is in its attributes), `length`, `naccept`, `nreject`
             and `nf` over `trajectory`.
+        - With callbacks `events.t`, `events.which`, `events.direction`, `events.u_before` and
+            `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`.
         - Of an `output_func`: a variable for each leaf of its outputs, in place of `u`.
         - The starts and parameters that trajectories have of their own, as coordinates: `u0` and
             `p`, or one for each leaf, `u0.name`, `p.name` (but where a variable has that name). So

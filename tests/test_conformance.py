@@ -107,7 +107,7 @@ def is_slow(test, name, mode=None, batch_size=None, **_):
     """Whether a test of this suite, with these parameters, is one for `pytest -m slow`."""
     if name == "distributed" and mode != "jit":
         return True
-    if name == "columns" and mode == "eager":
+    if name == "columns" and (mode == "eager" or batch_size):
         return True
     if name not in IN_PART or (mode and mode not in IN_PART[name]):
         return False

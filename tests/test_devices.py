@@ -287,7 +287,10 @@ PROBED = "import importlib.util; importlib.util.find_spec('jax'); "
 CORES = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
-@pytest.mark.parametrize("before", ["", "import jax; ", "import ensembleode; " + PROBED])
+FIRST = ("", "import jax; ", "import ensembleode; " + PROBED)
+
+
+@pytest.mark.parametrize("before", [slow_unless(x == "", x) for x in FIRST])
 def test_one_device_a_core(before):
     """Whichever is imported first, also where someone only asks whether there is a JAX."""
     assert run(before + COUNT)[0] == str(CORES)

@@ -162,7 +162,7 @@ def test_killed_at_random_moments(tmp_path, what, kills):
 
 
 @pytest.mark.parametrize("how", ["moved", "deleted"])
-@pytest.mark.parametrize("when", [0, 3])
+@pytest.mark.parametrize("when", [slow_unless(False, 0), 3])
 def test_a_store_that_vanishes(tmp_path, monkeypatch, how, when):
     """Is an error, with what was computed, where that is still somewhere."""
     import shutil

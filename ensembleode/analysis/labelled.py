@@ -36,7 +36,7 @@ def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> An
     time = (("trajectory", "step") if t.ndim == 2 else ("time",), t)
     variables, state = _states(sim, ("trajectory", time[0][-1]), names)
     variables |= {"length": ("trajectory", np.asarray(sim.lengths))}
-    variables |= _counts(sim, ("trajectory",))
+    variables |= _counts(sim, ("trajectory",)) | _events(sim, ("trajectory",))
     own = trajectory | {"time": time} | state
     return xarray.Dataset(variables, _given(sim, variables | own) | own, attrs)
 
@@ -46,7 +46,8 @@ def solution_dataset(sol: "ODESolution", names: Sequence[str] | None) -> Any:
     xarray = _xarray(sol.retcode)
     variables, state = _states(sol, ("time",), names)
     variables |= {"length": ((), np.asarray(sol.length))}
-    return xarray.Dataset(variables | _counts(sol, ()), {"time": np.asarray(sol.t)} | state)
+    variables |= _counts(sol, ()) | _events(sol, ())
+    return xarray.Dataset(variables, {"time": np.asarray(sol.t)} | state)
 
 
 def summary_dataset(summary: Any, names: Sequence[str] | None) -> Any:
@@ -191,6 +192,26 @@ def _integrals(integral: Any, outer: tuple) -> dict:
         name = integral_name(path)
         dims = (*outer, *inner_dims(name, np.ndim(leaf) - len(outer)))
         variables[name] = (dims, np.asarray(leaf))
+    return variables
+
+
+def _events(sol: Any, outer: tuple) -> dict:
+    """What happened by callbacks: a variable for each field of `sim.events`, and for each leaf of
+    the states there."""
+    if sol.events is None:
+        return {}
+    variables = {}
+    for name in ("t", "which", "direction", "count"):
+        x = np.asarray(getattr(sol.events, name))
+        dims = () if name == "count" else ("event", "condition")[: x.ndim - len(outer)]
+        variables[f"events.{name}"] = ((*outer, *dims), x)
+    for name in ("u_before", "u_after"):
+        for path, leaf in jtu.tree_leaves_with_path(getattr(sol.events, name)):
+            of_leaf = jtu.keystr(path, simple=True, separator=".")
+            ndim = np.ndim(leaf) - len(outer) - 1
+            dims = inner_dims(of_leaf, ndim) if of_leaf else state_dims(ndim)
+            label = f"events.{name}" + (of_leaf and f".{of_leaf}")
+            variables[label] = ((*outer, "event", *dims), np.asarray(leaf))
     return variables
 
 

@@ -136,3 +136,19 @@ def test_what_has_no_labels():
         eo.solve(reduced, trajectories=2).to_xarray()
     with pytest.raises(TypeError, match="outside of jit"):
         jax.jit(lambda: eo.solve(ensemble([1.0]), trajectories=2).to_xarray())()
+
+
+def test_events():
+    halves = eo.ContinuousCallback(lambda u, t, integrator: u["x"][0] - 0.5, lambda i: i)
+    ens = ensemble([1.0])
+    prob = eo.ODEProblem(
+        lambda u, p, t: {"x": -p * u["x"]}, {"x": jnp.ones(2)}, (0.0, 1.0), 1.0, callback=halves
+    )
+    sim = eo.solve(eo.EnsembleProblem(prob, ens.prob_func), trajectories=3)
+    data, one = sim.to_xarray(), sim[0].to_xarray()
+    assert data["events.t"].dims == ("trajectory", "event")
+    assert data["events.u_before.x"].dims == ("trajectory", "event", "x_0")
+    np.testing.assert_array_equal(data["events.t"], sim.events.t)
+    np.testing.assert_array_equal(data["events.count"], [1, 1, 1])
+    np.testing.assert_allclose(data["events.t"][:, 0], np.log(2) / np.arange(1, 4), rtol=1e-3)
+    np.testing.assert_array_equal(one["events.u_after.x"], sim[0].events.u_after["x"])

@@ -214,6 +214,7 @@ def test_gradients_after_failures(method):
     np.testing.assert_allclose(gradient, 0.9 * 10.0**2, rtol=0.1)
 
 
+@pytest.mark.slow
 def test_return_codes_of_failures():
     """What is undefined is unstable; equations without a solution are a failure if the step is
     fixed; steps that failed count as rejected, and `maxiters` counts them."""

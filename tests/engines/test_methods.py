@@ -145,6 +145,7 @@ def test_continuous_adjoints(alg, sensealg):
 
 
 @by_solver
+@pytest.mark.slow
 def test_between_steps(alg):
     """As `saveat` has it, also where a step can't be made again from the state alone."""
     ts = np.linspace(0.0, END, 23)

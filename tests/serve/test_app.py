@@ -19,6 +19,7 @@ from ensembleode import cli
 from ensembleode.serve import calls, commands, create_app, process, service, solving, wire
 from ensembleode.serve.tokens import read, Tokens, TokensError
 
+from ..marks import slow_unless
 from .running import registry, Running
 
 
@@ -540,7 +541,7 @@ def looped(u, p, t):
     return -jax.lax.while_loop(lambda c: c[1] < p, lambda c: (c[0] * 0.5, c[1] + 1.0), (u, 0.0))[0]
 
 
-@pytest.mark.parametrize(("f", "why"), [(called, "JVP"), (looped, "while_loop")])
+@pytest.mark.parametrize(("f", "why"), [(called, "JVP"), slow_unless(False, looped, "while_loop")])
 def test_a_problem_without_a_gradient(running, f, why):
     """Is solved all the same, and those beside it have theirs."""
     limits = eo.serve.Limits(saveat=2)

@@ -242,7 +242,7 @@ def test_steps_to_what_is_not_finite_are_rejected(engine, norm):
 @pytest.mark.parametrize(
     ("engine", "back"),
     [
-        slow_unless(engine == "compiled" or (engine == "lanes" and not back), engine, back)
+        slow_unless(engine == "compiled", engine, back)
         for engine in ENGINES
         for back in (False, True)
     ],

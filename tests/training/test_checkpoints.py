@@ -302,7 +302,7 @@ OTHERS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", OTHERS)
+@pytest.mark.parametrize("name", [slow_unless(i % 2 == 0, x) for i, x in enumerate(OTHERS)])
 def test_a_checkpoint_of_another_run(tmp_path, name):
     saved(tmp_path)
     given, message = OTHERS[name]

@@ -95,7 +95,7 @@ def by_processes(count, devices, where):
 @pytest.mark.parametrize(
     ("count", "devices", "where"),
     [
-        (2, 1, {}),
+        slow_unless(False, 2, 1, {}),
         slow_unless(False, 4, 1, {}),
         slow_unless(False, 2, 2, {"dist": True}),
     ],

@@ -154,7 +154,7 @@ def test_forward_is_reverse(alg, steps):
 
 
 @names
-@pytest.mark.parametrize("mode", ["ends", "times"])
+@pytest.mark.parametrize("mode", [pytest.param("ends", marks=slow), "times"])
 def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
     """Recorded anew from checkpoints, every gradient of a trajectory has the same bits; so it has
     at other widths."""
@@ -176,7 +176,7 @@ def test_segments_and_groups_change_nothing(alg, steps, mode, monkeypatch):
 
 
 @names
-@pytest.mark.parametrize("mode", ["ends", "times"])
+@pytest.mark.parametrize("mode", [pytest.param("ends", marks=slow), "times"])
 @pytest.mark.parametrize(
     "bad", [np.nan, pytest.param(np.inf, marks=slow), pytest.param(1e200, marks=slow)]
 )

@@ -77,7 +77,7 @@ def errors(cls, steps, span, inside):
 
 
 @pytest.mark.parametrize("span", SPANS, ids=["forwards", "backwards"])
-@methods([slow_unless(cls.order > 4, cls) for cls in METHODS])
+@methods([slow_unless(cls.order > 6, cls) for cls in METHODS])
 def test_order(cls, span):
     """Of the states at the end, and within the steps."""
     steps = 8 if cls is eo.Vern8 else STEPS[cls.order]
@@ -90,7 +90,7 @@ def test_order(cls, span):
     assert np.all(orders < cls.order + more)
 
 
-@methods([slow_unless(cls.order > 4, cls) for cls in METHODS])
+@methods([slow_unless(cls.order > 6, cls) for cls in METHODS])
 def test_order_within_one_step(cls):
     """O(h^(q + 1)) for an interpolant of order q, whatever the order of the method."""
     theta = np.array([0.1, 0.25, 0.4, 0.6, 0.75, 0.9])

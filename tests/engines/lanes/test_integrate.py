@@ -254,7 +254,7 @@ def test_a_fixed_step_is_taken_as_often_as_it_fits(tspan, steps):
     assert (sim.stats.naccept == steps).all()
 
 
-@pytest.mark.parametrize("start", [True, False])
+@pytest.mark.parametrize("start", [True, slow_unless(False, False)])
 def test_every_step(start):
     ens = ensemble(reltol=lambda i: 10.0 ** (-4 - 2 * i), abstol=lambda i: 1e-9)
     sim = solve(ens, save_everystep=True, save_start=start)
@@ -493,7 +493,7 @@ def test_traced_times():
         assert np.isnan(u).tolist() == [i == lost for i in range(3)]
 
 
-@pytest.mark.parametrize("dtype", ["float16", "complex128"])
+@pytest.mark.parametrize("dtype", [slow_unless(False, "float16"), "complex128"])
 def test_states_that_are_not_ours(dtype):
     prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(2, dtype), (0.0, 1.0))
     with (

@@ -29,7 +29,7 @@ from ...marks import slow_unless
 LANES = 3
 # Of newer versions of JAX.
 NEW = {"log2", "mulhi", "one_minus_square", "polynomial", "stack", "unstack"}
-quick = settings(max_examples=10, deadline=None, derandomize=True, database=None)
+quick = settings(max_examples=5, deadline=None, derandomize=True, database=None)
 
 
 #
@@ -558,6 +558,7 @@ def meaning(expression, x, y):
 
 @settings(quick, max_examples=60)
 @given(expressions, st.sampled_from([np.float64, np.float32]))
+@pytest.mark.slow
 def test_special_numbers_are_those_of_jax(expression, dtype):
     def field(x, y):
         # Of the variables, whatever the expression.

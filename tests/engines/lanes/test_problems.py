@@ -178,6 +178,7 @@ QUICK = ("lorenz",)
 
 
 @pytest.mark.parametrize("name", [slow_unless(name in QUICK, name) for name in PROBLEMS])
+@pytest.mark.slow
 def test_the_answer_is_that_of_diffrax(name):
     problem = PROBLEMS[name]
     ens = ensemble(problem)

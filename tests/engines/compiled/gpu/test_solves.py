@@ -58,7 +58,7 @@ OPTIONS = {
 }
 
 
-QUICK = ("own times", "steps", "fixed", "non-FSAL")
+QUICK = ("own times", "steps", "fixed")
 
 
 @pytest.mark.parametrize("name", [slow_unless(x in QUICK, x) for x in OPTIONS])
