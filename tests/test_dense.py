@@ -77,6 +77,9 @@ def test_the_same_as_saveat(cls, engine, tspan, dtype):
     np.testing.assert_array_equal(sol(sol.t), sol.u)
 
 
+@pytest.mark.parametrize(
+    "name", [slow_unless(x == "threads", x) for x in ("serial", "threads", "columns", "kernel")]
+)
 def test_of_ensembles(name, alg):
     """Whatever runs them: parameters of their own, shared ones, and batches."""
 

@@ -23,7 +23,7 @@ ENS = eo.EnsembleProblem(PROB, lambda prob, ctx: eo.remake(prob, u0=jnp.ones(1) 
     [
         slow_unless(False, eo.EnsembleSerial()),
         eo.EnsembleThreads(),
-        eo.EnsembleDistributed(workers=2),
+        slow_unless(False, eo.EnsembleDistributed(workers=2)),
     ],
     ids=str,
 )

@@ -47,6 +47,7 @@ def test_every_solver_has_its_source(solver):
     assert len(keys(text)) == len(set(keys(text)))
 
 
+@pytest.mark.slow
 def test_the_engine_and_the_adjoint():
     ens = eo.EnsembleProblem(PROB)
     sim = eo.solve(ens, trajectories=2)

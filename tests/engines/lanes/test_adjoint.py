@@ -267,6 +267,7 @@ PARAMS = eqx.filter(network(), eqx.is_array)
 GOOD = jnp.array([[1.0, -0.5], [0.3, 0.2], [-1.0, 0.8], [0.5, 0.5]])
 
 
+@pytest.mark.slow
 def test_failed_lanes_leave_the_gradient_of_shared_weights_alone():
     bad = jnp.array([[100.0, 0.0], [1000.0, 0.0], [jnp.nan, 0.0], [jnp.inf, 1.0]])
     every = jnp.ones(8, bool)

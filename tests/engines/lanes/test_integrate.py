@@ -270,6 +270,7 @@ def test_every_step(start):
         assert np.isnan(sim.u[i, sim.lengths[i] :]).all()
 
 
+@pytest.mark.slow
 def test_numbers_of_each():
     """tspan, tolerances and dt of each trajectory: each as if it were alone."""
     starts, ends = jnp.array([0.0, 0.2, 1.0]), jnp.array([1.0, -0.5, 1.5])
