@@ -280,9 +280,10 @@ def differences_of(name, engine):
     del engine  # (by which `TIGHT` has them solved)
     loss, many = of_problem(name)
     gradient = jax.jit(jax.vmap(jax.grad(loss)))
-    steps = 1e-3 * jnp.eye(many.shape[1])
-    at = many[:, None] + jnp.array([1.0, -1.0, 2.0, -2.0])[:, None, None, None] * steps
-    near, before, far, far_before = gradient(at.reshape(-1, len(steps))).reshape(at.shape)
+    n = many.shape[1]
+    sizes = 1e-3 * jnp.array([1.0, -1.0, 2.0, -2.0])
+    at = many[None, :, None] + sizes[:, None, None, None] * jnp.eye(n)[None, None]
+    near, before, far, far_before = gradient(at.reshape(-1, n)).reshape(at.shape)
     return (8 * (near - before) - (far - far_before)) / 12e-3
 
 
