@@ -15,7 +15,8 @@ from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
-from .events import Events, Tracing
+from .callback_tracing import Tracing
+from .events import Events
 from .extended_state import Extension, integrals_of, with_integrand
 from .given import Given
 from .known_times import in_order, scheduled

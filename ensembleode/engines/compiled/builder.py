@@ -1,6 +1,6 @@
 """LLVM IR from Python: functions with loops, branches and arithmetic.
 
-A `Module` has functions; the `Builder` of a function writes its instructions, on the values of
+The `Builder` of a function of a module (`module.py`) writes its instructions, on the values of
 `values.py`. A module one lane wide has scalars only (a thread of a GPU, or a single trajectory).
 
 Products are fused with sums here, by a rule of our own, and not by LLVM: so the same code has the
@@ -9,9 +9,9 @@ same bits at every width, with every version of LLVM, wherever there are fused o
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, TYPE_CHECKING
 
 import numpy as np
 
@@ -33,75 +33,8 @@ from .values import (
 )
 
 
-class Module:
-    """Functions of LLVM IR for vectors of `width` lanes: `text` is the whole.
-
-    **Arguments:**
-
-    - `width`: how many lanes; one stands for scalars.
-    - `is_gpu`: whether this is for a GPU, where a function may be a kernel.
-    - `has_fma`: whether the machine multiplies and adds with one rounding, as fast as with two.
-    """
-
-    def __init__(self, width: int, *, is_gpu: bool = False, has_fma: bool = True):
-        assert width >= 1
-        assert width == 1 or not is_gpu
-        self.lanes = width if width > 1 else 0
-        self.width, self.is_gpu, self.has_fma = width, is_gpu, has_fma
-        self._declared: dict[str, str] = {}
-        self._globals: dict[str, str] = {}
-        self._functions: dict[str, str] = {}
-
-    def declare(self, name: str, signature: str) -> None:
-        self._declared[name] = f"declare {signature}"
-
-    def table(self, values: Sequence, dtype: np.dtype) -> str:
-        """A constant array in memory, written once for each content; returns a pointer to it."""
-        entries = ", ".join(f"{type_of(dtype)} {literal(x, dtype)}" for x in values)
-        text = f"[{len(values)} x {type_of(dtype)}] [{entries}]"
-        name = self._globals.get(text)
-        if name is None:
-            name = self._globals[text] = f"@table{len(self._globals)}"
-        return name
-
-    def has(self, name: str) -> bool:
-        """Whether there is a function of this name."""
-        return name in self._functions
-
-    @contextmanager
-    def function(
-        self,
-        name: str,
-        parameters: Sequence[str],
-        *,
-        attributes: str = "",
-        linkage: str = "internal",
-    ) -> Iterator[Builder]:
-        """A new function, written by the builder that this gives, which has to `return_`.
-
-        **Arguments:** `parameters`: each as LLVM writes it, such as `"ptr noalias %u0"`.
-        """
-        self._functions[name] = ""  # (in order of their beginnings, and known within itself)
-        builder = Builder(self)
-        yield builder
-        head = f"define {linkage} void @{name}({', '.join(parameters)}) {attributes} #0 {{"
-        body = "\n".join(["entry:", *builder.allocas, *builder.lines])
-        self._functions[name] = f"{head}\n{body}\n}}\n"
-
-    @property
-    def text(self) -> str:
-        tables = (
-            f"{name} = private unnamed_addr constant {text}, align 64"
-            for text, name in self._globals.items()
-        )
-        # Vectors are as wide as they are written, whatever LLVM thinks of the clock.
-        wide = '"prefer-vector-width"="512" "min-legal-vector-width"="512"'
-        attributes = f"attributes #0 = {{ nounwind {'' if self.is_gpu else wide} }}"
-        likely = (
-            '!0 = !{!"branch_weights", i32 2000, i32 1}\n!1 = !{!"branch_weights", i32 1, i32 2000}'
-        )
-        parts = [*tables, *self._functions.values(), *self._declared.values(), attributes, likely]
-        return "\n".join([*parts, ""])
+if TYPE_CHECKING:
+    from .module import Module
 
 
 def _intrinsic(name: str) -> Callable[[Builder, Value], Value]:

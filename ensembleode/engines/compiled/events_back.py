@@ -21,7 +21,8 @@ from .steps import Calls, Pulled, within_of
 
 
 if TYPE_CHECKING:
-    from .replay import Replay, Turn
+    from .record import Turn
+    from .replay import Replay
 
 
 class Jumps(NamedTuple):

@@ -16,7 +16,8 @@ import jax.extend.core as jex
 import numpy as np
 
 from ...fields import Inputs, ir, lower, walking
-from .builder import BOOL, Buffer, Builder, I64, Module, Value, Variable
+from .builder import BOOL, Buffer, Builder, I64, Value, Variable
+from .module import Module
 from .operations import checked, operation
 from .products import product
 from .reading import copied, Memory, Numbers

@@ -18,16 +18,18 @@ from ...fields.ir import Function
 from ...fields.walking import length
 from ...solvers.method import Equations
 from ...tracing.program import Program
-from .builder import BOOL, Buffer, Builder, I32, I64, Module, Value
+from .builder import BOOL, Buffer, Builder, I32, I64, Value
 from .description import Description
 from .events_back import Jumps
 from .field import evaluate, evaluate_apart, lowered
 from .loop import Loop
+from .module import Module
 from .numbers import Held, Order
 from .operations import check
 from .queue import Queue
 from .reading import Memory, Numbers
-from .replay import Cotangents, pull_back, Pullback, Work
+from .record import Work
+from .replay import Cotangents, pull_back, Pullback
 from .saved_rows import Outputs
 from .steps import Calls
 

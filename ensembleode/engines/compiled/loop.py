@@ -3,8 +3,6 @@
 A lane that has finished takes the next trajectory of the queue. Where all trajectories share a
 fixed step, time and step are scalars, and the lanes begin and end together.
 
-The parts of a turn: `attempt` a step, `control` (the verdict on it), `commit`.
-
 A lane has a return code, `code`, which is `GOING` until what ends its trajectory is decided.
 """
 
@@ -18,8 +16,8 @@ import numpy as np
 
 from ...solvers import verdicts
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step, squared_error, Tolerances
-from ...solvers.time import adaptive_step, fixed_step, size_within, StepBounds
+from ...solvers.step_size import initial_step, Tolerances
+from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .description import Description
@@ -29,6 +27,7 @@ from .numbers import Held
 from .queue import Pool, Queue
 from .saved_rows import Outputs, SavedRows, Step
 from .stops import Stops
+from .turn import attempt, commit, control
 
 
 # Where lanes end together: turns between two looks at whether they are to stop, a power of two.
@@ -244,6 +243,10 @@ class Loop:
     def state(self) -> tuple[Value, ...]:
         return tuple(x.get() for x in self.y)
 
+    def carried(self) -> Any:
+        """What the method carries."""
+        return self._carry_tree.unflatten([x.get() for x in self.carry])
+
     def tolerances(self, held: Held, components: int) -> Tolerances:
         """Those of the first components; of what step-size control doesn't look at they are any."""
         controlled = self.problem.controlled
@@ -389,10 +392,10 @@ class Loop:
 
     def turn(self) -> tuple[Step, Verdict]:
         """Try a step in every lane."""
-        step, verdict, size = self.control(*self.attempt())
+        step, verdict, size = control(self, *attempt(self))
         if self.happening is not None:
             step, verdict = self.happening.locate(step, verdict)
-        self.commit(step, verdict, size)
+        commit(self, step, verdict, size)
         if self.happening is not None:
             self.happening.act(step)
         if self.stops is not None:
@@ -408,114 +411,6 @@ class Loop:
             self._after_stop(here, stops.arrive(here, self.t))
 
         b.if_(b.any(here), go_on, likely=False)
-
-    def attempt(self) -> tuple[Step, Value]:
-        """The step that time allows; and of a fixed one whether time can't resolve it."""
-        b, p = self.b, self.problem
-        t, h = self.t.get(), self.h.get()
-        unresolved = b.constant(False, BOOL)
-        if p.adaptive:
-            t2 = adaptive_step(b, t, self.tstop, self.direction, h)
-            size = self._size(t, t2)
-        else:
-            anchor, before = self.anchor
-            t2, unresolved = fixed_step(b, anchor, self.tstop, t, h, self.ntried.get() - before)
-            if not self.is_uniform:
-                unresolved = unresolved & self.active.get()
-            t2 = b.where(unresolved, t, t2)
-            # The state becomes NaN, and the lane ends.
-            size = b.where(unresolved, np.nan, self._size(t, t2))
-        y = self.state()
-        carry = self._carry_tree.unflatten([x.get() for x in self.carry])
-        attempt = p.method.step(b, self._equations(), y, carry, t, size)
-        return Step(t, t2, size, y, carry, attempt, self.active.get()), unresolved
-
-    def _size(self, t: Value, t2: Value) -> Value:
-        """The signed size of a step."""
-        if self.problem.has("d_discontinuities"):
-            return size_within(self.b, t, t2, self.direction)
-        return t2 - t
-
-    def _equations(self) -> Equations:
-        """For the lanes that try a step."""
-        mask = self.active.get()
-        if self.problem.adaptive and self.outputs is not None:
-            mask = mask | self.code.get().eq(verdicts.PROBING)
-        return self.equations(self.held, mask)
-
-    def control(self, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:
-        """The verdict on the step; and how long an adaptive one was to be."""
-        b, p, attempt = self.b, self.problem, step.attempt
-        active = self.active.get()
-        if p.controller is None:
-            sound = self.is_finite(attempt.y2)
-            if attempt.failed is not None:
-                sound = sound & ~attempt.failed
-            verdict = verdicts.judge_fixed(b, sound, unresolved, active, self.h.get())
-            return step._replace(accepted=verdict.accepted), verdict, None
-        tol = self.tolerances(self.held, p.controlled)
-        squared = squared_error(b, p.norm, tol, attempt, step.y, p.controlled)
-        before = tuple(x.get() for x in self.memory)
-        size = b.minimum(self.h.get(), abs(self.tstop - step.t))
-        times = verdicts.Times(step.t, step.t2, self.tstop, self.t1 - self.t0)
-        first, bounds = self.naccept.get().eq(0), self.bounds(self.held)
-        verdict = verdicts.judge(
-            b, p.controller, bounds, times, size, squared, before, active, first
-        )
-        return step._replace(accepted=verdict.accepted), verdict, size
-
-    def commit(self, step: Step, verdict: Verdict, size: Any) -> None:
-        """Save what lies in the step, and go on to its end where it is accepted."""
-        b, p = self.b, self.problem
-        self.saved.within(step, self.direction, self.equations, self.occupied)
-        active, accepted = self.active.get(), step.accepted
-        arrived = step.t2.eq(self.t1)
-        if self.is_uniform:
-            self.t.set(step.t2)
-            # (Were it the same all along, LLVM would keep what follows from it in registers that
-            # the stages need.)
-            self.h.set(verdict.next_h)
-            for variable, x in zip(self.y, step.attempt.y2, strict=True):
-                variable.set(x)
-            for variable, x in zip(self.carry, jax.tree.leaves(step.attempt.carry), strict=True):
-                variable.set(x)
-            tries = self.ntried.get()
-
-            def look() -> None:
-                code = verdicts.code_at_end(b, verdict, accepted & arrived, None)
-                self.code.set_where(verdict.lost, code)
-                self.naccept.set_where(verdict.lost, tries)
-                self.failures.set_where(verdict.lost, 1)
-                self.sound.set(accepted)
-                self.active.set(accepted)
-                self.alive.set(b.any(accepted))
-
-            b.if_(b.any(self.may_be_infinite(step.attempt.y2)), look, likely=False)
-            self.ntried.set(tries + 1)
-            self.alive.set(self.alive.get() & ~arrived)
-            return
-        self.t.set_where(accepted, step.t2)
-        for variable, x in zip(self.y, step.attempt.y2, strict=True):
-            variable.set_where(accepted, x)
-        for variable, x in zip(self.carry, jax.tree.leaves(step.attempt.carry), strict=True):
-            variable.set_where(accepted, x)
-        self.active.set(active & ~((accepted & arrived) | verdict.lost))
-        if p.adaptive:
-            for variable, x in zip(self.memory, verdict.memory, strict=True):
-                variable.set(x)
-            self.h.set_where(active, verdict.next_h)
-
-            def count() -> None:
-                before, span = self.short_failures.get(), self.t1 - self.t0
-                after, failures = verdicts.counted(b, verdict, before, size, span)
-                self.short_failures.set(failures)
-                self.active.set(self.active.get() & ~after.lost)
-
-            b.if_(b.any(verdict.failed), count, likely=False)
-        else:
-            self.h.set(verdict.next_h)
-        self.naccept.set(self.naccept.get() + b.cast(accepted, I32))
-        self.ntried.set(self.ntried.get() + b.cast(active, I32))
 
     #
     # Ends

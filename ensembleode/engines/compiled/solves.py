@@ -22,7 +22,7 @@ from . import kernel, launch, machine
 from .call import call, Share
 from .description import Description
 from .numbers import layout_of, operands_of, trajectories_last
-from .replay import EVENT_CELLS
+from .record import EVENT_CELLS
 
 
 # Bytes of the turns of a segment: as much as stays in a cache.

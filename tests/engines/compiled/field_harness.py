@@ -10,8 +10,9 @@ import jax.tree_util as jtu
 import llvmlite.binding as llvm
 import numpy as np
 
-from ensembleode.engines.compiled.builder import BOOL, Buffer, Builder, Module
+from ensembleode.engines.compiled.builder import BOOL, Buffer, Builder
 from ensembleode.engines.compiled.field import evaluate, evaluate_apart
+from ensembleode.engines.compiled.module import Module
 from ensembleode.engines.compiled.reading import Memory, Numbers
 from ensembleode.fields import Inputs, lower, parameters_of, staged
 from ensembleode.fields.ir import Function

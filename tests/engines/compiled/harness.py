@@ -7,7 +7,8 @@ from contextlib import contextmanager
 import llvmlite.binding as llvm
 import numpy as np
 
-from ensembleode.engines.compiled.builder import BOOL, Buffer, I64, Module, Value
+from ensembleode.engines.compiled.builder import BOOL, Buffer, I64, Value
+from ensembleode.engines.compiled.module import Module
 
 
 llvm.initialize_native_target()

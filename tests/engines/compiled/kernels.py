@@ -9,8 +9,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ensembleode.engines.compiled.builder import Buffer, F64, I64, Module
+from ensembleode.engines.compiled.builder import Buffer, F64, I64
 from ensembleode.engines.compiled.call import call
+from ensembleode.engines.compiled.module import Module
 
 
 REPOSITORY = pathlib.Path(__file__).parents[3]

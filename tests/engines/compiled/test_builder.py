@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from ensembleode.engines.compiled.builder import BOOL, Builder, F64, Module
+from ensembleode.engines.compiled.builder import BOOL, Builder, F64
 from ensembleode.engines.compiled.functions import FUNCTIONS
+from ensembleode.engines.compiled.module import Module
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ensembleode.engines.compiled.builder import Buffer, I64, Module
+from ensembleode.engines.compiled.builder import Buffer, I64
 from ensembleode.engines.compiled.functions import (
     coefficients,
     constants,
@@ -19,6 +19,7 @@ from ensembleode.engines.compiled.functions import (
     HIGHEST_ORDER,
     integer_pow,
 )
+from ensembleode.engines.compiled.module import Module
 
 from ...marks import slow_unless
 from . import fits

@@ -12,7 +12,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from ..builder import Buffer, Builder, F64, I64, Module, Value
+from ..builder import Buffer, Builder, F64, I64, Value
+from ..module import Module
 from .constants import PI, TWO_OVER_PI
 from .formats import format_of, FORMATS
 from .pairs import fast_two_sum, Pair, remainder, two_product, two_sum

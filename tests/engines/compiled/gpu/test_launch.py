@@ -14,7 +14,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 from ensembleode.engines.compiled import launch
-from ensembleode.engines.compiled.builder import Buffer, F32, I64, Module
+from ensembleode.engines.compiled.builder import Buffer, F32, I64
+from ensembleode.engines.compiled.module import Module
 
 
 BATCH = 1000

@@ -1,0 +1,78 @@
+"""The batching rule of the four primitives: an axis that is mapped over makes more trajectories."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from .flow import Flow, own_of, widened
+from .primitives import bend_p, bind, pull_p, push_p, solve_p, unpack
+
+
+def _folded_tangents(flow: Flow, size: int, v: Sequence, batched: Sequence) -> tuple[list, list]:
+    """The tangents of `size` times as many trajectories, and whether each has its own."""
+    own = [True, *(m for m in flow.moved if m is not None)]
+    found, now = [], []
+    for x, is_batched, is_own in zip(v, batched, own, strict=True):
+        now.append(is_own or is_batched)
+        if not is_own:
+            found.append(jnp.repeat(x, flow.n, axis=0) if is_batched else x)
+            continue
+        x = x if is_batched else jnp.broadcast_to(x, (size, *x.shape))
+        found.append(x.reshape(-1, *x.shape[2:]))
+    return found, now
+
+
+def batch(prim: Any, operands, axes, *, flow):
+    size = next(x.shape[a] for x, a in zip(operands, axes, strict=True) if a is not None)
+    operands = [
+        x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(operands, axes, strict=True)
+    ]
+    batched = [a is not None for a in axes]
+    if not flow.setup.widens(size):
+        return _in_turn(prim, flow, operands, batched)
+    lanes, known, *others = unpack(flow, operands)
+    lanes_b, known_b, *others_b = unpack(flow, batched)
+    # What is its own: rows (of each trajectory), and tangents.
+    n_v = 0 if prim in (solve_p, pull_p) else 1 + sum(m is not None for m in flow.moved)
+    start = 1 if prim is bend_p else 0
+    v, v_b = (x[start : start + n_v] for x in (others, others_b))
+    rows, rows_b = (x[:start] + x[start + n_v :] for x in (others, others_b))
+    setup, lanes, known, *rows = widened(
+        flow.setup, size, (lanes_b, known_b, *rows_b), lanes, known, *rows
+    )
+    moved: tuple = flow.moved
+    if n_v:
+        v, now = _folded_tangents(flow, size, v, v_b)
+        flags = iter(now[1:])
+        moved = tuple(None if m is None else next(flags) for m in flow.moved)
+    if prim in (solve_p, push_p):
+        setup = setup._replace(groups=1)
+    wide = Flow(setup, moved=moved)
+    outs = bind(prim, wide, lanes, known, *rows[:start], *v, *rows[start:])
+    if prim in (solve_p, push_p):
+        found = [x.reshape(size, -1, *x.shape[1:]) for x in outs]
+    else:
+        found = [outs[0].reshape(size, -1, *outs[0].shape[1:])]
+        for x, was, now in zip(outs[1:], own_of(flow.plan), own_of(wide.plan), strict=True):
+            if now and not was:
+                # Shared in each, but not by all: the sum over the trajectories of each group.
+                x = x.reshape(size, flow.setup.groups, -1, *x.shape[1:]).sum(2)
+            else:
+                x = x.reshape(size, -1, *x.shape[1:])
+            found.append(x)
+    return found, [0] * len(found)
+
+
+def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool]) -> tuple:
+    """One after the other."""
+    mapped = [x for x, b in zip(operands, batched, strict=True) if b]
+
+    def one(mapped):
+        left = iter(mapped)
+        each = [next(left) if b else x for x, b in zip(operands, batched, strict=True)]
+        return prim.bind(*each, flow=flow)
+
+    found = jax.lax.map(one, mapped)
+    return found, [0] * len(found)

@@ -1,0 +1,132 @@
+"""A turn of the time loop, in which every lane tries a step: `attempt` makes the step, `control`
+its verdict, and `commit` changes the variables of the lanes."""
+
+from __future__ import annotations
+
+from typing import Any, TYPE_CHECKING
+
+import jax
+import numpy as np
+
+from ...solvers import verdicts
+from ...solvers.method import Equations
+from ...solvers.step_size import squared_error
+from ...solvers.time import adaptive_step, fixed_step, size_within
+from ...solvers.verdicts import Verdict
+from .builder import BOOL, I32, Value
+from .saved_rows import Step
+
+
+if TYPE_CHECKING:
+    from .loop import Loop
+
+
+def attempt(loop: Loop) -> tuple[Step, Value]:
+    """The step that time allows; and of a fixed one whether time can't resolve it."""
+    b, p = loop.b, loop.problem
+    t, h = loop.t.get(), loop.h.get()
+    unresolved = b.constant(False, BOOL)
+    if p.adaptive:
+        t2 = adaptive_step(b, t, loop.tstop, loop.direction, h)
+        size = _size(loop, t, t2)
+    else:
+        anchor, before = loop.anchor
+        t2, unresolved = fixed_step(b, anchor, loop.tstop, t, h, loop.ntried.get() - before)
+        if not loop.is_uniform:
+            unresolved = unresolved & loop.active.get()
+        t2 = b.where(unresolved, t, t2)
+        # The state becomes NaN, and the lane ends.
+        size = b.where(unresolved, np.nan, _size(loop, t, t2))
+    y = loop.state()
+    carry = loop.carried()
+    attempt = p.method.step(b, _equations(loop), y, carry, t, size)
+    return Step(t, t2, size, y, carry, attempt, loop.active.get()), unresolved
+
+
+def _size(loop: Loop, t: Value, t2: Value) -> Value:
+    """The signed size of a step."""
+    if loop.problem.has("d_discontinuities"):
+        return size_within(loop.b, t, t2, loop.direction)
+    return t2 - t
+
+
+def _equations(loop: Loop) -> Equations:
+    """For the lanes that try a step."""
+    mask = loop.active.get()
+    if loop.problem.adaptive and loop.outputs is not None:
+        mask = mask | loop.code.get().eq(verdicts.PROBING)
+    return loop.equations(loop.held, mask)
+
+
+def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, Any]:
+    """The verdict on the step; and how long an adaptive one was to be."""
+    b, p, attempt = loop.b, loop.problem, step.attempt
+    active = loop.active.get()
+    if p.controller is None:
+        sound = loop.is_finite(attempt.y2)
+        if attempt.failed is not None:
+            sound = sound & ~attempt.failed
+        verdict = verdicts.judge_fixed(b, sound, unresolved, active, loop.h.get())
+        return step._replace(accepted=verdict.accepted), verdict, None
+    tol = loop.tolerances(loop.held, p.controlled)
+    squared = squared_error(b, p.norm, tol, attempt, step.y, p.controlled)
+    before = tuple(x.get() for x in loop.memory)
+    size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))
+    times = verdicts.Times(step.t, step.t2, loop.tstop, loop.t1 - loop.t0)
+    first, bounds = loop.naccept.get().eq(0), loop.bounds(loop.held)
+    verdict = verdicts.judge(b, p.controller, bounds, times, size, squared, before, active, first)
+    return step._replace(accepted=verdict.accepted), verdict, size
+
+
+def commit(loop: Loop, step: Step, verdict: Verdict, size: Any) -> None:
+    """Save what lies in the step, and go on to its end where it is accepted."""
+    b, p = loop.b, loop.problem
+    loop.saved.within(step, loop.direction, loop.equations, loop.occupied)
+    active, accepted = loop.active.get(), step.accepted
+    arrived = step.t2.eq(loop.t1)
+    if loop.is_uniform:
+        loop.t.set(step.t2)
+        # (Were it the same all along, LLVM would keep what follows from it in registers that
+        # the stages need.)
+        loop.h.set(verdict.next_h)
+        for variable, x in zip(loop.y, step.attempt.y2, strict=True):
+            variable.set(x)
+        for variable, x in zip(loop.carry, jax.tree.leaves(step.attempt.carry), strict=True):
+            variable.set(x)
+        tries = loop.ntried.get()
+
+        def look() -> None:
+            code = verdicts.code_at_end(b, verdict, accepted & arrived, None)
+            loop.code.set_where(verdict.lost, code)
+            loop.naccept.set_where(verdict.lost, tries)
+            loop.failures.set_where(verdict.lost, 1)
+            loop.sound.set(accepted)
+            loop.active.set(accepted)
+            loop.alive.set(b.any(accepted))
+
+        b.if_(b.any(loop.may_be_infinite(step.attempt.y2)), look, likely=False)
+        loop.ntried.set(tries + 1)
+        loop.alive.set(loop.alive.get() & ~arrived)
+        return
+    loop.t.set_where(accepted, step.t2)
+    for variable, x in zip(loop.y, step.attempt.y2, strict=True):
+        variable.set_where(accepted, x)
+    for variable, x in zip(loop.carry, jax.tree.leaves(step.attempt.carry), strict=True):
+        variable.set_where(accepted, x)
+    loop.active.set(active & ~((accepted & arrived) | verdict.lost))
+    if p.adaptive:
+        for variable, x in zip(loop.memory, verdict.memory, strict=True):
+            variable.set(x)
+        loop.h.set_where(active, verdict.next_h)
+
+        def count() -> None:
+            before, span = loop.short_failures.get(), loop.t1 - loop.t0
+            after, failures = verdicts.counted(b, verdict, before, size, span)
+            loop.short_failures.set(failures)
+            loop.active.set(loop.active.get() & ~after.lost)
+
+        b.if_(b.any(verdict.failed), count, likely=False)
+    else:
+        loop.h.set(verdict.next_h)
+    loop.naccept.set(loop.naccept.get() + b.cast(accepted, I32))
+    loop.ntried.set(loop.ntried.get() + b.cast(active, I32))
