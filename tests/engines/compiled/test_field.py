@@ -12,9 +12,10 @@ from hypothesis import given, Phase, settings, strategies as st
 from jax import lax
 
 from ensembleode.engines.compiled import field
-from ensembleode.engines.compiled.builder import Buffer, F64, Module
+from ensembleode.engines.compiled.builder import Buffer, F64
 from ensembleode.engines.compiled.field import evaluate_apart
 from ensembleode.engines.compiled.functions import FUNCTIONS
+from ensembleode.engines.compiled.module import Module
 from ensembleode.engines.compiled.operations import OPERATIONS
 from ensembleode.engines.compiled.reading import Memory, Numbers
 from ensembleode.fields import Inputs, parameters_of, UntranslatableError
