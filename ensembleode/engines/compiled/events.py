@@ -56,6 +56,8 @@ class Happening:
         # how far its condition was from zero then; and which of several it was.
         self.last = b.variable(I32, 0)
         self.residual = b.variable(dtype, 0)
+        # Whether any may have acted in any lane.
+        self.recent = b.variable(BOOL, False, of_lanes=False)
         self.crossed: list[list[Variable]] = [
             [b.variable(I32, 0) for _ in range(x.length)] if x.is_vector else []
             for x in events.continuous
@@ -71,7 +73,7 @@ class Happening:
     def variables(self) -> list[Variable]:
         """All that goes on from turn to turn."""
         crossed = [x for xs in self.crossed for x in xs]
-        return [*self.values, self.last, self.residual, *crossed, self.count]
+        return [*self.values, self.last, self.residual, self.recent, *crossed, self.count]
 
     #
     # Conditions
@@ -135,13 +137,13 @@ class Happening:
             low = [x.get() for x in self.values]
             pairs = zip(self._of_each(), low, found, strict=True)
             quiet = self._quiet.steps(step, low, [differs(x, *both) for x, *both in pairs])
-            loud = step.accepted & (self.last.get().ne(0) | ~quiet)
+            loud = b.any(step.accepted & ~quiet) | self.recent.get()
 
             def go_on() -> None:
                 for variable, x in zip(self.values, found, strict=True):
                     variable.set_where(step.accepted, x)
 
-            b.if_(b.any(loud), look, go_on, likely=False)
+            b.if_(loud, look, go_on, likely=False)
         attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
         step = step._replace(t2=t2.get(), attempt=attempt)
         return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
@@ -167,6 +169,7 @@ class Happening:
         b.if_(b.any(search.any_fires()), lambda: search.run(t2, end, which, relaxed), likely=False)
         # (What acted last is asked until here.)
         self.last.set_where(step.accepted, which.get())
+        self.recent.set(b.any(self.last.get().ne(0)))
         if loop.problem.adaptive:
             met = which.get().ne(0)
             bounds = loop.bounds(loop.held)
@@ -184,9 +187,12 @@ class Happening:
         for i, x in enumerate(self.moved):
             x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
-        met = arrived & self.last.get().ne(0)
         if self.events.continuous:
-            b.if_(b.any(met), lambda: self._act_continuous(step, met, jumped), likely=False)
+
+            def act() -> None:
+                self._act_continuous(step, arrived & self.last.get().ne(0), jumped)
+
+            b.if_(self.recent.get(), act, likely=False)
         place = self.events.components
         for i, x in enumerate(self.events.discrete):
             self._act_discrete(step, x, self.marks[place + i], jumped)

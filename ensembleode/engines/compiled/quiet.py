@@ -36,8 +36,8 @@ _SLACK, _ROUNDINGS = 1.02, 256
 class Quiet:
     """Which steps are quiet.
 
-    **Arguments:** `components`: of each condition the component that it is, or None where its ends
-    alone are looked at.
+    **Arguments:** `components`: of each condition the component that it is; None where it is
+    something else, of which the ends alone are looked at.
     """
 
     def __init__(self, loop: Loop, events: Events, components: Sequence[int | None]):
@@ -50,13 +50,10 @@ class Quiet:
         method = loop.problem.method
         is_bounded = isinstance(method, RungeKutta) and not method.tableau.interpolant.extra_c
         for x in events.continuous:
-            if x.interp_points <= 2:
-                found += [None] * x.length
-                continue
             components = components_of(x.conditions) if is_bounded else None
-            if components is None:
+            if components is None and x.interp_points > 2:
                 return None
-            found += components
+            found += components or [None] * x.length
         return Quiet(loop, events, found) if found else None
 
     def steps(self, step: Step, low: Sequence[Value], differ: Sequence[Value]) -> Value:
@@ -90,13 +87,14 @@ class Quiet:
 
     def _longest(self) -> float:
         """The largest norm of weights at a point of the step that is looked at."""
-        method, found = self._loop.problem.method, []
+        method = self._loop.problem.method
         assert isinstance(method, RungeKutta)
+        found = [math.hypot(*method.tableau.b)]
         for n in {x.interp_points for x in self._events.continuous}:
             for j in range(1, n - 1):
                 weights = method.tableau.interpolant.weights
                 found.append(math.hypot(*(polynomial(w, j / (n - 1)) for w in weights)))
-        return max(*found, math.hypot(*method.tableau.b))
+        return max(found)
 
 
 def components_of(condition: Part) -> list[int] | None:
