@@ -136,9 +136,9 @@ def test_events_are_julias(name):
         np.testing.assert_array_equal(sol.events.direction, recorded["mask"])
 
 
-# Searched, on a solve whose error estimates are far larger than their roundings: those of the decays
-# aren't, whose events are 7 roundings off. (With fixed steps they are 11: Julia adds the steps up, here
-# each is laid out from the start.)
+# Searched, on a solve whose error estimates are far larger than their roundings: those of the
+# decays aren't, whose events are 7 roundings off. (With fixed steps they are 11: Julia adds the
+# steps up, here each is laid out from the start.)
 TO_THE_BIT = ("both directions", "up only", "down only", "left", "end only", "twice in a step")
 
 
