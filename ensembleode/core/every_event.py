@@ -1,7 +1,5 @@
 """Room for the events of trajectories."""
 
-from collections.abc import Callable
-
 import numpy as np
 
 from ..ground.retcode import ReturnCode
@@ -28,14 +26,12 @@ def first_room(every: Trajectories) -> int:
     return every.options["max_events"] or MOST_EVENTS
 
 
-def with_all_events(job: Job, run: Callable[[Job], Outcome]) -> Outcome:
-    """The outcome of `run(job)`; again with more room, where a trajectory had more events, and
-    nobody has said how many may be."""
-    if job.plan.events is None or job.trajectories.options["max_events"] is not None:
-        return run(job)
-    while True:
-        outcome = run(job)
-        has_more = (np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value).any()
-        if not has_more or job.plan.max_events >= _MOST_ROOM:
-            return outcome
-        job = with_output(job.replan(max_events=_MORE * job.plan.max_events))
+def with_more_room(job: Job, outcome: Outcome) -> Job | None:
+    """The job with more room, to be run again, where a trajectory had more events than there was
+    room for and nobody has said how many may be; else None."""
+    room, given = job.plan.max_events, job.trajectories.options["max_events"]
+    if job.plan.events is None or given is not None or job.traced or room >= _MOST_ROOM:
+        return None
+    if not (np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value).any():
+        return None
+    return with_output(job.replan(max_events=_MORE * room))

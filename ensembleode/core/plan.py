@@ -151,7 +151,7 @@ class Result(NamedTuple):
     events: Any = None
 
 
-_GIVEN = (*Result._fields, "rerun", "integral")
+_GIVEN = (*Result._fields, "rerun", "integral", "converged")
 
 
 class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
@@ -160,7 +160,9 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
     As in a `Result`, but states are in the structure of the user's state, or `u` is what
     `output_func` made of the trajectory, with neither `t`, `inner` nor `events` then; `t` is None
     unless the trajectories have their own times; `rerun` is None where none can be asked for;
-    `integral` is that of the integrand, `[time, ...]`, None where there is none.
+    `integral` is that of the integrand, `[time, ...]`, None where there is none. Of an ensemble
+    `u` is reduced, where there is a reduction, and `converged` says whether that, or the last
+    trajectory, was its end; None of a batch.
     """
 
     __slots__ = ()
