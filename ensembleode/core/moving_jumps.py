@@ -255,7 +255,10 @@ def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence
 
     def discrete(x: Discrete) -> Discrete:
         passed = None if x.passed is None else condition(x.passed)
-        asked = {"condition": condition(x.condition), "passed": passed}
+        limit = x.limit
+        if limit is not None and limit.tolerance is not None:
+            limit = dataclasses.replace(limit, tolerance=condition(limit.tolerance))
+        asked = {"condition": condition(x.condition), "passed": passed, "limit": limit}
         return dataclasses.replace(x, jump=jump(x, x.jump), **asked)
 
     first = tuple(map(continuous, events.continuous))
