@@ -113,6 +113,7 @@ class Discrete:
         times. None of others.
     - `is_kept`: whether a solution has its events.
     - `limit`: what the next step is held to.
+    - `is_discontinuity`: whether it acts where the field jumps, and is there for derivatives only.
     """
 
     which: int
@@ -124,6 +125,7 @@ class Discrete:
     passed: Part | None = None
     is_kept: bool = True
     limit: Limit | None = None
+    is_discontinuity: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
