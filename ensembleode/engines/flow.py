@@ -57,6 +57,11 @@ class Setup(Protocol):
 
     def _replace(self, **fields: Any) -> Any: ...
 
+    @property
+    def has_jumps(self) -> bool:
+        """Whether it solves with callbacks."""
+        ...
+
     def widens(self, size: int) -> bool:
         """Whether `size` times as many are better solved at once, than so many times these."""
         ...

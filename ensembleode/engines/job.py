@@ -14,7 +14,7 @@ from ..core.trajectories import describe
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from ..tracing.program import is_tracer
-from .checks import check_bounds, say_if_it_switches, say_if_too_tight
+from .checks import check_bounds, check_limits, say_if_it_switches, say_if_too_tight
 from .choice import choose
 
 
@@ -55,6 +55,7 @@ def job_for(
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
+    check_limits(adaptive, every.events)
     say_if_too_tight(adaptive, state.dtype, every.shared)
     say_if_it_switches(adaptive, every)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))

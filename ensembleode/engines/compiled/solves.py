@@ -52,6 +52,10 @@ class Setup(NamedTuple):
     n: int
     groups: int = 1
 
+    @property
+    def has_jumps(self) -> bool:
+        return True
+
     def widens(self, size: int) -> bool:
         del size
         return True

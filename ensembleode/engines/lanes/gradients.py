@@ -78,6 +78,10 @@ class Trajectories(NamedTuple):
     groups: int = 1
     alone: bool = False
 
+    @property
+    def has_jumps(self) -> bool:
+        return False
+
     def widens(self, size: int) -> bool:
         # Where a chunk is full they are solved in turn, and what they share stays shared.
         return 2 * self.n <= width_of(self.plan.state, size * self.n)
