@@ -43,6 +43,7 @@ from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import (
+    COUNTS,
     EngineChoice,
     EnsembleError,
     EnsembleSolution,
@@ -300,7 +301,7 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     if job.traced:
         return solution_of(outcome, job.plan, _numbers(job), run.choice, given), None
     outcome = jax.block_until_ready(outcome)
-    codes = ("length", "retcode", "naccept", "nreject", "nf")
+    codes = ("length", "retcode", *COUNTS)
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
     known["retcode"] = ReturnCode(known["retcode"])
     if job.plan.own_times:
