@@ -11,14 +11,12 @@ from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, flattened, is_tree, leaf_names
+from ..solution import COUNTS
 from ..tracing.program import is_tracer
 
 
 if TYPE_CHECKING:
     from ..solution import EnsembleSolution, ODESolution
-
-
-_COUNTS = ("naccept", "nreject", "nf")
 
 
 def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> Any:
@@ -122,7 +120,7 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
-    own = {"trajectory", "time", "step", "length", "retcode", *_COUNTS, *integrals}
+    own = {"trajectory", "time", "step", "length", "retcode", *COUNTS, *integrals}
     taken = own & set(variables)
     if taken:
         raise ValueError(
@@ -226,7 +224,7 @@ def retcode_attributes() -> dict:
 def _counts(sol: Any, dims: tuple) -> dict:
     codes = np.asarray(sol.retcode)
     variables: dict[str, tuple] = {"retcode": (dims, codes, retcode_attributes())}
-    for name in _COUNTS:
+    for name in COUNTS:
         count = getattr(sol.stats, name)
         if count is not None:
             variables[name] = (dims, np.asarray(count))

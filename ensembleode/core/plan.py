@@ -12,6 +12,7 @@ import numpy as np
 
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
+from ..solution import COUNTS
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
@@ -136,8 +137,8 @@ class Result(NamedTuple):
 
     `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have their
     own times; `length` counts those reached; `inner` are states within the steps,
-    `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is None where not
-    counted; `events`, a `Happened`, are None without callbacks whose events are kept.
+    `[time, node, *state]` (see `core.dense`; None where they were not kept); counts are those of
+    `solution.Stats`; `events`, a `Happened`, are None without callbacks whose events are kept.
     """
 
     u: Any
@@ -148,6 +149,9 @@ class Result(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+    njac: Any = None
+    nw: Any = None
+    nsolve: Any = None
     events: Any = None
 
 
@@ -169,8 +173,8 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
 
     @property
     def counts(self) -> tuple:
-        """How many steps were accepted and rejected, and how often `f` was evaluated."""
-        return self.naccept, self.nreject, self.nf
+        """Those of `solution.Stats`."""
+        return tuple(getattr(self, name) for name in COUNTS)
 
 
 def shared_times(plan: Plan, lanes: Lane) -> Any:

@@ -11,7 +11,7 @@ from ..dense import Kept, Slopes
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import is_tree
-from ..solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
+from ..solution import COUNTS, EngineChoice, EnsembleError, EnsembleSolution, Stats
 
 
 class StoreError(EnsembleError):
@@ -69,8 +69,9 @@ def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Var
     taken = {"trajectory", "digest"} & set(names)
     if len(set(names)) < len(names) or taken:
         raise TypeError(
-            "a store has variables retcode, length, naccept, nreject, nf, trajectory and digest of "
-            f"its own; give the outputs of output_func other names than {names}."
+            "a store has variables retcode, length, trajectory, digest and those of counts "
+            f"({', '.join(COUNTS)}) of its own; give the outputs of output_func other names than "
+            f"{names}."
         )
     return variables, tree
 
@@ -142,7 +143,7 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     t = lazily("time") if kind == "trajectories" else None
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
-    stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
+    stats = Stats(*(lazily(name) for name in COUNTS))
     retcode, lengths, engine = lazily("retcode"), lazily("length"), EngineChoice(*kept["engine"])
     order = tuple(kept["order"]) if kept["order"] else None
     integral = _put_together(kept.get("integral"), group)
