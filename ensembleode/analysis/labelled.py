@@ -11,7 +11,6 @@ from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, flattened, is_tree, leaf_names
-from ..solution import COUNTS
 from ..tracing.program import is_tracer
 
 
@@ -120,7 +119,7 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
-    own = {"trajectory", "time", "step", "length", "retcode", *COUNTS, *integrals}
+    own = {"trajectory", "time", "step", "length", "retcode", *vars(sol.stats), *integrals}
     taken = own & set(variables)
     if taken:
         raise ValueError(
@@ -224,8 +223,7 @@ def retcode_attributes() -> dict:
 def _counts(sol: Any, dims: tuple) -> dict:
     codes = np.asarray(sol.retcode)
     variables: dict[str, tuple] = {"retcode": (dims, codes, retcode_attributes())}
-    for name in COUNTS:
-        count = getattr(sol.stats, name)
+    for name, count in vars(sol.stats).items():
         if count is not None:
             variables[name] = (dims, np.asarray(count))
     return variables
