@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -32,6 +31,7 @@ class Plan:
     - `field`: the vector field, `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
     - `state`: the shape and dtype of a trajectory's state (an abstract value).
+    - `controlled`: how many components of the state step-size control looks at: the first ones.
     - `extension`: what that has behind the user's components; None where there is nothing.
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
@@ -50,6 +50,7 @@ class Plan:
     method: Static
     field: Callable
     state: Any
+    controlled: int
     saving: Saving
     maxiters: int
     width: int
@@ -68,12 +69,6 @@ class Plan:
         """Whether the saved times differ by trajectory."""
         ends = self.batched.t0 or self.batched.t1 or self.may_end
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
-
-    @property
-    def controlled(self) -> int:
-        """How many components of the state step-size control looks at: the first ones."""
-        whole = math.prod(self.state.shape)
-        return whole if self.extension is None else self.extension.controlled
 
     @property
     def users_field(self) -> Any:
