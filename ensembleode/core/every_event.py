@@ -1,11 +1,13 @@
 """Room for the events of trajectories."""
 
+import dataclasses
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 
 from ..ground.retcode import ReturnCode
-from .job import Job, with_output
+from .job import Job, Unfinished, with_output
 from .lane import Trajectories
 from .plan import Outcome
 
@@ -33,9 +35,24 @@ def with_all_events(job: Job, run: Callable[[Job], Outcome]) -> Outcome:
     nobody has said how many may be."""
     if job.plan.events is None or job.trajectories.options["max_events"] is not None:
         return run(job)
-    while True:
-        outcome = run(job)
-        has_more = (np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value).any()
-        if not has_more or job.plan.max_events >= _MOST_ROOM:
+    while job.plan.max_events < _MOST_ROOM:
+        try:
+            outcome = run(dataclasses.replace(job, sink=_of_whole(job.sink)))
+        except Unfinished as e:
+            raise Unfinished(e.outcome, e.done & ~_has_more(e.outcome), e.cause) from None
+        if not _has_more(outcome).any():
             return outcome
         job = with_output(job.replan(max_events=_MORE * job.plan.max_events))
+    return run(job)
+
+
+def _of_whole(sink: Callable | None) -> Callable | None:
+    """A sink that takes only trajectories whose events had room for done."""
+    if sink is None:
+        return None
+    return lambda outcome, done: sink(outcome, done & ~_has_more(outcome))
+
+
+def _has_more(outcome: Outcome) -> Any:
+    """Which trajectories had more events than there was room for."""
+    return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
