@@ -137,8 +137,8 @@ class _Solution(eqx.Module):
         what all trajectories share is there once, as a broadcast view.
 
         **Raises:** `ValueError` for a solution that has none with it: one that JAX has taken apart
-        (returned from `jit`, or mapped over), one within `output_func` or opened from a store, and
-        of an ensemble whose `output_func` may ask for reruns.
+        (returned from `jit`, or mapped over), one within `output_func`, and of an ensemble
+        whose `output_func` may ask for reruns.
         """
         return self._known().p
 
@@ -147,8 +147,8 @@ class _Solution(eqx.Module):
         if given is None:
             raise ValueError(
                 "this solution has no u0 and p with it: solutions lose them on their way out of "
-                "jit, through vmap and tree_map, and have none in output_func, after reruns, from "
-                "open_ensemble and in answers of a service. Use what prob_func makes them of."
+                "jit, through vmap and tree_map, and have none in output_func, after reruns and in "
+                "answers of a service. Use what prob_func makes them of."
             )
         return given
 

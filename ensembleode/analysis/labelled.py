@@ -195,21 +195,21 @@ def _integrals(integral: Any, outer: tuple) -> dict:
 def _events(sol: Any, outer: tuple) -> dict:
     """What happened by callbacks: a variable for each field of `sim.events`, and for each leaf of
     the states there."""
-    if sol.events is None:
-        return {}
     variables = {}
-    for name in ("t", "which", "direction", "count"):
-        x = np.asarray(getattr(sol.events, name))
-        dims = () if name == "count" else ("event", "condition")[: x.ndim - len(outer)]
-        variables[f"events.{name}"] = ((*outer, *dims), x)
-    for name in ("u_before", "u_after"):
-        for path, leaf in jtu.tree_leaves_with_path(getattr(sol.events, name)):
-            of_leaf = jtu.keystr(path, simple=True, separator=".")
-            ndim = np.ndim(leaf) - len(outer) - 1
-            dims = inner_dims(of_leaf, ndim) if of_leaf else state_dims(ndim)
-            label = f"events.{name}" + (of_leaf and f".{of_leaf}")
-            variables[label] = ((*outer, "event", *dims), np.asarray(leaf))
+    for path, x in jtu.tree_leaves_with_path(sol.events):
+        name = jtu.keystr(path, simple=True, separator=".")
+        dims = event_dims(path, np.ndim(x) - len(outer))
+        variables[f"events.{name}"] = ((*outer, *dims), np.asarray(x))
     return variables
+
+
+def event_dims(path: tuple, ndim: int) -> tuple[str, ...]:
+    """The dimensions of a leaf of events, that is at this path in them, of one trajectory."""
+    field, *in_state = path
+    if not field.name.startswith("u_"):
+        return ("event", "condition")[:ndim]
+    leaf = jtu.keystr(tuple(in_state), simple=True, separator=".")
+    return ("event", *(inner_dims(leaf, ndim - 1) if leaf else state_dims(ndim - 1)))
 
 
 def retcode_attributes() -> dict:

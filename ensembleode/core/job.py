@@ -282,15 +282,14 @@ def compiler_options(platform: str) -> dict[str, Any]:
     return {"xla_cpu_prefer_vector_width": 512} if platform == "cpu" else {}
 
 
-def blank(shape: tuple, dtype: np.dtype) -> np.ndarray:
-    """Room for results: NaN, or zeros where they are integers. (Aligned, so that JAX on the CPU
-    takes it as it is.)"""
+def blank(shape: tuple, dtype: np.dtype, fill: Any) -> np.ndarray:
+    """Room for results, filled. (Aligned, so that JAX on the CPU takes it as it is.)"""
     dtype = np.dtype(dtype)
     size = math.prod(shape) * dtype.itemsize
     room = np.empty(size + _ALIGNMENT, np.uint8)
     start = -room.ctypes.data % _ALIGNMENT
     array = room[start : start + size].view(dtype).reshape(shape)
-    array[...] = np.nan if np.issubdtype(dtype, np.inexact) else 0
+    array[...] = fill
     return array
 
 

@@ -108,6 +108,18 @@ class Plan:
         return None if self.extension is None else self.extension.integral_of(u)
 
 
+# The number of the callback, where there was no event.
+NO_CALLBACK = -1
+
+
+def fill_of(path: tuple, dtype: Any) -> Any:
+    """What stands where there is nothing, in the leaf of an outcome that is at this path."""
+    if jax.dtypes.issubdtype(dtype, np.inexact):
+        return np.nan
+    names = [getattr(part, "name", None) for part in path]
+    return NO_CALLBACK if names == ["events", "which"] else 0
+
+
 class Happened(NamedTuple):
     """The events of a trajectory, or of several, whose axis comes first; of what did not happen
     states and times are NaN, `which` is -1.

@@ -74,12 +74,6 @@ def make_storable(job: Job, ens: EnsembleProblem) -> Job:
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
         )
-    if job.plan.max_events and ens.output_func is None:
-        raise ValueError(
-            "store keeps no events: keep what you want of them by an output_func, such as "
-            "lambda sol, ctx: (sol.events.t, False), or give the callbacks "
-            "save_positions=(False, False), so that there are none to keep."
-        )
     return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
 
 
