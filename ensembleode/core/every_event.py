@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from ..ground.retcode import ReturnCode
-from .job import Job, Unfinished, with_output
+from .job import Job, with_output
 from .lane import Trajectories
 from .plan import Outcome
 

@@ -115,15 +115,16 @@ class Run(NamedTuple):
         indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
         if not job.plan.saving.rows:
             job = count_steps(job, executor, indices, repeat)
-        more: Job | None = job
-        while more is not None:
-            job = more
+        while True:
             try:
                 outcome = executor.run(of_whole(job), indices, repeat)
             except Unfinished as e:
                 done = e.done & ~lacks_room(job, e.outcome)
                 raise Unfinished(e.outcome, done, e.cause) from None
             more = with_more_room(job, outcome)
+            if more is None:
+                break
+            job = more
         if missing:
             # (On the host, as JAX would compile a program for each length.)
             first = slice(len(wanted))
