@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
-from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Part
+from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
 from ...core.moving_jumps import follow
 from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
@@ -22,6 +22,7 @@ from .builder import BOOL, I32, I64, Value, Variable
 from .quiet import Quiet
 from .root_finding import differs, Search
 from .saved_rows import Step
+from .step_limits import hold
 
 
 if TYPE_CHECKING:
@@ -195,6 +196,10 @@ class Happening:
             b.if_(self.recent.get(), act, likely=False)
         place = self.events.components
         for i, x in enumerate(self.events.discrete):
+            if x.limit is not None and loop.problem.adaptive:
+                # (Where the state has jumped, the step before foretells nothing.)
+                here = arrived & loop.active.get() & ~jumped.get()
+                hold(loop, step, here, self._tolerance(x.limit, here), x.limit.scalefactor)
             self._act_discrete(step, x, self.marks[place + i], jumped)
 
         def go_on_anew() -> None:
@@ -203,6 +208,13 @@ class Happening:
             self._restart(here & loop.active.get())
 
         b.if_(b.any(jumped.get()), go_on_anew, likely=False)
+
+    def _tolerance(self, limit: Limit, mask: Value) -> tuple:
+        """How far below zero the components may be that step-size control looks at."""
+        loop = self.loop
+        if limit.tolerance is None:
+            return loop.tolerances(loop.held, loop.problem.controlled).abstol
+        return self.part_at(limit.tolerance, loop.state(), loop.t.get(), mask)
 
     def _act_continuous(self, step: Step, met: Value, jumped: Variable) -> None:
         b = self.b
@@ -273,8 +285,10 @@ class Happening:
             for variable, x in zip(self.moved, times_of(self.moved, rows[-1]), strict=True):
                 variable.set_where(mask, x)
             if jump.ends is not False:
-                over = mask & (ends > 0.0)
-                loop.code.set_where(over & ~self._is_out(), verdicts.TERMINATED)
+                over, code = mask & (ends > 0.0), verdicts.TERMINATED
+                if jump.fails:
+                    code = b.where(ends > 1.0, verdicts.NOT_CONVERGED, code)
+                loop.code.set_where(over & ~self._is_out(), code)
                 loop.active.set(loop.active.get() & ~over)
             jumped.set(jumped.get() | mask)
 
