@@ -133,6 +133,7 @@ def below(sim):
     return np.nanmin(np.asarray(sim.u), axis=(1, 2))
 
 
+@pytest.mark.slow
 def test_steps_are_shortened_and_states_not_negative():
     free = ensemble(None, save_everystep=True, **LOOSE)
     held = ensemble(eo.PositiveDomain(), save_everystep=True, **LOOSE)
@@ -177,6 +178,7 @@ def test_the_proposed_step_is_the_one_of_the_rule():
     assert min(polynomial(1 + 2 * ratio), other(1 + 2 * ratio)) <= -1e-2
 
 
+@pytest.mark.slow
 def test_numbers_of_each_trajectory():
     """The tolerance is computed from p; and a component may have one of its own."""
     prob = eo.ODEProblem(decays, jnp.array([1.0, 0.0]), (0.0, 5.0), 1.0, abstol=1e-2)

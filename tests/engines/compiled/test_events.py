@@ -386,6 +386,7 @@ def test_at_the_end_of_a_stretch(direction):
     np.testing.assert_allclose(sol.u[-1], 0.375, rtol=1e-12)
 
 
+@pytest.mark.slow
 def test_every_step_inside_jit():
     """Rows and gradients as those of a solve that is not staged."""
     halved = eo.ContinuousCallback(lambda u, t, i: u[0] - 2.0, lambda i: eo.remake(i, u=i.u / 2))
