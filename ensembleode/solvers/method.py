@@ -14,16 +14,31 @@ import numpy as np
 from .arithmetic import Arithmetic, Components, NUMBERS
 
 
+def _not_given(*args: Any) -> Any:
+    """What explicit methods have no use for."""
+    raise NotImplementedError("These equations are of explicit methods.")
+
+
 @dataclasses.dataclass(frozen=True)
 class Equations:
     """What a method may ask of the problem.
 
     - `f(y, t)`: the vector field, Components like `y`.
     - `jvp(y, t, dy, dt)`: its derivative there along `(dy, dt)`.
+
+    And implicit methods:
+
+    - `linearise(y, t)`: its derivatives there: by the state, the entries of the Jacobian that may
+        differ from zero, a tuple; and by the time, Components, or None where that is not in it.
+    - `factorise(jacobian, gamma_h)`: the factors of `1 - gamma_h jacobian`, a tuple.
+    - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
     """
 
     f: Callable
     jvp: Callable
+    linearise: Callable = _not_given
+    factorise: Callable = _not_given
+    solve: Callable = _not_given
 
 
 def equations_of(field: Callable) -> Equations:
