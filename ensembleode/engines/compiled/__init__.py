@@ -37,7 +37,7 @@ from ...ground.logs import log_once
 from ...tracing.program import Program, Static
 from ..checks import refusal_of_ours
 from ..engine import Engine
-from ..explicit import method
+from ..own_methods import method
 from ..results import with_times
 from .compiler import available
 from .equations import transposed
@@ -153,7 +153,7 @@ class Compiled(Engine):
         return _read_derivative(field).refusal
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """See `explicit.method`."""
+        """See `own_methods.method`."""
         return method(alg, options, has_dt=has_dt)
 
     def is_stoppable(self) -> bool:

@@ -25,7 +25,7 @@ from ...tracing.program import Program, Static
 from ..checks import refusal_backwards, refusal_of_ours
 from ..compiled.compiler import available
 from ..engine import Engine
-from ..explicit import method, REVERSE
+from ..own_methods import method, REVERSE
 from ..results import for_one, only
 from .chunks import width_of
 from .gradients import solve_trajectories
@@ -80,7 +80,7 @@ class Lanes(Engine):
         return None
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """See `explicit.method`."""
+        """See `own_methods.method`."""
         return method(alg, options, has_dt=has_dt)
 
     def is_stoppable(self) -> bool:
