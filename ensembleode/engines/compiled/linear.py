@@ -118,13 +118,15 @@ class LinearEquations:
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
         """Where the equations of a block are, one after the other."""
-        b = self.b
+        b, tolerance = self.b, _tolerance(x[0].dtype)
+        if block in factors.dense:
+            return [factors.dense[block].fulfilled(given, x, tolerance)]
         rests, sums = dict(given), {i: abs(y) for i, y in given.items()}
         for i, j in block.inside:
             entry = factors.entries[i, j]
             rests[i] = rests[i] - entry * x[j]
             sums[i] = b.mul_add(abs(entry), abs(x[j]), sums[i])
-        return [abs(rests[i]) <= sums[i] * _tolerance(x[0].dtype) for i in given]
+        return [abs(rests[i]) <= sums[i] * tolerance for i in given]
 
     def solve_transposed(self, factors: Factors, right: Components) -> Components:
         """The solution with the transposed matrix."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from .builder import Builder, Value
+from .builder import BOOL, Builder, Value
 from .reading import Memory
 
 
@@ -22,11 +22,14 @@ class DenseFactors:
         self.size = n = len(self.components)
         self.dtype = next(iter(entries.values())).dtype
         self.memory = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
+        self.matrix = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
         self.inverse = Memory.on_stack(b, self.dtype, n, of_lanes=True)
         zero = b.constant(0, self.dtype, of_lanes=True)
         for row, i in enumerate(self.components):
             for column, j in enumerate(self.components):
-                self.memory.store(row * n + column, b.spread(entries.get((i, j), zero)))
+                entry = b.spread(entries.get((i, j), zero))
+                self.memory.store(row * n + column, entry)
+                self.matrix.store(row * n + column, entry)
         b.for_(n, self._eliminate)
 
     def _eliminate(self, k: Value) -> None:
@@ -65,6 +68,28 @@ class DenseFactors:
         self.b.for_(n, forwards)
         self.b.for_(n, backwards)
         self._to_values(y, x)
+
+    def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value], tolerance: float) -> Value:
+        """Where the equations are, each as far as the `tolerance` says of what is summed in it."""
+        b, n = self.b, self.size
+        zero = b.constant(0, self.dtype, of_lanes=True)
+        given = self._in_memory([right.get(i, zero) for i in range(len(x))])
+        y, every = self._in_memory(x), b.variable(BOOL, True)
+
+        def row(i: Value) -> None:
+            rest = b.variable(self.dtype, given.load(i))
+            total = b.variable(self.dtype, abs(given.load(i)))
+
+            def column(j: Value) -> None:
+                entry, now = self.matrix.load(i * n + j), y.load(j)
+                rest.set(rest.get() - entry * now)
+                total.set(b.mul_add(abs(entry), abs(now), total.get()))
+
+            b.for_(n, column)
+            every.set(every.get() & (abs(rest.get()) <= total.get() * tolerance))
+
+        b.for_(n, row)
+        return every.get()
 
     def solve_transposed(self, x: list[Value]) -> None:
         """The same with the transposed matrix."""
