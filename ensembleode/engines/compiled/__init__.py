@@ -40,7 +40,7 @@ from ..engine import Engine
 from ..own_methods import method
 from ..results import with_times
 from .compiler import available
-from .kernel import transposed
+from .equations import transposed
 from .operations import check
 
 

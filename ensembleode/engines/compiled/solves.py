@@ -21,6 +21,7 @@ from ..results import Counts, Saved
 from . import kernel, launch, machine
 from .call import call, Share
 from .description import Description
+from .equations import size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
 
@@ -264,9 +265,9 @@ def pull_back(setup: Setup, lanes: Lane, known: Known, cotangent: Any) -> list:
     plan, n, groups = setup.plan, setup.n, setup.groups
     d = setup.description(lanes, backwards=True)
     text, checkpoint = kernel.pulling_back(d)
-    which = kernel.with_gradients(d)
+    which = with_gradients(d)
     avals = parameters_of(plan.field)
-    own, shared = (kernel.size_of(d, part) for part in which)
+    own, shared = (size_of(d, part) for part in which)
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     threads, sizes, memory = record(d, setup, checkpoint, shared)
     rows = cotangent.reshape(n, -1, d.size)
