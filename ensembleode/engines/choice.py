@@ -63,6 +63,8 @@ def choose(
     reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
+        if isinstance(alg, Rosenbrock) and candidate is julia.ENGINE:
+            reason = reason or "it is asked for by name."
         reason = reason or candidate.field_refusal(field, state, batched)
         if every.events is None and _has_arrays(alg):
             reason = reason or candidate.slower(field, state, batched)
