@@ -117,6 +117,13 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
         jaxpr = transposed(d.field, [*own, *shared], of_tangent=len(groups) > 1)
         return translated(jaxpr, with_groups(d.layout.inputs, *groups), "the derivative of f")
 
+    linear = _Linear(b, d)
+
+    @functools.cache
+    def pulled_jacobian() -> Function:
+        jaxpr = transposed_jacobian(d.field, [*own, *shared])
+        return translated(jaxpr, with_groups(d.layout.inputs, "forward"), "a derivative of f")
+
     def of(held: Held, mask: Value) -> Calls:
         def f(y: tuple, t: Value, cotangent: tuple) -> tuple:
             numbers = HeldNumbers(held, u=cotangent, forward=y)
@@ -127,7 +134,22 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
             numbers = HeldNumbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
             return evaluated(b, fn, numbers, t, mask, "transposed_tangent")
 
-        return Calls(equations(held, mask), f, jvp)
+        def linearise(y: tuple, t: Value, cotangents: Sequence) -> tuple:
+            zeros = [b.constant(0, d.dtype, of_lanes=True)] * d.size
+            entries, dfdt = cotangents
+            given = [*(zeros[:1] * len(linear.jacobian.pattern) if entries is None else entries)]
+            if linear.jacobian.has_dfdt:
+                given += zeros if dfdt is None else dfdt
+            numbers = HeldNumbers(held, u=given, forward=y)
+            return evaluated(b, pulled_jacobian(), numbers, t, mask, "transposed_jacobian")
+
+        def solve(factors: Any, cotangent: tuple) -> tuple:
+            return linear.solver.solve_transposed(factors, cotangent)
+
+        def outer(w: Sequence, x: Sequence) -> list:
+            return [w[i] * x[j] for i, j in linear.jacobian.pattern]
+
+        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer)
 
     return of
 
@@ -139,9 +161,30 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
     **Arguments:** `of_tangent`: through the `tangent` instead; its tangents follow on the state,
     and that of the state has a cotangent which follows on the state's.
     """
-    n = len(field.jaxpr.constvars)
     struct, time = state_and_time(field)
-    extra = [struct, struct, time] if of_tangent else [struct]
+    if not of_tangent:
+        return _transposed(field, field, which, struct, [])
+
+    def along(consts, u, p, t, du, dt):
+        return tangent_at(field, consts, u, (*p, du, dt), t)
+
+    return _transposed(field, along, which, struct, [struct, time])
+
+
+def transposed_jacobian(field: Program, which: Sequence[int]) -> jex.Jaxpr:
+    """The same for the Jacobian of the field, with a cotangent for each of its numbers."""
+    made, (struct, _) = jacobian(field), state_and_time(field)
+    size: Any = made.jaxpr.outvars[0].aval
+    return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
+
+
+def _transposed(
+    field: Program, fn: Callable, which: Sequence[int], cotangent: Any, more: Sequence
+) -> jex.Jaxpr:
+    """**Arguments:** `fn(consts, u, p, t, *more)`; the last of what is `more` has no cotangent."""
+    n = len(field.jaxpr.constvars)
+    struct, _ = state_and_time(field)
+    extra = [struct, *more]
 
     def pulled(consts, cotangent, p, t):
         p, (u, *along) = p[: -len(extra)], p[-len(extra) :]
@@ -151,17 +194,14 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
             every = list(numbers)
             for i, x in zip(which, chosen, strict=True):
                 every[i] = x
-            consts, p = every[:n], tuple(every[n:])
-            if not of_tangent:
-                return field(consts, u, p, t)
-            return tangent_at(field, consts, u, (*p, *du, along[-1]), t)
+            return fn(every[:n], u, tuple(every[n:]), t, *du, *along[-1:])
 
         chosen = [numbers[i] for i in which]
         to_chosen, *to_states = jax.vjp(at, chosen, u, *along[:-1])[1](cotangent)
         found = (*to_states, *to_chosen)
         return jnp.concatenate([x.reshape(-1).astype(struct.dtype) for x in found])
 
-    return staged(field, pulled, state=struct, extra=extra)
+    return staged(field, pulled, state=cotangent, extra=extra)
 
 
 def with_gradients(d: Description) -> tuple[list[int], list[int]]:

@@ -34,7 +34,7 @@ def solved(pattern, jacobian, gamma_h, right, *, transposed=False, dtype: Any = 
         factors = solver.factorise(read(inputs, 0, entries), scale.load_lanes(0))
         for i in range(2):
             solve = solver.solve_transposed if transposed else solver.solve
-            x = solve(factors, read(given, i * n, n))
+            x = solve(factors, tuple(read(given, i * n, n)))
             for k, y in enumerate(x):
                 out.store_lanes((i * n + k) * LANES, y)
         b.return_()
