@@ -83,20 +83,8 @@ def test_order_of_the_steps_of_the_interpolant_and_of_the_estimate(alg):
     assert np.all(np.abs(rates(at_end) - alg.order) < 0.45)
     degree = {2: 2, 4: 4, 5: 5}[alg.order]
     assert np.all(rates(within) > degree - 0.7)
-    # (Of Rosenbrock23's see the comment there.)
-    local = 2 if alg.order == 2 else method.embedded_order + 1
+    local = min(alg.order, method.embedded_order) + 1
     assert np.all(np.abs(rates(estimates) - local) < 0.7)
-
-
-def test_the_estimate_of_rosenbrock23_is_of_the_third_order_without_the_time():
-    eqs = equations(
-        lambda y, t: (y[1], -np.sin(y[0])), lambda y, t: [[0, 1], [-np.cos(y[0]), 0]], None
-    )
-    largest = [
-        max(np.abs(a.error).max() for _, _, a in stepped(METHODS[0], eqs, (1.0, 0.5), 1.0, steps))
-        for steps in (8, 16, 32)
-    ]
-    assert np.all(np.abs(rates(largest) - 3) < 0.3)
 
 
 @methods()
