@@ -7,7 +7,7 @@ from typing import Any
 from .numbers import NUMBERS
 
 
-_STIFF = "eo.Kvaerno5()"
+_STIFF = "eo.Rodas5P()"
 _NOT_STIFF = "eo.Tsit5(), or eo.Vern7() and eo.Vern9() for tight tolerances"
 
 _CONTROLLER = (
@@ -27,7 +27,7 @@ _OPTIONS = _by_name(
     {
         **{f"it is called {x.option}": x.aliases for x in NUMBERS},
         "there are two, reltol and abstol": "tol",
-        "the solver is the second argument, alg, such as eo.Tsit5(), or eo.Kvaerno5() if stiff": (
+        "the solver is the second argument, alg, such as eo.Tsit5(), or eo.Rodas5P() if stiff": (
             "method solver algorithm alg_hints"
         ),
         "it is called saveat: an array of times is saved exactly as it is": "t_eval ts",
@@ -70,10 +70,12 @@ _RENAMED = _by_name(
         "eo.Bosh3()": "RK23 ode23 BS3",
         "eo.Dopri8()": "DOP853 DP8",
         "eo.ImplicitEuler()": "BackwardEuler",
+        "eo.Rosenbrock23()": "ode23s",
+        "eo.Rodas4()": "Rodas",
         "eo.Vern9()": "Feagin10 Feagin12 Feagin14",
     }
 )
-_STIFF_ELSEWHERE = "BDF Radau Radau5 CVODE_BDF CVODE ode15s ode23s ode23t ode23tb Rodas"
+_STIFF_ELSEWHERE = "BDF Radau Radau5 CVODE_BDF CVODE ode15s ode23t ode23tb"
 _SWITCHING = "LSODA lsoda odeint AutoTsit5 AutoVern6 AutoVern7 AutoVern8 AutoVern9 AutoDP5"
 _STOCHASTIC = "EM EulerHeun LambaEM SRIW1 SRIW2 SOSRI SOSRA SRA1 RKMil SDEProblem SDEFunction"
 _SYMPLECTIC = "VelocityVerlet VerletLeapfrog McAte5 KahanLi8 Yoshida6 SecondOrderODEProblem"
@@ -164,7 +166,7 @@ def instead_of(name: str) -> str | None:
     elif name in _SWITCHING.split():
         text = f"nothing here switches by itself: take {_NOT_STIFF}, and {_STIFF} if stiff"
     elif is_stiff or name in _STIFF_ELSEWHERE.split():
-        text = f"for stiff problems there is {_STIFF}"
+        text = f"for stiff problems there are {_STIFF}, eo.Rosenbrock23() and eo.Kvaerno5()"
     elif package is not None:
         text = f"there is {_NOT_STIFF}"
     else:

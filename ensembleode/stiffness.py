@@ -68,10 +68,13 @@ def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
     at_the_edge = [x for x in ratios if x > _AT_THE_EDGE]
     if 2 * len(at_the_edge) <= len(ratios):
         return None
+    remedy = "eo.Rodas5P(), or eo.Rosenbrock23() at loose tolerances"
+    if job.plan.engine.name == "diffrax":
+        remedy = "an implicit method, such as eo.Kvaerno5()"
     return (
         "most trajectories ran out of steps, and the problem looks stiff: stability bounds their "
         f"steps, not accuracy (the step times the fastest rate of decay is {max(ratios):.0%} of "
-        f"what {type(alg).__name__} allows). Try an implicit method, such as eo.Kvaerno5()"
+        f"what {type(alg).__name__} allows). Try {remedy}"
     )
 
 

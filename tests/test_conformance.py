@@ -63,6 +63,10 @@ REFUSED |= {(name, "known times of each"): (ValueError, "not told of tstops") fo
 REFUSED |= {
     (name, "callback"): (ValueError, "callback") for name in ("columns", "lanes", *ON_JULIA)
 }
+REFUSED |= {
+    (name, "rosenbrock"): (ValueError, r"can('t)? run Rodas5P.*eo\.Kvaerno5\(\)")
+    for name in ("columns", "lanes")
+}
 # One failing column fails the whole solve, which shares its steps.
 SHARED_STEPS = {"columns", "julia columns"}
 
@@ -96,6 +100,7 @@ OF_EXECUTORS = {
     "test_parameters_of_each_and_shared",
     "test_retcodes",
     "test_retcodes_with_a_fixed_step",
+    "test_rosenbrock",
     "test_saveat_of_each",
     "test_spacing_over_tspan_of_each",
     "test_tolerance_of_each",
@@ -188,6 +193,16 @@ def test_integrand(name, alg, mode):
     np.testing.assert_array_equal(sim.stats.naccept, without.stats.naccept)
     np.testing.assert_allclose(sim.integral["area"], exact(3, [0.0]) - sim.u, **CLOSE)
     np.testing.assert_allclose(sim.integral["t"], [[0, 1 / 8, 1 / 2]] * 3, **CLOSE)
+
+
+def test_rosenbrock(name, alg, mode):
+    if error := refused(name, "rosenbrock"):
+        with error:
+            run(mode, ensemble(), alg, 3, eo.Rodas5P())
+        return
+    sim = run(mode, ensemble(), alg, 3, eo.Rodas5P(), saveat=0.5, **TIGHT)
+    np.testing.assert_allclose(sim.u, exact(3, [0.0, 0.5, 1.0]), **CLOSE)
+    assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
 
 
 def test_ends_are_saved_by_default(alg, mode):

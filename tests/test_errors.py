@@ -571,7 +571,7 @@ OTHER_NAMES = [
         for name, match in {
             "rtol": "it is called reltol",
             "atol": "it is called abstol",
-            "method": r"alg, such as eo\.Tsit5\(\), or eo\.Kvaerno5\(\) if stiff",
+            "method": r"alg, such as eo\.Tsit5\(\), or eo\.Rodas5P\(\) if stiff",
             "max_step": "it is called dtmax",
             "gamma": r"eo\.PIController\(gamma=",
             "events": r"called callback.*eo\.ContinuousCallback\(condition, affect\)",
@@ -603,12 +603,12 @@ OTHER_NAMES = [
             lambda name=name: getattr(eo, name),
         )
         for name, match in {
-            "Rodas5P": r"eo\.Kvaerno5\(\).*eo\.JuliaAlg\('Rodas5P\(\)'\)",
+            "Rodas5": r"eo\.Rodas5P\(\).*eo\.JuliaAlg\('Rodas5\(\)'\)",
             "FBDF": r"eo\.Kvaerno5\(\).*eo\.JuliaAlg\('FBDF\(\)'\)",
             "AutoTsit5": r"switches.*eo\.JuliaAlg\('AutoTsit5\(Rosenbrock23\(\)\)'\)",
             "LSODA": r"switches by itself",
-            "BDF": r"for stiff problems there is eo\.Kvaerno5\(\)",
-            "Radau": r"for stiff problems there is eo\.Kvaerno5\(\)",
+            "BDF": r"for stiff problems there are eo\.Rodas5P\(\)",
+            "Radau": r"for stiff problems there are eo\.Rodas5P\(\)",
             "RK45": r"here it is eo\.Dopri5\(\), or better eo\.Tsit5\(\)",
             "BS3": r"here it is eo\.Bosh3\(\)",
             "OwrenZen5": r"eo\.Vern7\(\).*eo\.JuliaAlg\('OwrenZen5\(\)'\)",
@@ -622,9 +622,9 @@ OTHER_NAMES = [
         case(f"alg {text}", TypeError, f"got the string '{text}'; {match}", lambda t=text: solve(t))
         for text, match in {
             "tsit5": r"give eo\.Tsit5\(\)\.",
-            "BDF": r"for stiff problems there is eo\.Kvaerno5\(\)",
+            "BDF": r"for stiff problems there are eo\.Rodas5P\(\)",
             "RK45": r"here it is eo\.Dopri5",
-            "nothing": r"give one such as eo\.Tsit5\(\), or eo\.Kvaerno5\(\)",
+            "nothing": r"give one such as eo\.Tsit5\(\), or eo\.Rodas5P\(\)",
         }.items()
     ),
 ]
@@ -1180,10 +1180,10 @@ def test_reduction_returns_no_pair(error, match, call):
 
 def test_the_module_is_a_module_still():
     """What asks for a name that is missing gets the answer that it expects."""
-    assert not hasattr(eo, "Rodas5P")
-    assert getattr(eo, "Rodas5P", None) is None
-    with pytest.raises(ImportError, match="Rodas5P"):
-        from ensembleode import Rodas5P  # noqa: F401  # pyright: ignore
+    assert not hasattr(eo, "Rodas5")
+    assert getattr(eo, "Rodas5", None) is None
+    with pytest.raises(ImportError, match="Rodas5"):
+        from ensembleode import Rodas5  # noqa: F401  # pyright: ignore
     with pytest.raises(AttributeError) as missing:
         eo.Tsti5  # noqa: B018
     assert (missing.value.name, missing.value.obj) == ("Tsti5", eo)  # "Did you mean: 'Tsit5'?"

@@ -6,6 +6,7 @@ from ..core.lane import Trajectories
 from ..ensemble import EnsembleColumns
 from ..numbers import of_kind
 from ..solution import EngineChoice
+from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia, lanes
 from .engine import Engine
 
@@ -50,21 +51,39 @@ def choose(
         if engine not in named:
             raise ValueError(f"engine must be 'auto' or one of {sorted(named)}, got {engine!r}.")
         if reason := unfit(named[engine]):
-            raise ValueError(f"engine={engine!r} can't run {_name(alg)}: {reason}")
+            raise ValueError(
+                f"engine={engine!r} can't run {_name(alg)}: {reason.removesuffix('.')}"
+                f"{_remedy(alg)}."
+            )
         if reason := named[engine].field_refusal(field, state, batched):
-            raise ValueError(f"engine={engine!r} can't run this f: {reason}")
+            raise ValueError(
+                f"engine={engine!r} can't run this f: {reason.removesuffix('.')}{_remedy(alg)}."
+            )
         return chosen(named[engine], "asked for")
     reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
+        if isinstance(alg, Rosenbrock) and candidate is julia.ENGINE:
+            reason = reason or "it is asked for by name."
         reason = reason or candidate.field_refusal(field, state, batched)
-        if every.events is None:
+        if every.events is None and _has_arrays(alg):
             reason = reason or candidate.slower(field, state, batched)
         if reason is None:
             why = "; ".join(["auto: the first that runs " + _name(alg), *reasons])
             return chosen(candidate, why)
         reasons.append(f"not {candidate.name}: {reason.removesuffix('.')}")
-    raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)})")
+    raise ValueError(f"no engine can run {_name(alg)} ({'; '.join(reasons)}){_remedy(alg)}")
+
+
+def _has_arrays(alg: Any) -> bool:
+    """Whether engines run this method, that solve trajectories as arrays of JAX."""
+    return not isinstance(alg, Rosenbrock)
+
+
+def _remedy(alg: Any) -> str:
+    if not isinstance(alg, Rosenbrock):
+        return ""
+    return "; for stiff problems there is eo.Kvaerno5(), too, which the diffrax engine runs"
 
 
 def _name(alg: Any) -> str:

@@ -10,7 +10,7 @@ from .. import sensitivity
 from ..core.lane import Lane
 from ..core.plan import Plan, Result
 from ..tracing.program import Static
-from . import explicit
+from . import own_methods
 from .derivatives import differentiable
 from .engine import Engine
 from .flow import Flow, Known
@@ -51,8 +51,8 @@ class Closed(Engine):
         return True
 
     def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """See `explicit.method`."""
-        return explicit.method(alg, options, has_dt=has_dt)
+        """See `own_methods.method`."""
+        return own_methods.method(alg, options, has_dt=has_dt)
 
     def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
         """Solve `n` trajectories."""

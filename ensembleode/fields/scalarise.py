@@ -18,27 +18,28 @@ from .lanes.values import fill, Scalars, unpack
 
 # Compiled, more operations than this are slower than loops, and take long to compile.
 MOST_OPERATIONS = 1000
-_LIMITS = Limits(
-    scalars=MOST_OPERATIONS,
-    moved=4 * MOST_OPERATIONS,
-    dot=MOST_OPERATIONS,
-    batched_dot=MOST_OPERATIONS,
-    choice=64,
-    unrolled=MOST_OPERATIONS,
-)
 
 
-def scalarise(jaxpr: jex.Jaxpr) -> jex.Jaxpr | None:
+def _limits(most: int) -> Limits:
+    return Limits(
+        scalars=most, moved=4 * most, dot=most, batched_dot=most, choice=64, unrolled=most
+    )
+
+
+def scalarise(jaxpr: jex.Jaxpr, most: int = MOST_OPERATIONS) -> jex.Jaxpr | None:
     """The same computation with a variable for each component, or None if that is not small.
 
     Its constants and arguments are the components of those of `jaxpr`, one after the other, each
     an array of one element; so are its results.
+
+    **Arguments:** `most`: how many operations are still small.
     """
+    limits = _limits(most)
     binders: list[Any] = [*jaxpr.constvars, *jaxpr.invars]
     sizes = [math.prod(v.aval.shape) for v in binders]
-    if sum(sizes) > _LIMITS.moved:
+    if sum(sizes) > limits.moved:
         return None
-    run = Interpreter(True, MOST_OPERATIONS, _LIMITS)
+    run = Interpreter(True, most, limits)
     run.on_cpu = False  # nothing here depends on how XLA compiles
     run.differentiated = False  # derivatives have been taken by now
 

@@ -21,6 +21,9 @@ from .julia_alg import JuliaAlg as JuliaAlg
 from .midpoint import Midpoint as Midpoint
 from .ralston import Ralston as Ralston
 from .rk4 import RK4 as RK4
+from .rodas4 import Rodas4 as Rodas4
+from .rodas5p import Rodas5P as Rodas5P
+from .rosenbrock23 import Rosenbrock23 as Rosenbrock23
 from .ssprk33 import SSPRK33 as SSPRK33
 from .tsit5 import Tsit5 as Tsit5
 from .vern6 import Vern6 as Vern6

@@ -4,6 +4,7 @@ from typing import ClassVar
 
 import equinox as eqx
 
+from .rosenbrock import ModifiedRosenbrock, Rodas
 from .runge_kutta import RungeKutta
 from .tableau import Tableau
 
@@ -50,3 +51,19 @@ class ExplicitRungeKutta(ODESolver):
         cls.adaptive = cls.tableau.error is not None
         cls.stages = cls.tableau.stages
         cls.fsal = cls.tableau.fsal
+
+
+class Rosenbrock(ODESolver):
+    """A Rosenbrock method: a subclass gives what engines make of it, its `method`.
+
+    Each step factorises `1 - gamma h J` once, with the Jacobian `J` of `f` that is derived from it,
+    and solves as many systems with that as it has stages.
+    """
+
+    method: ClassVar[Rodas | ModifiedRosenbrock]
+    implicit: ClassVar[bool] = True
+    engines: ClassVar[tuple[str, ...]] = ("compiled", "julia")
+
+    def __init_subclass__(cls, **kwargs):
+        super().__init_subclass__(**kwargs)
+        cls.order, cls.stages = cls.method.order, cls.method.stages

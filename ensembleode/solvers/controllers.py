@@ -85,6 +85,10 @@ class AbstractController(eqx.Module):
         del order, embedded_order
         return self
 
+    def for_implicit(self: _Controller) -> _Controller:
+        """The same with what it does by default for Rosenbrock methods."""
+        return self
+
     @staticmethod
     def exp2(xp: Arithmetic, x: Any) -> Any:
         """Two to the power of `x`, a float32, by the operations `xp`."""
@@ -116,6 +120,7 @@ class _Clipped(AbstractController):
     qmin: float = _constant(default=0.2, kw_only=True)
     qmax: float = _constant(default=10.0, kw_only=True)
     qmax_first_step: float = _constant(default=10_000.0, kw_only=True)
+    qsteady_max: float | None = _constant(default=None, kw_only=True)
 
     def __check_init__(self):
         _check_numbers(self)
@@ -127,12 +132,26 @@ class _Clipped(AbstractController):
             )
         if not self.qmax_first_step >= 1:
             raise ValueError(f"qmax_first_step must be 1 or more, got {self.qmax_first_step}.")
+        if self.qsteady_max is not None and not self.qsteady_max >= 1:
+            raise ValueError(f"qsteady_max must be 1 or more, got {self.qsteady_max}.")
 
-    def clipped(self, xp: Arithmetic, power: Any, is_first: Any) -> Any:
-        """`gamma 2^power`, between `qmin` and `qmax`."""
+    def for_implicit(self):
+        """See [`AbstractController`][ensembleode.AbstractController.for_implicit]."""
+        return self if self.qsteady_max is not None else _replace(self, qsteady_max=_QSTEADY_MAX)
+
+    def clipped(self, xp: Arithmetic, power: Any, accepted: Any, is_first: Any) -> Any:
+        """`gamma 2^power`, between `qmin` and `qmax`; or one."""
         factor = self.gamma * exp2(xp, power)
         most = xp.where(is_first, np.float32(self.qmax_first_step), np.float32(self.qmax))
-        return xp.maximum(xp.minimum(factor, most), self.qmin)
+        factor = xp.maximum(xp.minimum(factor, most), self.qmin)
+        if self.qsteady_max is None or self.qsteady_max == 1:
+            return factor
+        is_steady = accepted & (factor <= 1.0) & (factor >= 1 / self.qsteady_max)
+        return xp.where(is_steady, np.float32(1), factor)
+
+
+# Of OrdinaryDiffEq's implicit methods.
+_QSTEADY_MAX = 1.2
 
 
 class PIController(_Clipped):
@@ -148,6 +167,8 @@ class PIController(_Clipped):
     - `gamma`: the safety factor.
     - `qmin`, `qmax`: how much shorter or longer than this step the next may be;
         `qmax_first_step`: the latter until a step has been accepted.
+    - `qsteady_max`: after a step that is accepted the next is as long where it would be shorter by
+        no more than this factor; by default 6/5 for Rosenbrock methods, and 1 for others.
     - `qoldinit`: the least `err_old`, and that before the first step.
 
     **Raises:** `ValueError` and `TypeError` for constants out of their range.
@@ -190,7 +211,7 @@ class PIController(_Clipped):
         assert self.beta2 is not None
         # One power, and no division, between an error and the step that has to wait for it.
         before = xp.where(accepted, memory[0], np.float32(0))
-        factor = self.clipped(xp, before - self.beta1 * log_error, is_first)
+        factor = self.clipped(xp, before - self.beta1 * log_error, accepted, is_first)
         return factor, (xp.maximum(self.beta2 * log_error, self._least),)
 
 
@@ -200,7 +221,7 @@ class IController(_Clipped):
     `err` is the norm of the scaled error, and `k` one more than the order of the method that the
     step is compared with. As OrdinaryDiffEq's.
 
-    **Arguments:** `gamma`, `qmin`, `qmax`, `qmax_first_step`: see
+    **Arguments:** `gamma`, `qmin`, `qmax`, `qmax_first_step`, `qsteady_max`: see
     [`PIController`][ensembleode.PIController].
 
     **Raises:** `ValueError` and `TypeError` for constants out of their range.
@@ -223,9 +244,9 @@ class IController(_Clipped):
 
     def factor(self, xp, log_error, memory, accepted, is_first):
         """See [`AbstractController`][ensembleode.AbstractController.factor]."""
-        del memory, accepted
+        del memory
         assert self.exponent is not None
-        return self.clipped(xp, -self.exponent * log_error, is_first), ()
+        return self.clipped(xp, -self.exponent * log_error, accepted, is_first), ()
 
 
 class PIDController(AbstractController):

@@ -9,9 +9,16 @@ from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+from jax.scipy.linalg import lu_factor, lu_solve
 
 from .arithmetic import Arithmetic, Components, NUMBERS
+
+
+def _not_given(*args: Any) -> Any:
+    """What explicit methods have no use for."""
+    raise NotImplementedError("These equations are of explicit methods.")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,15 +27,45 @@ class Equations:
 
     - `f(y, t)`: the vector field, Components like `y`.
     - `jvp(y, t, dy, dt)`: its derivative there along `(dy, dt)`.
+
+    And implicit methods:
+
+    - `linearise(y, t)`: its derivatives there: by the state, the entries of the Jacobian that may
+        differ from zero, a tuple; and by the time, Components, or None where that is not in it.
+    - `factorise(jacobian, gamma_h)`: the factors of `1 - gamma_h jacobian`, a tuple.
+    - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
     """
 
     f: Callable
     jvp: Callable
+    linearise: Callable = _not_given
+    factorise: Callable = _not_given
+    solve: Callable = _not_given
 
 
 def equations_of(field: Callable) -> Equations:
-    """The equations of a field that JAX can differentiate."""
-    return Equations(field, lambda y, t, dy, dt: jax.jvp(field, (y, t), (dy, dt))[1])
+    """The equations of a field that JAX can differentiate, of which the state is one component
+    where the method is implicit."""
+
+    def linearise(y: Components, t: Any) -> tuple:
+        (u,) = y
+        jacobian = jax.jacfwd(lambda u: field((u,), t)[0])(u).reshape(u.size, u.size)
+        dfdt = jax.jvp(lambda t: field(y, t), (t,), (jnp.ones_like(t),))[1]
+        return (jacobian,), dfdt
+
+    def factorise(jacobian: tuple, gamma_h: Any) -> tuple:
+        (matrix,) = jacobian
+        of_step = jnp.asarray(gamma_h, matrix.dtype) * matrix
+        return lu_factor(jnp.eye(len(matrix), dtype=matrix.dtype) - of_step)
+
+    def solve(factors: tuple, b: Components) -> Components:
+        (b0,) = b
+        return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
+
+    def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
+        return jax.jvp(field, (y, t), (dy, dt))[1]
+
+    return Equations(field, jvp, linearise, factorise, solve)
 
 
 class Attempt(NamedTuple):
@@ -49,6 +86,14 @@ class Attempt(NamedTuple):
     failed: Any = None
 
 
+class LinearAlgebra(NamedTuple):
+    """How many Jacobians were evaluated, matrices factorised, and systems solved with these."""
+
+    njac: Any
+    nw: Any
+    nsolve: Any
+
+
 @runtime_checkable
 class Method(Protocol):
     """A method for ordinary differential equations, of states that are tuples of components.
@@ -62,6 +107,7 @@ class Method(Protocol):
     - `stages`: evaluations of the field in a step, for estimates of memory; `degree`: of the
         polynomial that its dense output is within a step.
     - `remembers`: whether a carry holds more than `init` makes of the state and time alone.
+    - `is_implicit`: whether it asks the equations for more than `f` and `jvp`.
     """
 
     @property
@@ -79,8 +125,15 @@ class Method(Protocol):
     @property
     def remembers(self) -> bool: ...
 
+    @property
+    def is_implicit(self) -> bool: ...
+
     def evaluations(self, ntried: Any) -> Any:
         """How many evaluations of the field so many steps take, accepted or not."""
+        ...
+
+    def linear_algebra(self, ntried: Any) -> LinearAlgebra | None:
+        """What so many steps take besides, accepted or not; None of an explicit method."""
         ...
 
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> Any:
@@ -96,8 +149,8 @@ class Method(Protocol):
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
-        """What `interpolate` wants of that step: `dense` of its `Attempt`, followed by what takes
-        more evaluations."""
+        """What `interpolate` wants of that step, of the `dense` of its `Attempt`: an explicit
+        method's is followed by what takes more evaluations."""
         ...
 
     def interpolate(

@@ -28,6 +28,7 @@ class RungeKutta:
 
     # (The derivative at the state is what `init` would evaluate, too.)
     remembers = False
+    is_implicit = False
 
     @property
     def order(self) -> int:
@@ -48,6 +49,9 @@ class RungeKutta:
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * (self.stages - 1) + 1 if self.tableau.fsal else ntried * self.stages
+
+    def linear_algebra(self, ntried: Any) -> None:
+        del ntried
 
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
         del xp

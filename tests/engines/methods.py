@@ -28,9 +28,13 @@ class AdamsBashforth:
     stages = 1
     degree = 3
     remembers = True
+    is_implicit = False
 
     def evaluations(self, ntried):
         return ntried + 1
+
+    def linear_algebra(self, ntried):
+        return None
 
     def init(self, xp, equations, y, t):
         k = equations.f(y, t)
@@ -68,9 +72,13 @@ class Lagging:
     stages = 1
     degree = 1
     remembers = True
+    is_implicit = False
 
     def evaluations(self, ntried):
         return ntried + 1
+
+    def linear_algebra(self, ntried):
+        return None
 
     def init(self, xp, equations, y, t):
         return equations.f(y, t)
@@ -91,9 +99,13 @@ class OneStep:
     """Carries nothing."""
 
     remembers = False
+    is_implicit = False
 
     def evaluations(self, ntried):
         return ntried
+
+    def linear_algebra(self, ntried):
+        return None
 
     def init(self, xp, equations, y, t):
         return ()

@@ -36,7 +36,7 @@ from ..checks import refusal_of_ours
 from ..closed import Closed
 from . import solves
 from .compiler import available
-from .kernel import transposed
+from .equations import transposed
 from .operations import check
 
 

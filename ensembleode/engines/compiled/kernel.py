@@ -1,83 +1,34 @@
 """The kernels: from all that decides one to its LLVM IR."""
 
 import functools
-import math
 from collections.abc import Callable, Sequence
-from typing import Any
 
-import jax
-import jax.extend.core as jex
-import jax.numpy as jnp
 import numpy as np
 
 from ...core import moving_jumps
 from ...core.events import Part
 from ...core.moving_jumps import Moving
-from ...fields import Inputs, parameters_of, staged, UntranslatableError
 from ...fields.ir import Function
-from ...fields.walking import length
-from ...solvers.method import Equations
-from ...tracing.program import Program
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
 from .description import Description
+from .equations import (
+    calls_in,
+    equations_in,
+    evaluated,
+    HeldNumbers,
+    size_of,
+    translated,
+    with_gradients,
+    with_groups,
+)
 from .events_back import Jumps
-from .field import evaluate, evaluate_apart, lowered
 from .loop import Loop
 from .module import Module
 from .numbers import Held, Order
-from .operations import check
 from .queue import Queue
-from .reading import Memory, Numbers
 from .record import Work
 from .replay import Cotangents, pull_back, Pullback
 from .saved_rows import Outputs
-from .steps import Calls
-
-
-# A field of more statements, loops unrolled, is a function of its own, called at every stage.
-_LONGEST_INLINED = 150
-# A result of as many components is returned; of more, stored.
-_LARGEST_RETURNED = 10**6
-
-
-class _Numbers(Numbers):
-    """What a field reads: the state, and the parameters that the lanes hold."""
-
-    def __init__(self, held: Held, **groups: Sequence[Value]):
-        self._held, self._groups = held, groups
-
-    def load(self, group: str, dtype: Any, index: int) -> Value:
-        if group in self._groups:
-            return self._groups[group][index]
-        return self._held.load(group, dtype, index)
-
-    def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
-        if group in self._groups:
-            return None
-        return self._held.memory(group, dtype, start, end)
-
-
-def _equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
-    """The equations of the trajectories that are held, as a `Loop` has them."""
-    inputs, what = d.layout.inputs, "f, or a derivative of f,"
-    fn = _translated(d.field.jaxpr, inputs, what)
-
-    @functools.cache
-    def along() -> Function:
-        return _translated(tangent(d.field), _with(inputs, "tangent", "dt"), what)
-
-    def of(held: Held, mask: Value) -> Equations:
-        def f(y: tuple, t: Value) -> tuple:
-            return _evaluated(b, fn, _Numbers(held, u=y), t, mask, "field")
-
-        def jvp(y: tuple, t: Value, dy: tuple, dt: Any) -> tuple:
-            dt = b.spread(b.as_value(dt, d.dtype))
-            numbers = _Numbers(held, u=y, tangent=dy, dt=[dt])
-            return _evaluated(b, along(), numbers, t, mask, "tangent")
-
-        return Equations(f, jvp)
-
-    return of
 
 
 def _callbacks_in(b: Builder, d: Description) -> Callable[..., tuple] | None:
@@ -87,43 +38,15 @@ def _callbacks_in(b: Builder, d: Description) -> Callable[..., tuple] | None:
     names = {part: f"callback{i}" for i, part in enumerate(d.events.parts)}
 
     @functools.cache
-    def translated(part: Part) -> Function:
-        inputs = _with(d.layout.inputs, *part.extras)
-        return _translated(part.program.jaxpr, inputs, "a condition or an affect of a callback")
+    def lowered(part: Part) -> Function:
+        inputs = with_groups(d.layout.inputs, *part.extras)
+        return translated(part.program.jaxpr, inputs, "a condition or an affect of a callback")
 
     def of(part: Part, held: Held, y: tuple, t: Value, mask: Value, extras: dict) -> tuple:
-        numbers = _Numbers(held, u=y, **extras)
-        return _evaluated(b, translated(part), numbers, t, mask, names[part])
+        numbers = HeldNumbers(held, u=y, **extras)
+        return evaluated(b, lowered(part), numbers, t, mask, names[part])
 
     return of
-
-
-def _with(inputs: Inputs, *groups: str) -> Inputs:
-    """With more numbers at the end of `p`, each a group of its own."""
-    return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
-
-
-def _translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
-    try:
-        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED)
-        check(fn)
-    except UntranslatableError as e:
-        raise ValueError(
-            f"{what} can't be translated: it uses {e.what}, at {e.where}. Write that part "
-            'otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
-        ) from e
-    return fn
-
-
-def _evaluated(
-    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
-) -> tuple:
-    """The components of a function, one a lane each."""
-    if length(fn.body) > _LONGEST_INLINED:
-        out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
-    else:
-        out = evaluate(b, fn, numbers, t, mask)
-    return tuple(map(b.spread, out))
 
 
 # What `sizes` says, the first operand of every kernel.
@@ -241,7 +164,7 @@ def solving(d: Description) -> str:
         outputs = Outputs(*results, frame.room, others.get("out_marks"))
         given = frame.times, outputs, frame.rows, frame.maxiters
         evaluate = _callbacks_in(b, d)
-        equations = _equations_in(b, d)
+        equations = equations_in(b, d)
         Loop(b, d, equations, held, queue, *given, stop=frame.stop, evaluate=evaluate).run()
         b.return_()
     return module.text
@@ -250,22 +173,6 @@ def solving(d: Description) -> str:
 #
 # In reverse
 #
-
-
-def with_gradients(d: Description) -> tuple[list[int], list[int]]:
-    """Which of the constants and parameters of the field have gradients: those of each trajectory,
-    and those that all share."""
-    found: dict[str, list[int]] = {"own": [], "shared": []}
-    for i, aval in enumerate(parameters_of(d.field)):
-        if jnp.issubdtype(aval.dtype, jnp.floating):
-            found[d.layout.inputs.places[i][0]].append(i)
-    return found["own"], found["shared"]
-
-
-def size_of(d: Description, which: Sequence[int]) -> int:
-    """How many numbers these constants and parameters of the field are."""
-    avals = parameters_of(d.field)
-    return sum(math.prod(avals[i].shape) for i in which)
 
 
 # More places in the `sizes` of `pull_back`: of the turns of a segment, and of the trajectories of a
@@ -295,7 +202,7 @@ def pulling_back(d: Description) -> tuple[str, int]:
         frame = Frame(b, d, more)
         others = frame.others
         held = frame.held(b, d)
-        equations = _equations_in(b, d)
+        equations = equations_in(b, d)
 
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
@@ -303,7 +210,7 @@ def pulling_back(d: Description) -> tuple[str, int]:
             told = {"on_begin": on_begin, "evaluate": _callbacks_in(b, d)}
             return Loop(b, d, equations, held.another(), queue, *given, **told)
 
-        pullback = Pullback(_calls_in(b, d, equations), n_own, n_shared, _jumps_in(b, d))
+        pullback = Pullback(calls_in(b, d, equations), n_own, n_shared, _jumps_in(b, d))
         of_rows, reached, *happened = (others[x] for x in given)
         gradients = [others[x] for x in _GRADIENTS]
         cotangents = Cotangents(of_rows, reached, *gradients, *happened, room=frame.room)
@@ -337,79 +244,6 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
     return Work(start + member, start + group, one, each, *memory, room, thread, used)
 
 
-def tangent(field: Program) -> jex.Jaxpr:
-    """The program of the field's derivative along the tangents at the end of `p`, of the state and
-    of the time."""
-    struct, t = _state_and_time(field)
-    return staged(field, functools.partial(_tangent, field), extra=[struct, t])
-
-
-def _tangent(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    *p, du, dt = p
-    return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
-
-
-def _state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
-    avals: Any = [v.aval for v in (field.jaxpr.invars[0], field.jaxpr.invars[-1])]
-    return [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
-
-
-def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
-    """The program of a cotangent in the place of the state, and the state at the end of `p`, that
-    pulls the cotangent back: to the state, and to these constants and parameters of the field.
-
-    **Arguments:** `of_tangent`: through the `tangent` instead; its tangents follow on the state,
-    and that of the state has a cotangent which follows on the state's.
-    """
-    n = len(field.jaxpr.constvars)
-    struct, time = _state_and_time(field)
-    extra = [struct, struct, time] if of_tangent else [struct]
-
-    def pulled(consts, cotangent, p, t):
-        p, (u, *along) = p[: -len(extra)], p[-len(extra) :]
-        numbers = [*consts, *p]
-
-        def at(chosen, u, *du):
-            every = list(numbers)
-            for i, x in zip(which, chosen, strict=True):
-                every[i] = x
-            consts, p = every[:n], tuple(every[n:])
-            if not of_tangent:
-                return field(consts, u, p, t)
-            return _tangent(field, consts, u, (*p, *du, along[-1]), t)
-
-        chosen = [numbers[i] for i in which]
-        to_chosen, *to_states = jax.vjp(at, chosen, u, *along[:-1])[1](cotangent)
-        found = (*to_states, *to_chosen)
-        return jnp.concatenate([x.reshape(-1).astype(struct.dtype) for x in found])
-
-    return staged(field, pulled, state=struct, extra=extra)
-
-
-def _calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
-    """The equations and their transposes, as `replay.Pullback` has them."""
-    own, shared = with_gradients(d)
-
-    @functools.cache
-    def translated(*groups: str) -> Function:
-        jaxpr = transposed(d.field, [*own, *shared], of_tangent=len(groups) > 1)
-        return _translated(jaxpr, _with(d.layout.inputs, *groups), "the derivative of f")
-
-    def of(held: Held, mask: Value) -> Calls:
-        def f(y: tuple, t: Value, cotangent: tuple) -> tuple:
-            numbers = _Numbers(held, u=cotangent, forward=y)
-            return _evaluated(b, translated("forward"), numbers, t, mask, "transposed")
-
-        def jvp(y: tuple, t: Value, dy: tuple, dt: Value, cotangent: tuple) -> tuple:
-            fn = translated("forward", "tangent", "dt")
-            numbers = _Numbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
-            return _evaluated(b, fn, numbers, t, mask, "transposed_tangent")
-
-        return Calls(equations(held, mask), f, jvp)
-
-    return of
-
-
 def _jumps_in(b: Builder, d: Description) -> Jumps | None:
     """The callbacks, as `replay.Pullback` has them."""
     evaluate = _callbacks_in(b, d)
@@ -419,16 +253,16 @@ def _jumps_in(b: Builder, d: Description) -> Jumps | None:
     names: dict[Moving, str] = {}
 
     @functools.cache
-    def translated(moving: Moving) -> Function:
+    def lowered(moving: Moving) -> Function:
         jaxpr = moving_jumps.transposed(moving, d.field, (*own, *shared))
-        inputs = _with(d.layout.inputs, *moving.extras, "forward")
-        return _translated(jaxpr, inputs, "the derivative of a condition or an affect")
+        inputs = with_groups(d.layout.inputs, *moving.extras, "forward")
+        return translated(jaxpr, inputs, "the derivative of a condition or an affect")
 
     def pull(
         moving: Moving, held: Held, y: tuple, t: Value, mask: Value, extras: dict, cotangents: list
     ) -> tuple:
         name = names.setdefault(moving, f"transposed_jump{len(names)}")
-        numbers = _Numbers(held, u=cotangents, forward=y, **extras)
-        return _evaluated(b, translated(moving), numbers, t, mask, name)
+        numbers = HeldNumbers(held, u=cotangents, forward=y, **extras)
+        return evaluated(b, lowered(moving), numbers, t, mask, name)
 
     return Jumps(evaluate, pull)

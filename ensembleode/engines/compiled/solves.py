@@ -22,6 +22,7 @@ from ..results import Left, result_of
 from . import kernel, launch, machine
 from .call import call
 from .description import Description
+from .equations import size_of, with_gradients
 from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
 
@@ -233,9 +234,9 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     plan, n, groups = flow.plan, flow.n, flow.groups
     d = described(plan, lanes, n, backwards=True)
     text, checkpoint = kernel.pulling_back(d)
-    which = kernel.with_gradients(d)
+    which = with_gradients(d)
     avals = parameters_of(plan.field)
-    own, shared = (kernel.size_of(d, part) for part in which)
+    own, shared = (size_of(d, part) for part in which)
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
     threads, sizes, memory = record(d, flow, checkpoint, shared)
     rows = cotangent.reshape(n, -1, d.size)

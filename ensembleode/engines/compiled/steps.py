@@ -17,6 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import jax.core
 import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
@@ -28,30 +29,48 @@ from .builder import Builder, Value
 from .operations import operation
 
 
-# How many components the state has to the trace: as good as any other number above one.
-_SIZE = 2
+# How many components the state has to the trace: as good as any other number above one; and how
+# many the entries of a Jacobian, and the factors of a matrix, by which they are told apart.
+_SIZE, _ENTRIES, _FACTORS = 2, 3, 4
 _XP = ArrayArithmetic(jnp)
 
 
-def _call(name: str) -> Any:
-    prim = jex.Primitive(f"equations_{name}")
-    prim.def_abstract_eval(lambda y, *_: y)
+def _call(name: str, *sizes: int) -> Any:
+    prim: Any = jex.Primitive(f"equations_{name}")
+    prim.multiple_results = True
+    prim.def_abstract_eval(lambda y, *_: [jax.core.ShapedArray((n,), y.dtype) for n in sizes])
     return prim
 
 
-_F, _JVP = _call("f"), _call("jvp")
+_F, _JVP = _call("f", _SIZE), _call("jvp", _SIZE)
+_LINEARISE, _FACTORISE = _call("linearise", _ENTRIES, _SIZE), _call("factorise", _FACTORS)
+_SOLVE = _call("solve", _SIZE)
+_CALLS = (_F, _JVP, _LINEARISE, _FACTORISE, _SOLVE)
 
 
 def _f(y: tuple, t: Any) -> tuple:
-    return (_F.bind(*y, jnp.asarray(t, y[0].dtype)),)
+    return tuple(_F.bind(*y, jnp.asarray(t, y[0].dtype)))
 
 
 def _jvp(y: tuple, t: Any, dy: tuple, dt: Any) -> tuple:
     dtype = y[0].dtype
-    return (_JVP.bind(*y, jnp.asarray(t, dtype), *dy, jnp.asarray(dt, dtype)),)
+    return tuple(_JVP.bind(*y, jnp.asarray(t, dtype), *dy, jnp.asarray(dt, dtype)))
 
 
-_EQUATIONS = Equations(_f, _jvp)
+def _linearise(y: tuple, t: Any) -> tuple:
+    entries, dfdt = _LINEARISE.bind(*y, jnp.asarray(t, y[0].dtype))
+    return (entries,), (dfdt,)
+
+
+def _factorise(jacobian: tuple, gamma_h: Any) -> tuple:
+    return tuple(_FACTORISE.bind(*jacobian, gamma_h))
+
+
+def _solve(factors: tuple, right: tuple) -> tuple:
+    return tuple(_SOLVE.bind(*factors, *right))
+
+
+_EQUATIONS = Equations(_f, _jvp, _linearise, _factorise, _solve)
 
 
 class Trace(NamedTuple):
@@ -137,11 +156,21 @@ class Calls(NamedTuple):
     - `forwards`: the vector field, and its derivative along a tangent.
     - `f(y, t, cotangent)`, `jvp(y, t, dy, dt, cotangent)`: the cotangents of states, and then those
         of the parameters.
+
+    And of implicit methods:
+
+    - `linearise(y, t, cotangents)`: likewise, from those of the entries of the Jacobian and of the
+        derivative by the time, each None where it has none.
+    - `solve(factors, cotangent)`: that of the right-hand side.
+    - `outer(w, x)`: the products of components in the places of the entries of the Jacobian.
     """
 
     forwards: Equations
     f: Callable
     jvp: Callable
+    linearise: Callable
+    solve: Callable
+    outer: Callable
 
 
 # Lists of values: one a component, or one for all.
@@ -176,8 +205,7 @@ class Pulled:
             args = [self.value(x, calls) for x in eqn.invars]
             if _is_call(eqn):
                 args = [self._whole(x, v) for x, v in zip(args, eqn.invars, strict=True)]
-                fn = calls.forwards.f if eqn.primitive is _F else calls.forwards.jvp
-                outs = [list(fn(*args))]
+                outs = self._called(eqn, args, calls.forwards)
             else:
                 outs = _written(self.b, eqn, args)
             self.values.update(zip(eqn.outvars, outs, strict=True))
@@ -185,10 +213,25 @@ class Pulled:
             return self.values[atom]()
         return self.values[atom]
 
+    def _called(self, eqn: Any, args: Sequence[Any], equations: Equations) -> list:
+        """(The factors of a matrix are what the equations say they are.)"""
+        if eqn.primitive is _LINEARISE:
+            entries, dfdt = equations.linearise(*args)
+            zero = [self.b.constant(0, eqn.invars[0].aval.dtype)]
+            return [list(entries), zero if dfdt is None else list(dfdt)]
+        if eqn.primitive is _FACTORISE:
+            return [equations.factorise(*args)]
+        if eqn.primitive is _SOLVE:
+            return [list(equations.solve(*args))]
+        return [list((equations.f if eqn.primitive is _F else equations.jvp)(*args))]
+
     def operands_of_calls(self, eqns: Sequence[Any]) -> list:
         """All that is wanted of what these equations compute, if what they are multiplied by is
         known."""
-        return [x for eqn in eqns if _is_call(eqn) for x in eqn.invars]
+        found = []
+        for eqn in filter(_is_call, eqns):
+            found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
+        return found
 
     def apart(self) -> Pulled:
         """The same with no cotangents yet, and with values that aren't there outside of a block."""
@@ -200,6 +243,8 @@ class Pulled:
         """As many as there are components, or the number that it is."""
         if not atom.aval.shape:
             return x[0]
+        if atom.aval.shape != (_SIZE,):
+            return x
         return tuple(x[i % len(x)] for i in range(self.size))
 
     def is_active(self, atom: Any) -> bool:
@@ -224,7 +269,7 @@ class Pulled:
             if all(c is None for c in cts):
                 continue
             if _is_call(eqn):
-                self._through_call(eqn, cts[0], calls)
+                self._through_call(eqn, cts, calls)
                 continue
             rule = _TRANSPOSED.get(eqn.primitive.name, _by_jax)
             values = [functools.partial(self.value, x, calls) for x in eqn.invars]
@@ -233,10 +278,29 @@ class Pulled:
                 if more is not None:
                     self.add(x, more)
 
-    def _through_call(self, eqn: Any, ct: Any, calls: Calls) -> None:
+    def _through_call(self, eqn: Any, cts: Sequence[Any], calls: Calls) -> None:
+        whole = [
+            None if c is None else self._whole(c, v) for c, v in zip(cts, eqn.outvars, strict=True)
+        ]
+        if eqn.primitive is _SOLVE:
+            factors, right = eqn.invars
+            (x,) = eqn.outvars
+            to_right = calls.solve(self.value(factors, calls), whole[0])
+            solution = self._whole(self.value(x, calls), x)
+            self.add(right, list(to_right))
+            self.add(factors, calls.outer(to_right, solution))
+            return
+        if eqn.primitive is _FACTORISE:
+            jacobian, gamma_h = eqn.invars
+            (number,) = self.value(gamma_h, calls)
+            self.add(jacobian, [number * x for x in cts[0]])
+            return
         args = [self._whole(self.value(x, calls), x) for x in eqn.invars]
-        fn = calls.f if eqn.primitive is _F else calls.jvp
-        found = list(fn(*args, self._whole(ct, eqn.outvars[0])))
+        if eqn.primitive is _LINEARISE:
+            found = list(calls.linearise(*args, whole))
+        else:
+            fn = calls.f if eqn.primitive is _F else calls.jvp
+            found = list(fn(*args, whole[0]))
         for x in eqn.invars:
             if x.aval.shape:
                 if self.is_active(x):
@@ -252,7 +316,7 @@ def _literal(b: Builder, x: Any) -> _Components:
 
 
 def _is_call(eqn: Any) -> bool:
-    return eqn.primitive is _F or eqn.primitive is _JVP
+    return eqn.primitive in _CALLS
 
 
 def _zipped(op: Callable, *xs: _Components) -> _Components:

@@ -21,8 +21,8 @@ from ...core.plan import Plan, Result
 from ...solvers import JuliaAlg
 from ...solvers.controllers import AbstractController, PIController
 from ...solvers.julia_alg import Description
+from ...solvers.method import Method as OwnMethod
 from ...solvers.norms import AbstractNorm
-from ...solvers.runge_kutta import RungeKutta
 from ...tracing.program import Static
 from ..checks import check_controller, check_steps, refusal_of_ours
 from ..engine import Engine
@@ -40,7 +40,7 @@ class Method(NamedTuple):
     controller: AbstractController | None
     norm: AbstractNorm | None
     place: methods.Place = methods.SERIAL
-    method: RungeKutta | None = None
+    method: OwnMethod | None = None
 
 
 _SENSEALGS = (
@@ -96,9 +96,11 @@ class Julia(Engine):
         controller = options["stepsize_controller"]
         if isinstance(controller, PIController) and not known_by_name:
             controller = controller.for_method(alg.order, None)
+        ours = getattr(alg, "method", None)
+        if isinstance(controller, AbstractController) and ours is not None and ours.is_implicit:
+            controller = controller.for_implicit()
         norm = options["internalnorm"]
         stages = alg.stages or 8
-        ours = getattr(alg, "method", None)
         how = (description, adaptive, implicit, stages, chosen, controller, norm)
         return Static(Method(*how, method=ours))
 

@@ -75,10 +75,8 @@ def control_as_table(controller: AbstractController) -> dict[str, Any]:
         options = {"accept_safety": controller.accept_safety}
     else:
         arguments = []
-        names = ("gamma", "qmin", "qmax", "qmax_first_step")
-        options = {name: getattr(controller, name) for name in names}
-        # Steps that hardly differ do differ: as of explicit methods in Julia.
-        options |= {"qsteady_min": 1.0, "qsteady_max": 1.0}
+        names = ("gamma", "qmin", "qmax", "qmax_first_step", "qsteady_max")
+        options = {"qsteady_min": 1.0, **{name: getattr(controller, name) or 1.0 for name in names}}
         if isinstance(controller, PIController):
             arguments = [controller.beta1, controller.beta2]
             options["qoldinit"] = controller.qoldinit

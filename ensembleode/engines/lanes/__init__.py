@@ -25,8 +25,8 @@ from ...tracing.program import Program
 from ..checks import refusal_backwards, refusal_of_ours
 from ..closed import Closed
 from ..compiled.compiler import available
-from ..explicit import REVERSE
 from ..flow import Flow
+from ..own_methods import REVERSE
 from . import gradients
 from .chunks import width_of
 from .gradients import Found

@@ -89,6 +89,8 @@ OPTIONS = {
     "first step": {"dt": 1e-3},
     "tolerances of components": {"abstol": np.array([1e-9, 1e-6, 1e-7]), "reltol": 1e-8},
     "non-FSAL": {"alg": eo.Vern7(), "saveat": 0.2},
+    "implicit": {"alg": eo.Rodas5P(), "saveat": 0.2},
+    "implicit, FSAL": {"alg": eo.Rosenbrock23(), "save_everystep": True},
     "series of several lengths": {
         "saveat": np.where(LATE, np.inf, np.arange(21).reshape(7, 3) / 21)
     },
@@ -107,6 +109,7 @@ QUICK = {
     ("own times", "float32"),
     ("steps", "float32"),
     ("fixed", "float64"),
+    ("implicit", "float64"),
 }
 
 

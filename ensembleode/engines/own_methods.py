@@ -1,4 +1,4 @@
-"""The explicit methods of our own engines, as plans hold them."""
+"""The methods of our own engines, as plans hold them."""
 
 import functools
 from typing import Any, NamedTuple
@@ -32,9 +32,14 @@ class Solver(NamedTuple):
         return self.method.stages
 
 
+def _controller(chosen: AbstractController, method: Method) -> AbstractController:
+    found = chosen.for_method(method.order, method.embedded_order)
+    return found.for_implicit() if method.is_implicit else found
+
+
 @functools.cache
-def _default_controller(order: int, embedded_order: int | None) -> AbstractController:
-    return PIController().for_method(order, embedded_order)
+def _default_controller(method: Method) -> AbstractController:
+    return _controller(PIController(), method)
 
 
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
@@ -54,8 +59,8 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     adjoint = next((x for x in REVERSE if isinstance(sensealg, x)), sensitivity.ReplayAdjoint)
     controller = None
     if adaptive:
-        chosen, orders = options["stepsize_controller"], (alg.order, alg.method.embedded_order)
-        controller = chosen.for_method(*orders) if chosen else _default_controller(*orders)
+        chosen = options["stepsize_controller"]
+        controller = _controller(chosen, alg.method) if chosen else _default_controller(alg.method)
     norm = options["internalnorm"] or RMSNorm()
     direction = "forward" if forward else "reverse"
     return Static(Solver(alg.method, controller, norm, direction, adjoint.__name__))

@@ -1,0 +1,248 @@
+"""What a kernel asks of the problem, written from its field: the field and its derivatives, their
+transposes, and the linear equations of implicit methods."""
+
+import functools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.extend.core as jex
+import jax.numpy as jnp
+
+from ...fields import Inputs, parameters_of, staged, UntranslatableError
+from ...fields.elimination import eliminated
+from ...fields.ir import Function
+from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at
+from ...fields.walking import length
+from ...solvers.method import Equations
+from ...tracing.program import Program
+from .builder import Builder, Value
+from .description import Description
+from .field import evaluate, evaluate_apart, lowered
+from .linear import LinearEquations
+from .numbers import Held
+from .operations import check
+from .reading import Memory, Numbers
+from .steps import Calls
+
+
+# A field of more statements, loops unrolled, is a function of its own, called at every stage.
+_LONGEST_INLINED = 150
+# A result of as many components is returned; of more, stored.
+_LARGEST_RETURNED = 10**6
+
+
+class HeldNumbers(Numbers):
+    """What a field reads: the state, and the parameters that the lanes hold."""
+
+    def __init__(self, held: Held, **groups: Sequence[Value]):
+        self._held, self._groups = held, groups
+
+    def load(self, group: str, dtype: Any, index: int) -> Value:
+        if group in self._groups:
+            return self._groups[group][index]
+        return self._held.load(group, dtype, index)
+
+    def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
+        if group in self._groups:
+            return None
+        return self._held.memory(group, dtype, start, end)
+
+
+def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
+    """The equations of the trajectories that are held, as a `Loop` has them."""
+    inputs, what = d.layout.inputs, "f, or a derivative of f,"
+    fn = translated(d.field.jaxpr, inputs, what)
+
+    @functools.cache
+    def along() -> Function:
+        return translated(tangent(d.field), with_groups(inputs, "tangent", "dt"), what)
+
+    linear = _Linear(b, d)
+
+    def of(held: Held, mask: Value, checks: bool = True) -> Equations:
+        def f(y: tuple, t: Value) -> tuple:
+            return evaluated(b, fn, HeldNumbers(held, u=y), t, mask, "field")
+
+        def jvp(y: tuple, t: Value, dy: tuple, dt: Any) -> tuple:
+            dt = b.spread(b.as_value(dt, d.dtype))
+            numbers = HeldNumbers(held, u=y, tangent=dy, dt=[dt])
+            return evaluated(b, along(), numbers, t, mask, "tangent")
+
+        def linearise(y: tuple, t: Value) -> tuple:
+            fn = linear.function
+            entries = evaluated(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
+            n = len(linear.jacobian.pattern)
+            return entries[:n], entries[n:] if linear.jacobian.has_dfdt else None
+
+        def factorise(jacobian: tuple, gamma_h: Value) -> Any:
+            return linear.solver.factorise(jacobian, b.spread(gamma_h), checks=checks)
+
+        def solve(factors: Any, right: tuple) -> tuple:
+            return linear.solver.solve(factors, right)
+
+        return Equations(f, jvp, linearise, factorise, solve)
+
+    return of
+
+
+class _Linear:
+    """The linear equations of implicit methods, made when they are first asked for."""
+
+    def __init__(self, b: Builder, d: Description):
+        self.b, self.d = b, d
+
+    @functools.cached_property
+    def jacobian(self) -> Jacobian:
+        return jacobian(self.d.field)
+
+    @functools.cached_property
+    def function(self) -> Function:
+        """Of its entries."""
+        return translated(self.jacobian.jaxpr, self.d.layout.inputs, "the Jacobian of f")
+
+    @functools.cached_property
+    def solver(self) -> LinearEquations:
+        pattern = self.jacobian.pattern
+        return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
+
+
+def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
+    """The equations and their transposes, as `replay.Pullback` has them."""
+    own, shared = with_gradients(d)
+
+    @functools.cache
+    def pulled(*groups: str) -> Function:
+        jaxpr = transposed(d.field, [*own, *shared], of_tangent=len(groups) > 1)
+        return translated(jaxpr, with_groups(d.layout.inputs, *groups), "the derivative of f")
+
+    linear = _Linear(b, d)
+
+    @functools.cache
+    def pulled_jacobian() -> Function:
+        jaxpr = transposed_jacobian(d.field, [*own, *shared])
+        return translated(jaxpr, with_groups(d.layout.inputs, "forward"), "a derivative of f")
+
+    def of(held: Held, mask: Value) -> Calls:
+        def f(y: tuple, t: Value, cotangent: tuple) -> tuple:
+            numbers = HeldNumbers(held, u=cotangent, forward=y)
+            return evaluated(b, pulled("forward"), numbers, t, mask, "transposed")
+
+        def jvp(y: tuple, t: Value, dy: tuple, dt: Value, cotangent: tuple) -> tuple:
+            fn = pulled("forward", "tangent", "dt")
+            numbers = HeldNumbers(held, u=cotangent, forward=y, tangent=dy, dt=[b.spread(dt)])
+            return evaluated(b, fn, numbers, t, mask, "transposed_tangent")
+
+        def linearise(y: tuple, t: Value, cotangents: Sequence) -> tuple:
+            zeros = [b.constant(0, d.dtype, of_lanes=True)] * d.size
+            entries, dfdt = cotangents
+            given = [*(zeros[:1] * len(linear.jacobian.pattern) if entries is None else entries)]
+            if linear.jacobian.has_dfdt:
+                given += zeros if dfdt is None else dfdt
+            numbers = HeldNumbers(held, u=given, forward=y)
+            return evaluated(b, pulled_jacobian(), numbers, t, mask, "transposed_jacobian")
+
+        def solve(factors: Any, cotangent: tuple) -> tuple:
+            return linear.solver.solve_transposed(factors, cotangent)
+
+        def outer(w: Sequence, x: Sequence) -> list:
+            return [w[i] * x[j] for i, j in linear.jacobian.pattern]
+
+        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer)
+
+    return of
+
+
+def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
+    """The program of a cotangent in the place of the state, and the state at the end of `p`, that
+    pulls the cotangent back: to the state, and to these constants and parameters of the field.
+
+    **Arguments:** `of_tangent`: through the `tangent` instead; its tangents follow on the state,
+    and that of the state has a cotangent which follows on the state's.
+    """
+    struct, time = state_and_time(field)
+    if not of_tangent:
+        return _transposed(field, field, which, struct, [])
+
+    def along(consts, u, p, t, du, dt):
+        return tangent_at(field, consts, u, (*p, du, dt), t)
+
+    return _transposed(field, along, which, struct, [struct, time])
+
+
+def transposed_jacobian(field: Program, which: Sequence[int]) -> jex.Jaxpr:
+    """The same for the Jacobian of the field, with a cotangent for each of its numbers."""
+    made, (struct, _) = jacobian(field), state_and_time(field)
+    size: Any = made.jaxpr.outvars[0].aval
+    return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
+
+
+def _transposed(
+    field: Program, fn: Callable, which: Sequence[int], cotangent: Any, more: Sequence
+) -> jex.Jaxpr:
+    """**Arguments:** `fn(consts, u, p, t, *more)`; the last of what is `more` has no cotangent."""
+    n = len(field.jaxpr.constvars)
+    struct, _ = state_and_time(field)
+    extra = [struct, *more]
+
+    def pulled(consts, cotangent, p, t):
+        p, (u, *along) = p[: -len(extra)], p[-len(extra) :]
+        numbers = [*consts, *p]
+
+        def at(chosen, u, *du):
+            every = list(numbers)
+            for i, x in zip(which, chosen, strict=True):
+                every[i] = x
+            return fn(every[:n], u, tuple(every[n:]), t, *du, *along[-1:])
+
+        chosen = [numbers[i] for i in which]
+        to_chosen, *to_states = jax.vjp(at, chosen, u, *along[:-1])[1](cotangent)
+        found = (*to_states, *to_chosen)
+        return jnp.concatenate([x.reshape(-1).astype(struct.dtype) for x in found])
+
+    return staged(field, pulled, state=cotangent, extra=extra)
+
+
+def with_gradients(d: Description) -> tuple[list[int], list[int]]:
+    """Which of the constants and parameters of the field have gradients: those of each trajectory,
+    and those that all share."""
+    found: dict[str, list[int]] = {"own": [], "shared": []}
+    for i, aval in enumerate(parameters_of(d.field)):
+        if jnp.issubdtype(aval.dtype, jnp.floating):
+            found[d.layout.inputs.places[i][0]].append(i)
+    return found["own"], found["shared"]
+
+
+def size_of(d: Description, which: Sequence[int]) -> int:
+    """How many numbers these constants and parameters of the field are."""
+    avals = parameters_of(d.field)
+    return sum(math.prod(avals[i].shape) for i in which)
+
+
+def with_groups(inputs: Inputs, *groups: str) -> Inputs:
+    """With more numbers at the end of `p`, each a group of its own."""
+    return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
+
+
+def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
+    try:
+        fn = lowered(jaxpr, inputs, _LARGEST_RETURNED)
+        check(fn)
+    except UntranslatableError as e:
+        raise ValueError(
+            f"{what} can't be translated: it uses {e.what}, at {e.where}. Write that part "
+            'otherwise, or use engine="lanes", and on GPUs EnsembleGPUArray().'
+        ) from e
+    return fn
+
+
+def evaluated(
+    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
+) -> tuple:
+    """The components of a function, one a lane each."""
+    if length(fn.body) > _LONGEST_INLINED:
+        out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
+    else:
+        out = evaluate(b, fn, numbers, t, mask)
+    return tuple(map(b.spread, out))

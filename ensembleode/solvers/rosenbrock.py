@@ -1,0 +1,217 @@
+"""Rosenbrock methods: steps that solve linear equations with the Jacobian of `f`, and no others.
+
+`M = I - gamma h J` is factorised once a step, and each stage solves with it. The stages are those
+that need no product with the Jacobian (Hairer and Wanner, "Solving Ordinary Differential Equations
+II", IV.7). A state is a tuple of components, numbers of an
+[`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
+"""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from .arithmetic import Arithmetic, Components
+from .method import Attempt, Equations, LinearAlgebra
+
+
+@dataclasses.dataclass(frozen=True)
+class RosenbrockTableau:
+    """The coefficients of a stiffly accurate Rosenbrock method: its last stage is the estimate of
+    the error, and the end of the step that of the last stage and that estimate together.
+
+        M k_i = gamma (h f(y + sum_j a_ij k_j, t + c_i h) + h^2 d_i df/dt + sum_j coupling_ij k_j)
+
+    - `a`, `coupling`: by rows, those below the diagonal, from the second stage on.
+    - `within`: the rows `q` of the dense output, which is `(1 - x) y + x (y2 + (1 - x) (sum_i q_1i
+        k_i + x (sum_i q_2i k_i + ...)))` at the share `x` of the step from `y` to `y2`.
+    """
+
+    gamma: float
+    a: tuple[tuple[float, ...], ...]
+    coupling: tuple[tuple[float, ...], ...]
+    c: tuple[float, ...]
+    d: tuple[float, ...]
+    within: tuple[tuple[float, ...], ...]
+    order: int
+    embedded_order: int
+
+    @property
+    def stages(self) -> int:
+        return len(self.c)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rodas:
+    """The Rosenbrock [`Method`][ensembleode.solvers.method.Method] of a tableau."""
+
+    tableau: RosenbrockTableau
+
+    remembers = False
+    is_implicit = True
+
+    @property
+    def order(self) -> int:
+        return self.tableau.order
+
+    @property
+    def embedded_order(self) -> int | None:
+        return self.tableau.embedded_order
+
+    @property
+    def stages(self) -> int:
+        return self.tableau.stages
+
+    @property
+    def degree(self) -> int:
+        return len(self.tableau.within) + 1
+
+    def evaluations(self, ntried: Any) -> Any:
+        return ntried * self.stages
+
+    def linear_algebra(self, ntried: Any) -> LinearAlgebra:
+        return LinearAlgebra(ntried, ntried, ntried * self.stages)
+
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+        del xp, equations, y, t
+        return ()
+
+    def step(
+        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+    ) -> Attempt:
+        del carry
+        tableau = self.tableau
+        gamma_h = h * tableau.gamma
+        jacobian, dfdt = equations.linearise(y, t)
+        factors = equations.factorise(jacobian, gamma_h)
+        ks: list[Components] = []
+        at, before = y, None
+        for row, coupling, c, d in zip(
+            ((), *tableau.a), ((), *tableau.coupling), tableau.c, tableau.d, strict=True
+        ):
+            if before is not None and row == (*before, 1.0):
+                at = _plus(at, (1.0,), ks[-1:])
+            else:
+                at = _plus(y, row, ks)
+            before = row
+            # (The newest of the terms, for which the others wait, comes last.)
+            slope = _scaled(xp, gamma_h, equations.f(at, t + c * h if c else t))
+            right = _plus(None, [tableau.gamma * x for x in coupling], ks)
+            right = slope if right is None else _sum(right, slope)
+            if d:
+                right = _moved(xp, right, gamma_h * (h * d), dfdt)
+            ks.append(equations.solve(factors, right))
+        y2 = _sum(at, ks[-1])
+        return Attempt(y2, (), (ks[-1],), (y2, *ks))
+
+    def dense(
+        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+    ) -> tuple:
+        del xp, equations, y, t, h
+        y2, *ks = dense
+        return (y2, *(_plus(None, row, ks) for row in self.tableau.within))
+
+    def interpolate(
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+    ) -> Components:
+        del h
+        left = 1.0 - theta
+
+        def one(start: Any, end: Any, *within: Any) -> Any:
+            x, rest = xp.over(theta, start), xp.over(left, start)
+            value = within[-1]
+            for q in reversed(within[:-1]):
+                value = q + x * value
+            return rest * start + x * (end + rest * value)
+
+        return tuple(one(*each) for each in zip(y, *dense, strict=True))
+
+
+@dataclasses.dataclass(frozen=True)
+class ModifiedRosenbrock:
+    """The method of order 2 with an estimate of order 3 that is known as `ode23s`, as a
+    [`Method`][ensembleode.solvers.method.Method]; it carries the derivative at its end.
+
+    In the estimate df/dt is multiplied by `gamma h`, as in the paper. (In OrdinaryDiffEq 7 it is by
+    `h`: where the time is in `f` its estimate is of an order less, and its steps are shorter.)
+
+    Source: Shampine and Reichelt, "The MATLAB ODE Suite", SIAM J. Sci. Comput. 18 (1997), 4.1.
+    """
+
+    order = 2
+    # (Of the higher order: what OrdinaryDiffEq's controllers take.)
+    embedded_order = 3
+    stages = 3
+    degree = 2
+    remembers = False
+    is_implicit = True
+
+    def evaluations(self, ntried: Any) -> Any:
+        return ntried * 2 + 1
+
+    def linear_algebra(self, ntried: Any) -> LinearAlgebra:
+        return LinearAlgebra(ntried, ntried, ntried * 3)
+
+    def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> tuple:
+        del xp
+        return (equations.f(y, t),)
+
+    def step(
+        self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
+    ) -> Attempt:
+        (f0,), f = carry, equations.f
+        gamma_h, half = h * _D, h * 0.5
+        jacobian, dfdt = equations.linearise(y, t)
+        factors = equations.factorise(jacobian, gamma_h)
+        k1 = equations.solve(factors, _moved(xp, f0, gamma_h, dfdt))
+        f1 = f(_moved(xp, y, half, k1), t + half)
+        k2 = _sum(equations.solve(factors, _plus(f1, (-1.0,), [k1])), k1)
+        y2 = _moved(xp, y, h, k2)
+        f2 = f(y2, t + h)
+        right = _plus(f2, (-_E32, _E32, -2.0, 2.0), [k2, f1, k1, f0])
+        k3 = equations.solve(factors, _moved(xp, right, gamma_h, dfdt))
+        error = _scaled(xp, h * (1 / 6), _plus(k3, (1.0, -2.0), [k1, k2]))
+        return Attempt(y2, (f2,), (error,), (k1, k2))
+
+    def dense(
+        self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
+    ) -> tuple:
+        del xp, equations, y, t, h
+        return dense
+
+    def interpolate(
+        self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any
+    ) -> Components:
+        scale = h * theta * (1 / (1 - 2 * _D))
+        k1, k2 = dense
+        first = _scaled(xp, scale * (1.0 - theta), k1)
+        return _sum(y, _moved(xp, first, scale * (theta - 2 * _D), k2))
+
+
+_D = 1 / (2 + math.sqrt(2))
+_E32 = 6 + math.sqrt(2)
+
+
+def _plus(start: Any, weights: Sequence[float], ks: Sequence[Components]) -> Any:
+    """`start + sum_i(weights_i k_i)`, in this order, of the first `ks`; without a start (None) the
+    sum alone, which is None where there is nothing."""
+    total = start
+    for w, k in zip(weights, ks, strict=False):
+        if w == 0:
+            continue
+        term = k if w == 1 else tuple(w * x for x in k)
+        total = term if total is None else _sum(total, term)
+    return total
+
+
+def _sum(a: Components, b: Components) -> Components:
+    return tuple(x + y for x, y in zip(a, b, strict=True))
+
+
+def _scaled(xp: Arithmetic, number: Any, k: Components) -> Components:
+    return tuple(xp.over(number, x) * x for x in k)
+
+
+def _moved(xp: Arithmetic, a: Components, number: Any, k: Components | None) -> Components:
+    """`a + number k`, where there is a `k`."""
+    return a if k is None else _sum(a, _scaled(xp, number, k))

@@ -1,0 +1,261 @@
+"""Solves by Rosenbrock methods. (Their steps, against the theory: tests/solvers/test_rosenbrock.py;
+on all ensemble algorithms: test_conformance.py.)"""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+from ...marks import slow_unless
+from ...problems import failing
+from ...solvers.test_rosenbrock import METHODS
+from ..test_julia_steps import recorded, robertson
+
+
+methods = functools.partial(pytest.mark.parametrize, "alg", METHODS, ids=lambda x: type(x).__name__)
+RODAS5P = METHODS[-1]
+few = functools.partial(
+    pytest.mark.parametrize,
+    "alg",
+    [slow_unless(x is not METHODS[1], x) for x in METHODS],
+    ids=lambda x: type(x).__name__,
+)
+
+
+def oregonator(u, p, t):
+    s, q, w = p
+    return jnp.array(
+        [
+            s * (u[1] + u[0] * (1 - q * u[0] - u[1])),
+            (u[2] - (1 + u[0]) * u[1]) / s,
+            w * (u[0] - u[2]),
+        ]
+    )
+
+
+FIELDS = {
+    "ROBER": (robertson, [0.04, 3e7, 1e4]),
+    "OREGO": (oregonator, [77.27, 8.375e-6, 0.161]),
+}
+
+
+def robertsons(tspan=(0.0, 1e5), dtype=float, **parts):
+    f, p = FIELDS["ROBER"]
+    return eo.ODEProblem(f, jnp.array([1.0, 0, 0], dtype), tspan, jnp.array(p, dtype), **parts)
+
+
+def following(u, p, t):
+    """Of the time, stiff and not linear: u follows cos(t) at the rate p."""
+    return -p * (u**3 - jnp.cos(t) ** 3) - jnp.sin(t)
+
+
+#
+# Steps
+#
+
+
+@pytest.mark.parametrize("problem", FIELDS)
+@methods()
+def test_steps_are_those_of_ordinary_diff_eq(alg, problem):
+    """At both tolerances, which are one program."""
+    f, p = FIELDS[problem]
+    found = recorded("stiff")["problems"][problem]
+    prob = eo.ODEProblem(f, jnp.array(found["u0"]), tuple(found["tspan"]), jnp.array(p))
+    records = [x for x in found["records"] if x["alg"] == type(alg).__name__]
+    assert len(records) == 2
+    for x in records:
+        tolerances = {"abstol": x["abstol"], "reltol": x["reltol"]}
+        sol = eo.solve(prob, alg, save_everystep=True, maxiters=10**4, **tolerances)
+        assert sol.retcode == eo.ReturnCode.Success
+        counts = (sol.stats.naccept, sol.stats.nreject, sol.stats.nf)
+        assert tuple(map(int, counts)) == (x["naccept"], x["nreject"], x["nf"])
+        np.testing.assert_allclose(np.asarray(sol.t)[x["step"]], x["t"], rtol=2e-5)
+        # (Times of relaxation in the Oregonator move by what steps do.)
+        np.testing.assert_allclose(sol.u[-1], x["u_end"], rtol=3e-7)
+
+
+@few()
+def test_where_the_time_is_in_f(alg):
+    prob = eo.ODEProblem(following, jnp.array([1.0]), (0.0, 2.0), 1e4)
+    times, errors = np.array([0.3, 1.1, 2.0]), []
+    for dt in (0.04, 0.02):
+        sol = eo.solve(prob, alg, dt=dt, adaptive=False, saveat=times)
+        errors.append(np.abs(sol.u[:, 0] - np.cos(times)).max())
+    order = {2: 2, 4: 1, 5: 3}[alg.order]  # (which is reduced: see test_order_reduction...)
+    assert errors[1] < 1.3 * errors[0] / 2**order
+    sol = eo.solve(prob, alg, abstol=1e-8, reltol=1e-8, saveat=times)
+    assert sol.retcode == eo.ReturnCode.Success
+    np.testing.assert_allclose(sol.u[:, 0], np.cos(times), atol=1e-7)
+
+
+@few()
+def test_a_step_that_is_hardly_shorter_is_as_long(alg):
+    """After one that was accepted; with `qsteady_max=1` it never is."""
+    f, p = FIELDS["OREGO"]
+    prob, steps = eo.ODEProblem(f, jnp.array([1.0, 2.0, 3.0]), (0.0, 360.0), jnp.array(p)), {}
+    for qsteady_max in (None, 1.2, 1.0):
+        controller = eo.PIController(qsteady_max=qsteady_max)
+        sol = eo.solve(prob, alg, save_everystep=True, stepsize_controller=controller)
+        steps[qsteady_max] = np.diff(sol.t)
+    np.testing.assert_array_equal(steps[None], steps[1.2])
+    held = {x: np.sum(np.abs(np.diff(h[:-1]) / h[:-2]) < 1e-9) for x, h in steps.items()}
+    assert held[1.2] >= 3
+    assert held[1.0] == 0
+
+
+#
+# What else a solve has
+#
+
+
+@few()
+def test_dense_output_is_what_is_saved(alg):
+    prob, times = robertsons(), np.array([1e-3, 1.3, 1e2, 7e4])
+    saved = eo.solve(prob, alg, saveat=times)
+    dense = eo.solve(prob, alg, save_everystep=True)(times)
+    np.testing.assert_allclose(dense, saved.u, rtol=1e-12)
+    exact = eo.solve(prob, RODAS5P, saveat=times, abstol=1e-13, reltol=1e-11)
+    np.testing.assert_allclose(saved.u, exact.u, rtol=2e-2)
+
+
+@few()
+def test_events(alg):
+    """When half is left is found to the tolerance, and an affect starts anew from there."""
+
+    def affect(integrator):
+        return eo.remake(integrator, u=integrator.u.at[0].mul(0.5))
+
+    seen = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, affect)
+    tolerances = {"abstol": 1e-10, "reltol": 1e-8}
+    sol = eo.solve(robertsons((0.0, 1e3)), alg, callback=seen, **tolerances)
+    assert sol.retcode == eo.ReturnCode.Success
+    assert int(sol.events.count) == 1
+    np.testing.assert_allclose(sol.events.t[0], 268.324725, rtol=3e-6)
+    np.testing.assert_allclose(np.sum(sol.u[-1]), 0.75, rtol=1e-12)
+
+
+@few()
+def test_integrals(alg):
+    """Of what flows from the second to the third component, which is that."""
+    prob = robertsons((0.0, 1e3), integrand=lambda u, p, t: {"flow": p[1] * u[1] ** 2, "t": t})
+    sol = eo.solve(prob, alg, abstol=1e-9, reltol=1e-6)
+    without = eo.solve(robertsons((0.0, 1e3)), alg, abstol=1e-9, reltol=1e-6)
+    np.testing.assert_allclose(sol.u, without.u, rtol=1e-9)
+    assert int(sol.stats.naccept) == int(without.stats.naccept)
+    np.testing.assert_allclose(sol.integral["flow"][-1], sol.u[-1][2], rtol=1e-12)
+    np.testing.assert_allclose(sol.integral["t"][-1], 5e5, rtol=1e-12)
+
+
+@few()
+def test_single_precision(alg):
+    single = eo.solve(robertsons(dtype=np.float32), alg, abstol=1e-6, reltol=1e-4)
+    exact = eo.solve(robertsons(), RODAS5P, abstol=1e-12, reltol=1e-10)
+    assert single.u.dtype == np.float32
+    assert single.retcode == eo.ReturnCode.Success
+    np.testing.assert_allclose(single.u[-1], exact.u[-1], rtol=1e-3)
+
+
+@few()
+def test_forward_mode(alg):
+    """Of a solve with respect to a rate."""
+
+    def end(rate):
+        f = lambda u, p, t: -rate * (u - jnp.cos(t))  # noqa: E731
+        prob = eo.ODEProblem(f, 0.0, (0.0, 1.0))
+        options = {"abstol": 1e-10, "reltol": 1e-10, "sensealg": eo.ForwardDiffSensitivity()}
+        return eo.solve(prob, alg, maxiters=10**5, **options).u[-1]
+
+    def exact(rate):
+        size = rate / (rate**2 + 1)
+        return size * (rate * jnp.cos(1.0) + jnp.sin(1.0) - rate * jnp.exp(-rate))
+
+    found = jax.jvp(end, (2.0,), (1.0,))
+    np.testing.assert_allclose(found, jax.jvp(exact, (2.0,), (1.0,)), rtol=1e-6)
+
+
+#
+# What goes wrong
+#
+
+
+def test_a_singular_matrix_is_no_step():
+    """Of u' = 8 u, Rodas4 with a step of 1/2 divides by 1 - 1/4 1/2 8: that step is rejected; where
+    it is fixed, the trajectory ends."""
+    prob = eo.ODEProblem(lambda u, p, t: p * u, jnp.ones(2), (0.0, 1.0), jnp.array([8.0, 1.0]))
+    sol = eo.solve(prob, eo.Rodas4(), dt=0.5, abstol=1e-9, reltol=1e-9)
+    assert sol.retcode == eo.ReturnCode.Success
+    assert int(sol.stats.nreject) >= 1
+    np.testing.assert_allclose(sol.u[-1], np.exp([8.0, 1.0]), rtol=1e-7)
+    fixed = eo.solve(prob, eo.Rodas4(), dt=0.5, adaptive=False)
+    assert fixed.retcode == eo.ReturnCode.Unstable
+    assert np.isnan(fixed.u[-1]).all()
+
+
+@few()
+def test_failures_are_codes_and_leave_neighbours_alone(alg):
+    """By NaN, an infinite solution, steps that underflow; all the others have the bits that they
+    have without them."""
+    n, maxiters = 21, 2000
+    sim = eo.solve(
+        failing(nan_start=9), alg, eo.EnsembleSerial(), trajectories=n, maxiters=maxiters
+    )
+    codes = eo.ReturnCode
+    names = [codes(int(x)) for x in sim.retcode]
+    assert names[0] == names[1] == names[9] == codes.Unstable
+    assert names[2] in (codes.DtLessThanMin, codes.Unstable, codes.MaxIters)
+    sound = [i for i in range(4, n) if i != 9]
+    assert all(names[i] == codes.Success for i in sound)
+    alone = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 1.0))
+    np.testing.assert_allclose(sim.u[sound, -1, 0], np.exp(-1), rtol=1e-2)
+    assert len({np.asarray(sim.u)[i].tobytes() for i in sound}) == 1
+    np.testing.assert_allclose(sim.u[sound[0]], eo.solve(alone, alg).u, rtol=1e-12)
+
+
+def test_a_jacobian_that_is_nan_where_f_is_not():
+    """The root of zero has no slope: where u arrives there the step fails, and so does the solve;
+    the others go on."""
+
+    def f(u, p, t):
+        return jnp.where(p > 0, -jnp.sqrt(jnp.abs(u - p)) * jnp.sqrt(u - p), -u)
+
+    prob = eo.ODEProblem(f, jnp.ones(1), (0.0, 1.0), 1.0)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, p=1.0 * (ctx.index == 1)))
+    sim = eo.solve(ens, RODAS5P, trajectories=3)
+    assert [eo.ReturnCode(int(x)).name for x in sim.retcode] == ["Success", "Unstable", "Success"]
+    np.testing.assert_array_equal(sim.u[0], sim.u[2])
+
+
+#
+# Who runs them
+#
+
+
+def test_they_run_on_the_compiled_engine():
+    sim = eo.solve(eo.EnsembleProblem(robertsons()), RODAS5P, trajectories=2)
+    assert sim.engine.name == "compiled"
+    # (Of an explicit method arrays would be faster.)
+    shared = jnp.ones(101)
+    many = eo.ODEProblem(lambda u, p, t: 1e3 * (jnp.sum(p) - u), 1.0, (0.0, 1.0), shared)
+    assert eo.solve(many, METHODS[0]).engine.name == "compiled"
+    assert eo.solve(many, dt=1e-3, adaptive=False).engine.name == "lanes"
+
+
+@pytest.mark.parametrize("engine", ["lanes", "diffrax"])
+def test_others_say_what_to_take(engine):
+    with pytest.raises(ValueError, match=rf"engine='{engine}' can't run Rodas5P.*eo\.Kvaerno5\(\)"):
+        eo.solve(robertsons(), RODAS5P, engine=engine)
+
+
+def test_what_cannot_be_compiled_has_other_methods():
+    def f(u, p, t):
+        return -jnp.linalg.eigvalsh(jnp.outer(u, u))
+
+    prob = eo.ODEProblem(f, jnp.ones(2), (0.0, 1.0))
+    with pytest.raises(ValueError, match=r"no engine can run Rodas5P.*eigh.*eo\.Kvaerno5\(\)"):
+        eo.solve(prob, RODAS5P)
+    with pytest.raises(ValueError, match=r"float32 or float64.*eo\.Kvaerno5\(\)"):
+        eo.solve(eo.ODEProblem(lambda u, p, t: 1j * u, 1.0 + 0j, (0.0, 1.0)), RODAS5P)

@@ -1,0 +1,150 @@
+"""Derivatives through Rosenbrock steps of the compiled engine: against each other, and against
+differences at tight tolerances."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import ensembleode as eo
+
+
+RATES, SCALE = np.array([0.04, 1e4, 3e7]), jnp.array([1.0, 1e3, 0.5])
+
+
+def robertson(u, p, t):
+    x, y, z = u
+    a, b, c = p
+    return jnp.stack([b * y * z - a * x, a * x - b * y * z - c * y**2, c * y**2])
+
+
+def forced(u, p, t):
+    return jnp.stack([p[0] * (jnp.cos(p[1] * t) - u[0]) + u[1], -p[2] * u[1] ** 3])
+
+
+def by_differences(fn, x, h):
+    """By central differences of two sizes, extrapolated."""
+    x = np.asarray(x, float)
+
+    def at(h):
+        steps = h * np.eye(x.size).reshape(-1, *x.shape)
+        return np.stack([(fn(x + e) - fn(x - e)) / (2 * h) for e in steps])
+
+    return (4 * at(h / 2) - at(h)) / 3
+
+
+def end(factors, alg, tol, tspan=(0.0, 50.0), **options):
+    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), tspan, RATES * factors)
+    options = {"reltol": tol, "abstol": tol * 1e-4, "maxiters": 10**5, **options}
+    return eo.solve(prob, alg, **options)
+
+
+@pytest.mark.parametrize(
+    ("alg", "tol", "accuracy"),
+    [
+        (eo.Rodas5P(), 1e-10, 1e-6),
+        pytest.param(eo.Rodas4(), 1e-10, 1e-6, marks=pytest.mark.slow),
+        pytest.param(eo.Rosenbrock23(), 1e-7, 2e-5, marks=pytest.mark.slow),
+    ],
+    ids=lambda x: type(x).__name__,
+)
+def test_of_robertson_by_its_rates(alg, tol, accuracy):
+    def loss(factors):
+        return SCALE @ end(factors, alg, tol).u[-1]
+
+    factors = jnp.ones(3)
+    backwards = jax.grad(loss)(factors)
+    forwards = [jax.jvp(loss, (factors,), (e,))[1] for e in jnp.eye(3)]
+    np.testing.assert_allclose(forwards, backwards, rtol=1e-12)
+    expected = by_differences(jax.jit(loss), factors, 1e-2)
+    np.testing.assert_allclose(backwards, expected, rtol=accuracy)
+
+
+@pytest.mark.slow
+def test_hessian():
+    def loss(factors):
+        return SCALE @ end(factors, eo.Rodas5P(), 1e-9, (0.0, 10.0)).u[-1]
+
+    factors = jnp.ones(3)
+    hessian = jax.hessian(loss)(factors)
+    np.testing.assert_allclose(hessian, hessian.T, rtol=1e-12)
+    np.testing.assert_allclose(jax.jacrev(jax.jacfwd(loss))(factors), hessian, rtol=1e-11)
+    expected = by_differences(jax.jit(jax.grad(loss)), factors, 1e-2)
+    np.testing.assert_allclose(hessian, expected, rtol=1e-6, atol=1e-9)
+
+
+OF_FORCED = jnp.array([1.0, 0.5]), jnp.array([50.0, 3.0, 1.0]), jnp.array(0.1), jnp.array(2.0)
+
+
+def of_forced(u0, p, t0, t1, alg=None, **options):
+    prob = eo.ODEProblem(forced, u0, (t0, t1), p)
+    found = eo.solve(prob, alg or eo.Rodas5P(), reltol=1e-10, abstol=1e-12, **options)
+    weights = jnp.cos(jnp.arange(found.u.size)).reshape(found.u.shape)
+    return jnp.sum(weights * found.u)
+
+
+@pytest.mark.parametrize("which", range(4), ids=["u0", "p", "t0", "t1"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        pytest.param({"saveat": np.linspace(0.3, 1.7, 5)}, marks=pytest.mark.slow),
+        pytest.param({"adaptive": False, "dt": 0.01}, marks=pytest.mark.slow),
+        pytest.param(
+            {"alg": eo.Rosenbrock23(), "adaptive": False, "dt": 2e-3}, marks=pytest.mark.slow
+        ),
+    ],
+    ids=["ends", "saveat", "fixed", "Rosenbrock23"],
+)
+def test_by_all_that_a_problem_is_made_of(which, options):
+    def of(x):
+        args = list(OF_FORCED)
+        args[which] = x
+        return of_forced(*args, **options)
+
+    x = OF_FORCED[which]
+    if which > 1 and not options.get("adaptive", True):
+        pytest.skip("steps move with the times then, and the solution's error with them")
+    got = jax.jit(jax.grad(of))(x)
+    np.testing.assert_allclose(got, by_differences(jax.jit(of), x, 1e-3), rtol=2e-6, atol=2e-8)
+
+
+def test_neighbours_that_fail_have_no_derivative_and_change_none():
+    def solved(p):
+        prob = eo.ODEProblem(lambda u, p, t: p * u**2, jnp.array([1.0]), (0.0, 1.0), p)
+        return eo.solve(prob, eo.Rodas5P(), reltol=1e-8)
+
+    rates = jnp.array([[-1.0], [2.0], [-3.0], [jnp.nan]])
+    codes = jax.vmap(lambda p: solved(p).retcode)(rates)
+    assert (np.asarray(codes)[[0, 2]] == eo.ReturnCode.Success).all()
+    assert (np.asarray(codes)[[1, 3]] != eo.ReturnCode.Success).all()
+    got = jax.vmap(jax.grad(lambda p: solved(p).u[-1, 0]))(rates)
+    alone = jax.vmap(jax.grad(lambda p: solved(p).u[-1, 0]))(rates[jnp.array([0, 2, 0, 2])])
+    np.testing.assert_array_equal(got[[0, 2]], alone[:2])
+    np.testing.assert_array_equal(got[[1, 3]], 0.0)
+    np.testing.assert_allclose(
+        got[[0, 2], 0], 1 / (1 - rates[jnp.array([0, 2]), 0]) ** 2, rtol=1e-6
+    )
+
+
+@pytest.mark.slow
+def test_of_integrals_and_events():
+    def fn(u, p, t):
+        return jnp.stack([-p[0] * u[0] * u[1], p[0] * u[0] * u[1] - u[1]])
+
+    hit = eo.ContinuousCallback(
+        lambda u, t, i: u[1] - i.p[1], lambda i: eo.remake(i, u=i.u.at[1].mul(0.5))
+    )
+
+    def loss(p):
+        prob = eo.ODEProblem(
+            fn, jnp.array([2.0, 0.1]), (0.0, 3.0), p, integrand=lambda u, p, t: u[0] ** 2 * p[0]
+        )
+        found = eo.solve(prob, eo.Rodas5P(), reltol=1e-10, abstol=1e-12, callback=hit)
+        return found.u[-1] @ jnp.array([1.0, 2.0]) + found.integral[-1]
+
+    p = jnp.array([1.5, 0.4])
+    got = jax.grad(loss)(p)
+    np.testing.assert_allclose(got, by_differences(jax.jit(loss), p, 1e-3), rtol=2e-6)
+    forwards = [jax.jvp(loss, (p,), (e,))[1] for e in jnp.eye(2)]
+    np.testing.assert_allclose(forwards, got, rtol=1e-9)

@@ -1,0 +1,99 @@
+"""Jacobians as programs, against JAX's."""
+
+import jax
+import jax.numpy as jnp
+import jax.tree_util as jtu
+import numpy as np
+import pytest
+from jax import lax
+
+from ensembleode.fields.jacobian import coloured, jacobian
+from ensembleode.tracing.program import trace
+
+from .fields import FIELDS
+
+
+T = 0.25
+
+
+def found(fn, u, p, *, apart):
+    """The Jacobian and the derivative by the time, dense."""
+    program, consts = trace(fn, u, p, jnp.asarray(T, u.dtype))
+    made = jacobian(program, apart=apart)
+    leaves, t = jtu.tree_leaves(p), jnp.asarray(T, u.dtype)
+    values = np.asarray(jax.jit(made)(consts, u, leaves, t))
+    n = len(made.pattern)
+    matrix = np.zeros((program.out_avals[0].size, u.size))
+    for place, x in zip(made.pattern, values[:n], strict=True):
+        matrix[place] = x
+    assert list(made.pattern) == sorted(made.pattern)
+    return matrix, values[n:] if made.has_dfdt else np.zeros(len(matrix)), made
+
+
+def check(fn, u, p=(), *, apart):
+    matrix, dfdt, made = found(fn, u, p, apart=apart)
+    expected = jax.jit(jax.jacfwd(lambda u: fn(u, p, T).reshape(-1)))(u).reshape(matrix.shape)
+    np.testing.assert_allclose(matrix, expected, rtol=1e-13, atol=1e-14)
+    expected = jax.jvp(lambda t: fn(u, p, t).reshape(-1), (T,), (1.0,))[1]
+    np.testing.assert_allclose(dfdt, expected, rtol=1e-13, atol=1e-14)
+    return made
+
+
+QUICK = ("forced", "pendulum", "robertson")
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize(
+    "name", [x if x in QUICK else pytest.param(x, marks=pytest.mark.slow) for x in FIELDS]
+)
+def test_fields(name, apart):
+    fn, u, p, fewer = FIELDS[name]
+    check(fn, jnp.asarray(u if fewer is None else fewer) + 0.1, p, apart=apart)
+
+
+ROUNDED = jax.custom_jvp(lambda x: jnp.round(x))
+ROUNDED.defjvp(lambda x, dx: (ROUNDED(*x), 3 * dx[0]))
+
+CASES = {
+    "by a rule": (lambda u, t: ROUNDED(u) * t, 3, True),
+    "chosen": (lambda u, t: jnp.where(u > 0, u * u[0], -jnp.tanh(u)), 5, False),
+    "in a loop": (lambda u, t: lax.fori_loop(0, 3, lambda i, z: z * u[i] + t, u), 9, True),
+    "in a loop until then": (
+        lambda u, t: lax.while_loop(lambda z: z[0] < 9, lambda z: z + jnp.abs(u) + 1, u),
+        3,
+        False,
+    ),
+    "of constants": (lambda u, t: jnp.stack([2.0 + 0 * u[0], -u[2], u[1] - u[0]]), 3, False),
+    "of the time alone": (lambda u, t: jnp.full(3, jnp.sin(t)), 0, True),
+    "of nothing": (lambda u, t: jnp.ones(3), 0, False),
+    "largest": (lambda u, t: jnp.stack([jnp.max(u), jnp.min(u), u.sum()]), 9, False),
+}
+
+
+@pytest.mark.parametrize("apart", [True, False])
+@pytest.mark.parametrize("name", CASES)
+def test_cases(name, apart):
+    fn, entries, has_dfdt = CASES[name]
+    made = check(lambda u, p, t: fn(u, t), jnp.array([0.3, -1.2, 2.5]), apart=apart)
+    assert made.has_dfdt == has_dfdt
+    if apart and name not in ("in a loop",):
+        assert len(made.pattern) == entries
+
+
+def test_what_entries_have_in_common_is_computed_once():
+    def fn(u, p, t):
+        return jnp.stack([jnp.exp(u[0] * u[1])] * 3)
+
+    made = check(fn, jnp.array([0.3, -1.2, 2.5]), apart=True)
+    assert [eqn.primitive.name for eqn in made.jaxpr.eqns].count("exp") == 1
+
+
+def test_columns_of_a_colour_have_no_row_in_common():
+    places = np.random.default_rng(0).random((40, 40)) < 0.1
+    colours = coloured(places)
+    assert max(colours) < 20
+    for colour in range(max(colours) + 1):
+        columns = [places[:, j] for j in range(40) if colours[j] == colour]
+        assert np.sum(columns, axis=0).max() <= 1
+    tridiagonal = np.abs(np.subtract.outer(np.arange(9), np.arange(9))) <= 1
+    assert max(coloured(tridiagonal)) == 2
