@@ -141,12 +141,14 @@ class _Clipped(AbstractController):
 
     def clipped(self, xp: Arithmetic, power: Any, accepted: Any, is_first: Any) -> Any:
         """`gamma 2^power`, between `qmin` and `qmax`; or one."""
-        factor = self.gamma * exp2(xp, power)
+        steady = self.qsteady_max or 1.0
+        holds = steady != 1
+        factor = self.gamma * exp2(xp, power, by_sum=holds)
         most = xp.where(is_first, np.float32(self.qmax_first_step), np.float32(self.qmax))
         factor = xp.maximum(xp.minimum(factor, most), self.qmin)
-        if self.qsteady_max is None or self.qsteady_max == 1:
+        if not holds:
             return factor
-        is_steady = accepted & (factor <= 1.0) & (factor >= 1 / self.qsteady_max)
+        is_steady = accepted & (factor <= 1.0) & (factor >= 1 / steady)
         return xp.where(is_steady, np.float32(1), factor)
 
 

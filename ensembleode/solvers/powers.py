@@ -27,19 +27,30 @@ def log2(xp: Arithmetic, x: Any) -> Any:
     return xp.cast(whole, np.float32) + s * (a * s + b) / (s + c)
 
 
-def exp2(xp: Arithmetic, x: Any) -> Any:
+def exp2(xp: Arithmetic, x: Any, *, by_sum: bool = False) -> Any:
     """Two to the power of a float32, to within its rounding: a Taylor polynomial about the nearest
-    whole number."""
+    whole number.
+
+    **Arguments:** `by_sum`: whether that is found by a sum so large that it has no other digits,
+    which takes less time than a conversion that LLVM makes lane by lane. (Without it, steps of
+    explicit methods keep their bits: halves go to the other side.)
+    """
     x = xp.minimum(xp.maximum(x, -126.0), 126.0)
-    whole = xp.floor(x + 0.5)
+    large = x + (_LARGE if by_sum else 0.5)
+    whole = large - _LARGE if by_sum else xp.floor(large)
     rest = x - whole
     # In pairs, and pairs of pairs, which don't wait for each other.
     pairs = [b * rest + a for a, b in zip(TAYLOR[::2], TAYLOR[1::2], strict=True)]
     square = rest * rest
     low, high = pairs[1] * square + pairs[0], pairs[3] * square + pairs[2]
     value = high * (square * square) + low
-    scale = xp.bitcast((xp.cast(whole, np.int32) + 127) << 23, np.float32)
+    last_bits = xp.bitcast(large, np.int32) if by_sum else xp.cast(whole, np.int32)
+    scale = xp.bitcast((last_bits + 127) << 23, np.float32)
     return value * scale
+
+
+# Its last digit is one, and whatever whole number is added is in its last bits.
+_LARGE = 1.5 * 2.0**23
 
 
 # The constants of `log2` and of `exp2`, for whatever else computes as they do.
