@@ -265,7 +265,8 @@ class Writer:
         for file, data in self._metadata.items():
             data, place = data.to_bytes(), self._real / file
             if file != "zarr.json" and not (place.exists() and place.read_bytes() == data):
-                self._files.write(file, data)
+                # (What it takes the place of, where the store grows, may be read at any time.)
+                self._files.write(file, data, synced=place.exists())
                 written.append(file)
         self._files.sync(written)
         names = ("trajectory", *(v.name for v in self.variables))
