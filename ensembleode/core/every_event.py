@@ -46,6 +46,17 @@ def with_all_events(job: Job, run: Callable[[Job], Outcome]) -> Outcome:
     return run(job)
 
 
+def check_room(had: tuple, has: tuple) -> None:
+    """**Raises:** `ValueError` where an output is of another shape than it was, as there was more
+    room for events."""
+    if had != has:
+        raise ValueError(
+            f"what output_func returns has the shape {had}, and {has} where there was more room "
+            "for events: return what does not depend on how many may be, such as sol.events.count, "
+            "or pass max_events, as many as a trajectory may have."
+        )
+
+
 def _of_whole(sink: Callable | None) -> Callable | None:
     """A sink that takes only trajectories whose events had room for done."""
     if sink is None:

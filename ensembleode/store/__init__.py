@@ -22,6 +22,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..core.every_event import check_room
 from ..core.executor import Executor
 from ..core.fingerprint import fingerprint, NotKnown
 from ..core.job import cause_of, Job, may_rerun, Unfinished
@@ -313,6 +314,7 @@ class Writer:
                     if variable.grows:
                         array[at, :most] = values[:, :most]
                     else:
+                        check_room(variable.shape, values.shape[1:])
                         array[at] = values
             except OSError:
                 with contextlib.suppress(OSError):
