@@ -1,6 +1,6 @@
 """Kills a process that writes a store, or a fit, at random moments, and goes on with the next.
 
-    python -m tests.killed store|fit FOLDER KILLS SEED
+    python -m tests.killed store|fit|events FOLDER KILLS SEED
 
 Each is forked from this one, in which JAX is imported and has computed nothing yet.
 """
@@ -38,6 +38,30 @@ def solved(folder, **options):
     )
     sim = eo.solve(ens, trajectories=240, saveat=0.1, batch_size=8, **options)
     return [sim.u["at"], sim.u["u"], sim.retcode]
+
+
+def with_events(folder, **options):
+    turn = eo.ContinuousCallback(lambda u, t, integrator: u[0] - u[1], lambda x: x)
+    ens = eo.EnsembleProblem(
+        eo.ODEProblem(lorenz, jnp.array([1.0, 0.0, 0.0]), (0.0, 8.0), 28.0, callback=turn),
+        lambda prob, ctx: eo.remake(prob, p=20.0 + ctx.index / 4),
+    )
+    sim = eo.solve(ens, trajectories=240, saveat=1.0, batch_size=8, **options)
+    return [sim.retcode, *jax.tree.leaves(sim.events), sim.u, sim.p]
+
+
+def events(folder, expected):
+    """As `store`, with events."""
+    path = folder / "a.zarr"
+    with contextlib.suppress(eo.StoreError):  # (not begun yet)
+        sim = eo.open_ensemble(path)
+        there, t = np.asarray(sim.retcode) != 0, np.asarray(sim.events.t)
+        most = min(t.shape[1], expected[1].shape[1])
+        np.testing.assert_array_equal(t[there, :most], expected[1][there, :most])
+        assert np.isnan(t[there, most:]).all()
+    found = list(map(np.asarray, with_events(folder, store=path)))
+    again = eo.open_ensemble(path)
+    return [*found[:-1], np.asarray(again.p)]
 
 
 def store(folder, expected):
@@ -92,14 +116,15 @@ def main(what, folder, kills, seed):
     begun, wanted = folder / "begun", folder / "expected.npz"
 
     def expect():
-        of = solved(folder) if what == "store" else fit(folder, None)
+        make = {"store": solved, "fit": lambda x: fit(x, None), "events": with_events}[what]
+        of = make(folder)
         np.savez(wanted, *map(np.asarray, of))
 
     def go_on():
         with np.load(wanted) as file:
             expected = list(file.values())
         begun.touch()
-        found = {"store": store, "fit": fit}[what](folder, expected)
+        found = {"store": store, "fit": fit, "events": events}[what](folder, expected)
         for x, y in zip(found, expected, strict=True):
             np.testing.assert_array_equal(x, y)
 

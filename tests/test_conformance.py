@@ -938,6 +938,39 @@ def test_callbacks_in_batches_under_vmap_and_beside_failures(name, alg, kind):
     )
 
 
+@pytest.mark.parametrize("mode", [slow_unless(x == "eager", x) for x in ("eager", "jit")])
+@pytest.mark.parametrize("how", ["outputs", "reruns", "a sum"])
+def test_outputs_and_reductions_see_events(name, alg, how, mode):
+    """All of them, although some have more than there is room for at first, in batches."""
+    if refused(name, "callback"):
+        return
+    n = 5
+    turns = eo.ContinuousCallback(lambda u, t, i: jnp.sin(i.p * t + 0.1), lambda x: x)
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, p=(4.0 + 3.0 * ctx.index) * ctx.repeat)
+
+    def output_func(sol, ctx):
+        again = (ctx.index % 2 == 0) & (ctx.repeat < 2) if how == "reruns" else False
+        return {"count": sol.events.count, "sum": jnp.nansum(sol.events.t)}, again
+
+    prob = eo.ODEProblem(lambda u, p, t: -u, jnp.ones(1), (0.0, 4.0), 1.0, callback=turns)
+    reduction = eo.sum_reduction if how == "a sum" else None
+    ens = eo.EnsembleProblem(prob, prob_func, output_func, reduction)
+    options = {"max_events": 48} if mode == "jit" else {}
+    sim = run(mode, ens, alg, n, batch_size=2, **TIGHT, **options)
+    rates = (4.0 + 3.0 * np.arange(n)) * np.where(np.arange(n) % 2, 1, 1 + (how == "reruns"))
+    times = [(np.pi * np.arange(1, 1000) - 0.1) / rate for rate in rates]
+    counts = np.array([(t < 4.0).sum() for t in times])
+    sums = np.array([t[t < 4.0].sum() for t in times])
+    assert counts.max() > 16 > counts.min()
+    if how == "a sum":
+        counts, sums = counts.sum(), sums.sum()
+    np.testing.assert_array_equal(sim.u["count"], counts)
+    np.testing.assert_allclose(sim.u["sum"], sums, rtol=1e-12)
+    assert not np.asarray(sim.failed).any()
+
+
 @pytest.mark.parametrize("kind", [slow_unless(x == "continuous", x) for x in CALLBACKS])
 def test_gradient_through_callbacks(name, alg, kind):
     """By the slopes: of the times of events, and of the ends."""

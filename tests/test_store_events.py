@@ -240,6 +240,27 @@ def job_outcome(expected):
     return Outcome(retcode=np.array([x.value for x in codes], np.int8))
 
 
+def test_outputs_as_long_as_the_room(tmp_path):
+    """Are refused in a store, where there is another shape for some, and when run again."""
+
+    def ens(rerun):
+        def output_func(sol, ctx):
+            return sol.events.t, (ctx.repeat < 2) & rerun
+
+        made = balls(output_func=output_func)
+        return eo.EnsembleProblem(
+            made.prob,
+            lambda prob, ctx: made.prob_func(prob, dataclasses.replace(ctx, index=23 * ctx.repeat)),
+            output_func,
+        )
+
+    options = {**OPTIONS, "trajectories": 1}
+    with pytest.raises(ValueError, match=r"shape \(16,\), and \(128,\).*pass max_events"):
+        eo.solve(ens(False), **options, store=tmp_path / "a.zarr")
+    sim = eo.solve(ens(False), **options, max_events=50, store=tmp_path / "b.zarr")
+    assert sim.u.shape == (1, 50)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("alg", [eo.EnsembleDistributed(workers=2), eo.EnsembleSerial()])
 def test_every_algorithm(tmp_path, alg, expected):

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 import ensembleode as eo
 from ensembleode.ground import files
+from ensembleode.store import stored
 
 from .marks import slow_unless
 from .problems import decay, scaled
@@ -79,9 +81,17 @@ class System:
                 x.write_bytes(b"")
 
 
-def solved(path=None) -> Any:
-    ens = eo.EnsembleProblem(decay(), scaled)
-    return eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), **OPTIONS, store=path)
+def often(prob, ctx):
+    return eo.remake(scaled(prob, ctx), p=10.0 + 2.0 * ctx.index)
+
+
+def solved(path=None, what="plain") -> Any:
+    ens, options = eo.EnsembleProblem(decay(), scaled), OPTIONS
+    if what == "events":  # 3 to 7 of a trajectory, and 2 of them in a chunk
+        crossing = eo.ContinuousCallback(lambda u, t, i: jnp.sin(i.p * t + 0.1), lambda x: x)
+        ens = eo.EnsembleProblem(decay(), often)
+        options = {**OPTIONS, "callback": crossing, "abstol": 1e-12}
+    return eo.solve(ens, eo.Tsit5(), eo.EnsembleSerial(), **options, store=path)
 
 
 def check(sim, expected):
@@ -91,22 +101,34 @@ def check(sim, expected):
     u = np.asarray(sim.u)
     np.testing.assert_array_equal(u[there], expected.u[there])
     assert np.isnan(u[~there]).all()
+    if expected.events is not None:
+        count, t = np.asarray(sim.events.count), np.asarray(sim.events.t)
+        assert (count[there] == np.asarray(expected.events.count)[there]).all()
+        most = min(t.shape[1], expected.events.t.shape[1])
+        assert count.max(initial=0) <= most
+        np.testing.assert_array_equal(t[there, :most], expected.events.t[there, :most])
+        assert np.isnan(t[~there]).all()
     return there.sum()
 
 
-@pytest.mark.parametrize("every", [slow_unless(False, 1), 19])
+@pytest.mark.parametrize(
+    ("every", "what"),
+    [slow_unless(False, 1, "plain"), (19, "plain"), slow_unless(False, 7, "events")],
+)
 @pytest.mark.parametrize(
     "how", ["no power", *(slow_unless(False, x) for x in ("fails", "before", "after"))]
 )
-def test_a_store_at_every_call(tmp_path, monkeypatch, how, every):
-    expected, kept, said = solved(), 0, 0
+def test_a_store_at_every_call(tmp_path, monkeypatch, how, every, what):
+    if what == "events":
+        monkeypatch.setattr(stored, "_EVENTS", 2)
+    expected, kept, said = solved(what=what), 0, 0
     at = 1 + random.Random(how).randrange(every)
     while True:
         path, error = tmp_path / str(at) / "a.zarr", None
         with monkeypatch.context() as patch:
             system = System(patch, path.parent, at, how)
             try:
-                done = solved(path)
+                done = solved(path, what)
             except Died:
                 assert how != "fails"
             except eo.StoreError as e:
@@ -133,7 +155,7 @@ def test_a_store_at_every_call(tmp_path, monkeypatch, how, every):
             else:
                 assert found >= kept
             kept = found
-        again = solved(path)
+        again = solved(path, what)
         assert again.converged
         assert check(again, expected) == len(again)
         at += every
@@ -144,7 +166,11 @@ def test_a_store_at_every_call(tmp_path, monkeypatch, how, every):
 
 @pytest.mark.parametrize(
     ("what", "kills"),
-    [("fit", 1), slow_unless(False, "fit", 100), slow_unless(False, "store", 100)],
+    [
+        ("fit", 1),
+        slow_unless(False, "fit", 100),
+        *(slow_unless(False, x, 100) for x in ("store", "events")),
+    ],
 )
 def test_killed_at_random_moments(tmp_path, what, kills):
     """By the operating system; and it ends as if it had never been."""

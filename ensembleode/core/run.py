@@ -16,7 +16,7 @@ from ..ground.retcode import ReturnCode
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from .batch_size import default_batch_size
-from .every_event import lacks_room, of_whole, with_more_room
+from .every_event import check_room, lacks_room, of_whole, with_more_room
 from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
@@ -103,9 +103,14 @@ class Run(NamedTuple):
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
         """The sum of the outputs of these trajectories, added up where they were computed, and
         their return codes and counts."""
-        u, outcome = self.executor.total(self.job, integers(wanted))
+
+        def once(job: Job) -> Outcome:
+            u, outcome = self.executor.total(job, integers(wanted))
+            return outcome._replace(u=u)
+
+        outcome = with_all_events(self.job, once)
         self._report(outcome)
-        return u, outcome
+        return outcome.u, outcome
 
     def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Outcome:
         job, executor = self.job, self.executor
@@ -145,6 +150,7 @@ class Run(NamedTuple):
             except (Unfinished, KeyboardInterrupt) as e:
                 raise Unfinished(outcome, ~outcome.rerun, cause_of(e)) from None
             for old, new in zip(jtu.tree_leaves(outcome), jtu.tree_leaves(again), strict=True):
+                check_room(old.shape[1:], new.shape[1:])
                 old[pending] = new
         return _give_up(outcome, np)
 

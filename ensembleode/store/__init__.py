@@ -22,6 +22,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..core.every_event import check_room
 from ..core.executor import Executor
 from ..core.fingerprint import fingerprint, NotKnown
 from ..core.job import cause_of, Job, may_rerun, Unfinished
@@ -265,7 +266,8 @@ class Writer:
         for file, data in self._metadata.items():
             data, place = data.to_bytes(), self._real / file
             if file != "zarr.json" and not (place.exists() and place.read_bytes() == data):
-                self._files.write(file, data)
+                # (What it takes the place of, where the store grows, may be read at any time.)
+                self._files.write(file, data, synced=place.exists())
                 written.append(file)
         self._files.sync(written)
         names = ("trajectory", *(v.name for v in self.variables))
@@ -312,6 +314,7 @@ class Writer:
                     if variable.grows:
                         array[at, :most] = values[:, :most]
                     else:
+                        check_room(variable.shape, values.shape[1:])
                         array[at] = values
             except OSError:
                 with contextlib.suppress(OSError):
