@@ -36,6 +36,7 @@ from .problem import (
     ODEProblem as ODEProblem,
     remake as remake,
 )
+from .saving_callback import Saved as Saved, SavingCallback as SavingCallback
 from .sensitivity import (
     BacksolveAdjoint as BacksolveAdjoint,
     DirectAdjoint as DirectAdjoint,

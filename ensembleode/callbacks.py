@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from .numbers import check_stops
+from .saving_callback import SavingCallback
 from .tracing.program import is_tracer
 
 
@@ -458,6 +459,7 @@ _KINDS = (
     DiscreteCallback,
     PresetTimeCallback,
     PeriodicCallback,
+    SavingCallback,
 )
 
 

@@ -21,6 +21,7 @@ from .ground.retcode import (
     ReturnCode as ReturnCode,
 )
 from .ground.state_tree import flattened, leaf_names
+from .saving_callback import Saved
 from .tracing.program import is_tracer
 
 
@@ -169,6 +170,7 @@ class ODESolution(_Solution):
     - `engine`: which engine ran, and why.
 
     - `events`: with callbacks, its [`Events`][ensembleode.Events].
+    - `saved`: with a `SavingCallback`, what it [`Saved`][ensembleode.Saved].
 
     Called with times, it interpolates (after `save_everystep=True`).
     """
@@ -184,6 +186,7 @@ class ODESolution(_Solution):
     integral: PyTree = None
     events: Events | None = None
     _given: Aside = Aside()
+    saved: Saved | None = None
 
     def __call__(self, t: Any, deriv: int = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
@@ -286,6 +289,7 @@ class EnsembleSolution(_Solution):
     - `engine`: which engine ran, and why.
     - `kind`: what `u` is: `"trajectories"`, `"outputs"` or `"reduced"`.
     - `events`: with callbacks, their [`Events`][ensembleode.Events] over the trajectories.
+    - `saved`: with a `SavingCallback`, what it [`Saved`][ensembleode.Saved], row by row.
 
     Whatever the batches and the ensemble algorithm, `u` and `t` are JAX arrays, and outside of
     `jit` `retcode`, `lengths` and `stats` NumPy arrays. On an accelerator results that were
@@ -313,6 +317,7 @@ class EnsembleSolution(_Solution):
     integral: PyTree = None
     events: Events | None = None
     _given: Aside = Aside()
+    saved: Saved | None = None
 
     @property
     def successful(self) -> Any:
@@ -357,7 +362,9 @@ class EnsembleSolution(_Solution):
             return jax.tree.map(lambda x: x[i], self.u)
         own_times = np.ndim(self.t) == 2
         t = self.t[i] if own_times else self.t
-        u, integral = jax.tree.map(lambda x: x[i], (self.u, self.integral))
+        values = None if self.saved is None else self.saved.values
+        rows = self.u, self.integral, values
+        u, integral, values = jax.tree.map(lambda x: x[i], rows)
         length = self.lengths[i]
         dense = None if self._dense is None else self._dense.of(i)
         retcode = self.retcode[i]
@@ -365,14 +372,16 @@ class EnsembleSolution(_Solution):
             retcode = ReturnCode(int(retcode))
             if own_times:
                 reached = slice(0, max(1, int(length)))
-                u, t, integral = jax.tree.map(lambda x: x[reached], (u, t, integral))
+                rows = u, t, integral, values
+                u, t, integral, values = jax.tree.map(lambda x: x[reached], rows)
                 dense = None if dense is None else dense.rows(reached)
         stats = jax.tree.map(lambda x: x[i], self.stats)
         events = jax.tree.map(lambda x: x[i], self.events)
         if events is not None and not is_tracer(length):
             events = first_events(events, int(events.count), several=False)
         given = Aside(self._given.content and self._given.content.of(i))
-        about = (dense, self.engine, self._order, integral, events, given)
+        saved = None if self.saved is None else Saved(t, values)
+        about = (dense, self.engine, self._order, integral, events, given, saved)
         return ODESolution(u, t, retcode, stats, length, *about)
 
     def __iter__(self) -> Iterator:

@@ -40,6 +40,7 @@ from .ground.placement import as_jax_arrays
 from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
+from .saving_callback import refuse_with_saving, Saved, saved
 from .solution import (
     COUNTS,
     EnsembleError,
@@ -216,6 +217,9 @@ def solve(
         return Run(job, ens, where, executor, choice, n, *how, started)
 
     run = planned(engine)
+    if run.job.trajectories.saving_function is not None:
+        refused = {"output_func": ens.output_func, "reduction": ens.reduction, "store": store}
+        refuse_with_saving(**{name: x is not None for name, x in refused.items()})
     if run.job.traced:
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
         refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
@@ -264,7 +268,8 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
         outcome = outcome._replace(t=_shared_times(job))
     given = job.trajectories.given and job.trajectories.given.of(0)
     if job.traced:
-        return solution_of(outcome, job.plan, _numbers(job), run.choice, given), None
+        sol = solution_of(outcome, job.plan, _numbers(job), run.choice, given)
+        return dataclasses.replace(sol, saved=_saved(job, sol, sol.length)), None
     outcome = jax.block_until_ready(outcome)
     codes = ("length", "retcode", *COUNTS)
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
@@ -278,7 +283,7 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
         count = int(sol.events.count)
         events = dataclasses.replace(first_events(sol.events, count, several=False), count=count)
         sol = dataclasses.replace(sol, events=events)
-    return sol, None
+    return dataclasses.replace(sol, saved=_saved(job, sol, sol.length)), None
 
 
 def _solve_traced(run: Run) -> EnsembleSolution:
@@ -403,7 +408,17 @@ def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolu
         events = as_jax_arrays(first_events(events, most, several=True))
     given = _given(job)
     about = (*about, dense, job.plan.order, integral, events, given)
-    return EnsembleSolution(u, t, retcode, lengths, stats, *about)
+    sim = EnsembleSolution(u, t, retcode, lengths, stats, *about)
+    return dataclasses.replace(sim, saved=_saved(job, sim, sim.lengths))
+
+
+def _saved(job: Job, sol: ODESolution | EnsembleSolution, lengths: Any) -> Saved | None:
+    fn, given = job.trajectories.saving_function, job.trajectories.given
+    if fn is None or given is None:
+        return None
+    several = isinstance(sol, EnsembleSolution)
+    known = given.known if several else given.of(0).known
+    return saved(fn, known, sol.u, sol.t, lengths, several=several)
 
 
 def _given(job: Job) -> Aside:

@@ -892,6 +892,27 @@ def test_corrections(name, alg, mode, kind):
         np.testing.assert_allclose(slope, 2 * slopes(3).sum(), rtol=1e-5)
 
 
+@pytest.mark.slow
+def test_saved_functions(name, alg, mode):
+    def solved(scale, n=3):
+        saving = eo.SavingCallback(lambda u, p, t: {"rate": p * u, "time": t})
+        prob = eo.ODEProblem(lambda u, p, t: -p * u, jnp.ones(1), (0.0, 1.0), 1.0, callback=saving)
+
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p=scale * jnp.asarray(slopes(n))[ctx.index])
+
+        return run(mode, eo.EnsembleProblem(prob, prob_func), alg, n, saveat=0.5, **TIGHT)
+
+    sim, rates = solved(1.0), slopes(3)[:, None]
+    decayed = np.exp(-rates * np.array([0.0, 0.5, 1.0]))
+    np.testing.assert_allclose(sim.saved.values["rate"][..., 0], rates * decayed, rtol=1e-8)
+    np.testing.assert_array_equal(sim.saved.values["time"], [[0.0, 0.5, 1.0]] * 3)
+    if mode == "jit":
+        slope = jax.grad(lambda x: jnp.sum(solved(x).saved.values["rate"][:, -1]))(1.0)
+        end = rates[:, 0] * decayed[:, -1]
+        np.testing.assert_allclose(slope, (end * (1 - rates[:, 0])).sum(), rtol=1e-7)
+
+
 @pytest.mark.parametrize("kind", CALLBACKS)
 def test_callbacks(name, alg, mode, kind):
     n = 3

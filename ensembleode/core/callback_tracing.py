@@ -14,6 +14,7 @@ import numpy as np
 
 from ..callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator, StepLimit
 from ..ground.state_tree import StateTree
+from ..saving_callback import SavingCallback
 from ..tracing.program import is_tracer, Program, program_of, trace, with_constants
 from ..tracing.purity import check_once, numbers_in
 from ..tracing.written_numbers import with_numbers_apart
@@ -48,6 +49,8 @@ class Tracing:
         """
         continuous, discrete = [], []
         for number, (x, times) in enumerate(zip(all_of(callback), known, strict=True)):
+            if isinstance(x, SavingCallback):
+                continue  # (which is no event, and is counted)
             name = f"callback {number}, a {type(x).__name__}"
             if times is not None:
                 discrete.append(self._scheduled(number, name, x, times))

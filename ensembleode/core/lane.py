@@ -68,6 +68,7 @@ class Trajectories:
     - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
     - `given`: the starts and parameters as the user gave them, whatever becomes of the numbers.
     - `made`: `lanes` as they were made, before the times of each were laid out.
+    - `saving_function`: the `fn` of a `SavingCallback`, None without.
     """
 
     field: Program
@@ -85,6 +86,7 @@ class Trajectories:
     extension: Extension | None = None
     events: Events | None = None
     given: Given | None = None
+    saving_function: Callable | None = None
 
     def __post_init__(self):
         self.made = self.made or self.lanes

@@ -8,10 +8,12 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
+from ..callbacks import all_of
 from ..ground.state_tree import StateTree, tree_of
 from ..numbers import NUMBERS, of_kind, Row
 from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
+from ..saving_callback import check_saving_function, saving_function, SavingCallback
 from ..tracing.field_errors import check_signature, explain, is_whole, NeedsNumber
 from ..tracing.program import is_tracer, Program, Static, trace
 from ..tracing.purity import check_once, contents, is_known, numbers_among, numbers_in
@@ -51,6 +53,7 @@ class Maker:
         self.programs: dict[str, Program] = {}
         self.extension: Extension | None = None
         self.events: Events | None = None
+        self.saving_function: Callable | None = None
         # What p is made of: the structure of its numbers, and the rest.
         self.parameters: tuple[Any, Any] = (None, None)
         # Whether whole numbers in p are known to f, which decides by them.
@@ -105,6 +108,7 @@ class Maker:
         known = scheduled(callback, t0, t1, dtype)
         about = known, prob, u0, tree, types, t0, index
         numbers["callback_consts"] = self._trace_callbacks(callback, *about)
+        self._trace_saving(callback, prob, p, types, dtype, index)
         for row in _STOPS:
             more = known if row.name == "tstops" else ()
             times = in_order(row, options[row.option], more, t0, t1, dtype, index)
@@ -150,7 +154,7 @@ class Maker:
         others = [x for x in jtu.tree_leaves(prob.p) if not self._is_number(x)]
         same = (callback, jtu.tree_structure(prob.p), types, prob.f, *known, *others)
         before, (events, consts) = self._traced.get("callback", ((), (None, ())))
-        if callback is None:
+        if all(isinstance(x, SavingCallback) for x in all_of(callback)):
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
@@ -162,11 +166,22 @@ class Maker:
         self.events = events
         return consts
 
+    def _trace_saving(self, callback, prob, p, types, dtype, index) -> None:
+        fn = self.saving_function = saving_function(all_of(callback))
+        self._trace("fn", fn, prob, p, types, dtype, index)
+        if fn is not None:
+            values = self.programs.pop("fn").out_avals
+            given = self.ens.prob.options.get("callback"), self.solve_options.get("callback")
+            own = not any(fn is saving_function(all_of(x)) for x in given)
+            changes = () if self.events is None else self.events.changes
+            check_saving_function(fn, values, of_prob_func=own, changes=changes)
+
     def trajectories(self, **fields: Any) -> Trajectories:
         """With these fields, and with what it kept."""
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
+        kept["saving_function"] = self.saving_function
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
         given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, self.n or 1)

@@ -14,10 +14,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..callbacks import all_of
 from ..core.saving import grid, Spacing
 from ..ground.state_tree import refuse_tree
 from ..options import check_count, check_option_names, merge, time_dtype_of
 from ..problem import ODEProblem, remake
+from ..saving_callback import saving_function
 from ..solvers import Tsit5
 
 
@@ -258,6 +260,11 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
         raise TypeError(
             "prob has an integrand, and a service answers with states: let f return what integrand "
             "does as further components of the state."
+        )
+    if saving_function(all_of(options.get("callback"))) is not None:
+        raise TypeError(
+            "callback has a SavingCallback, and a service answers with states: apply its fn to the "
+            "states of the answer."
         )
     prob = ODEProblem(prob.f, prob.u0, prob.tspan, prob.p)
     refuse_tree(prob.u0, "a service")
