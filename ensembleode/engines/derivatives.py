@@ -12,7 +12,7 @@ from jax.interpreters import ad, batching
 
 from ..core.lane import Lane
 from ..core.moving_discontinuities import with_moving_discontinuities
-from ..core.plan import Result
+from ..core.plan import Plan, Result
 from ..ground.retcode import ReturnCode
 from .along import (
     at_times,
@@ -30,13 +30,11 @@ from .batching import batch
 from .flow import (
     augmented,
     augmented_tangents,
-    each,
     Flow,
     is_zero,
     Known,
     own_of,
     reals_of,
-    Setup,
     stacked,
     unaugmented,
     with_own,
@@ -53,6 +51,7 @@ from .primitives import (
     solve_p,
     unpack,
 )
+from .results import each
 
 
 #
@@ -82,7 +81,7 @@ def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lan
     moving, table = dlanes.d_discontinuities, lanes.d_discontinuities
     if moving is None or is_zero(moving):
         return flow, lanes, dlanes
-    if not flow.setup.has_jumps:
+    if not flow.plan.engine.has_jumps:
         raise NotImplementedError(
             "d_discontinuities depend on what this solve is differentiated by, and the steps of "
             "ReplayAdjoint() are constants: use engine='compiled', which has that derivative, or "
@@ -140,7 +139,7 @@ def _pull_dot(
         more.append([None, *to_reals])
     if moving is not None:
         with_v, v = moving
-        with_v = with_v.with_moved(with_v.moved, groups=flow.setup.groups)
+        with_v = with_v.with_moved(with_v.moved, groups=flow.groups)
         w = ad.instantiate_zeros(dc)
         more.append(bind(bend_p, with_v, lanes, known, c, *v, w))
     elif not is_zero(dc):
@@ -168,7 +167,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 def _by_group(flow: Flow, lanes: Lane) -> list:
     """The real parameters, of those that all share one a group."""
-    k = flow.setup.groups
+    k = flow.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
         for x, own in zip(reals_of(flow.plan, lanes), own_of(flow.plan), strict=True)
@@ -177,7 +176,7 @@ def _by_group(flow: Flow, lanes: Lane) -> list:
 
 def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
     """With these parameters."""
-    k, own = flow.setup.groups, own_of(flow.plan)
+    k, own = flow.groups, own_of(flow.plan)
     if k == 1:
         reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
         return flow, with_reals(flow.plan, lanes, reals)
@@ -272,7 +271,7 @@ def _bend_jvp(primals, tangents, *, flow):
 def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     """Cotangents of cotangents of the numbers, as what `push` and `bend` are linear in."""
     z0, *zs = cts
-    k = flow.setup.groups
+    k = flow.groups
     moved, found = [], []
     for z, own in zip(zs, own_of(flow.plan), strict=True):
         moved.append(None if is_zero(z) else own or k > 1)
@@ -286,8 +285,7 @@ def _to_tangents(
 ) -> list:
     """Cotangents of the tangents of `like`: each trajectory's own, or their sum."""
     wanted = [bool(m) for m in like.moved]
-    setup, lanes = with_own(flow.setup._replace(groups=1), lanes, wanted)
-    flow = dataclasses.replace(flow, setup=setup)
+    flow, lanes = with_own(dataclasses.replace(flow, groups=1), lanes, wanted)
     to_u0, *found = bind(prim, flow, lanes, known, *others)
     out = [to_u0]
     for x, own, m in zip(found, own_of(flow.plan), like.moved, strict=True):
@@ -353,7 +351,7 @@ for _prim, _jvp, _transpose in (
 #
 
 
-def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Result:
+def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Result:
     """A result whose saved states and events have derivatives of any order by the numbers.
 
     **Arguments:**
@@ -361,8 +359,7 @@ def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any
     - `ok`: which trajectories are wanted: `[trajectory]`.
     - `more`: see `Known`.
     """
-    plan, n, u = setup.plan, setup.n, result.u
-    saving, events = plan.saving, result.events
+    saving, events, u = plan.saving, result.events, result.u
     ended = result.retcode == ReturnCode.Terminated.value
     ok = ok & ((result.retcode == ReturnCode.Success.value) | ended)
     if saving.mode == "steps" and plan.events is None:
@@ -372,10 +369,10 @@ def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any
     known = Known(ok, reached, more)
     if plan.events is not None:
         known = known._replace(ended=ended, happened=None if events is None else events.count)
-    u0 = each(lanes.u0, plan.batched.u0, n)
+    u0 = each(lanes.u0, plan.batched.u0, len(u))
     plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
     lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
-    flow = Flow(setup._replace(plan=plan))
+    flow = Flow(plan, len(u))
     rows = u[:, -1:] if saving.mode == "ends" else u
     size = rows.shape[1]
     if events is not None:
