@@ -99,7 +99,7 @@ def _callbacks_in(b: Builder, d: Description) -> Callable[..., tuple] | None:
 
 
 def _with(inputs: Inputs, *groups: str) -> Inputs:
-    """With more numbers at the end of `p`, each a group of its own."""
+    """The numbers with more of them at the end of `p`, each a group of its own."""
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
 
 
