@@ -41,6 +41,7 @@ from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import (
+    COUNTS,
     EnsembleError,
     EnsembleSolution,
     first_events,
@@ -265,7 +266,7 @@ def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     if job.traced:
         return solution_of(outcome, job.plan, _numbers(job), run.choice, given), None
     outcome = jax.block_until_ready(outcome)
-    codes = ("length", "retcode", "naccept", "nreject", "nf")
+    codes = ("length", "retcode", *COUNTS)
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
     known["retcode"] = ReturnCode(known["retcode"])
     if job.plan.own_times:

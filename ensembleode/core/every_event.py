@@ -1,5 +1,8 @@
 """Room for the events of trajectories."""
 
+import dataclasses
+from typing import Any
+
 import numpy as np
 
 from ..ground.retcode import ReturnCode
@@ -29,9 +32,26 @@ def first_room(every: Trajectories) -> int:
 def with_more_room(job: Job, outcome: Outcome) -> Job | None:
     """The job with more room, to be run again, where a trajectory had more events than there was
     room for and nobody has said how many may be; else None."""
-    room, given = job.plan.max_events, job.trajectories.options["max_events"]
-    if job.plan.events is None or given is not None or job.traced or room >= _MOST_ROOM:
+    if not lacks_room(job, outcome).any():
         return None
-    if not (np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value).any():
-        return None
-    return with_output(job.replan(max_events=_MORE * room))
+    return with_output(job.replan(max_events=_MORE * job.plan.max_events))
+
+
+def lacks_room(job: Job, outcome: Outcome) -> Any:
+    """Which trajectories had more events than there was room for, and get more."""
+    given = job.trajectories.options["max_events"]
+    if job.plan.events is None or given is not None or job.traced:
+        return np.False_
+    if job.plan.max_events >= _MOST_ROOM:
+        return np.False_
+    return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
+
+
+def of_whole(job: Job) -> Job:
+    """The job whose sink takes only trajectories whose events had room for done."""
+    sink = job.sink
+    if sink is None or job.plan.events is None:
+        return job
+    return dataclasses.replace(
+        job, sink=lambda outcome, done: sink(outcome, done & ~lacks_room(job, outcome))
+    )

@@ -9,7 +9,7 @@ import numpy as np
 
 from .every_step import bounded
 from .job import blank, integers, Job, solve_lanes, Unfinished
-from .plan import Outcome
+from .plan import fill_of, Outcome
 
 
 class Gather:
@@ -28,12 +28,16 @@ class Gather:
         return ranges(self.trajectories, batch_size)
 
     def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
-        leaves, self.structure = jtu.tree_flatten(outcome)
-        leaves = [np.asarray(x) for x in leaves]
+        leaves, self.structure = jtu.tree_flatten_with_path(outcome)
+        fills = [fill_of(path, x.dtype) for path, x in leaves]
+        leaves = [np.asarray(x) for _, x in leaves]
         if not self.leaves:
-            self.leaves = [blank((self.trajectories, *x.shape[1:]), x.dtype) for x in leaves]
-        for i, new in enumerate(leaves):
-            self.leaves[i] = _fit(self.leaves[i], new)
+            self.leaves = [
+                blank((self.trajectories, *x.shape[1:]), x.dtype, fill)
+                for x, fill in zip(leaves, fills, strict=True)
+            ]
+        for i, (new, fill) in enumerate(zip(leaves, fills, strict=True)):
+            self.leaves[i] = _fit(self.leaves[i], new, fill)
             rows = tuple(slice(0, n) for n in new.shape[1:])
             self.leaves[i][(wanted, *rows)] = new
 
@@ -76,11 +80,11 @@ def outcome_of_one(job: Job) -> Outcome:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
 
 
-def _fit(full: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Room for a batch that saved more steps than those before it."""
+def _fit(full: np.ndarray, new: np.ndarray, fill: Any) -> np.ndarray:
+    """Room for a batch that saved more steps, or had more events, than those before it."""
     shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))
     if shape == full.shape:
         return full
-    larger = blank(shape, full.dtype)
+    larger = blank(shape, full.dtype, fill)
     larger[tuple(map(slice, full.shape))] = full
     return larger

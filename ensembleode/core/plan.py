@@ -11,6 +11,7 @@ import numpy as np
 
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
+from ..solution import COUNTS
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
@@ -107,6 +108,18 @@ class Plan:
         return None if self.extension is None else self.extension.integral_of(u)
 
 
+# The number of the callback, where there was no event.
+NO_CALLBACK = -1
+
+
+def fill_of(path: tuple, dtype: Any) -> Any:
+    """What stands where there is nothing, in the leaf of an outcome that is at this path."""
+    if jax.dtypes.issubdtype(dtype, np.inexact):
+        return np.nan
+    names = [getattr(part, "name", None) for part in path]
+    return NO_CALLBACK if names == ["events", "which"] else 0
+
+
 class Happened(NamedTuple):
     """The events of a trajectory, or of several, whose axis comes first; of what did not happen
     states and times are NaN, `which` is -1.
@@ -131,8 +144,8 @@ class Result(NamedTuple):
 
     `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have their
     own times; `length` counts those reached; `inner` are states within the steps,
-    `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is None where not
-    counted; `events`, a `Happened`, are None without callbacks whose events are kept.
+    `[time, node, *state]` (see `core.dense`; None where they were not kept); counts are those of
+    `solution.Stats`; `events`, a `Happened`, are None without callbacks whose events are kept.
     """
 
     u: Any
@@ -143,6 +156,9 @@ class Result(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+    njac: Any = None
+    nw: Any = None
+    nsolve: Any = None
     events: Any = None
 
 
@@ -164,8 +180,8 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
 
     @property
     def counts(self) -> tuple:
-        """How many steps were accepted and rejected, and how often `f` was evaluated."""
-        return self.naccept, self.nreject, self.nf
+        """Those of `solution.Stats`."""
+        return tuple(getattr(self, name) for name in COUNTS)
 
 
 def shared_times(plan: Plan, lanes: Lane) -> Any:

@@ -16,7 +16,7 @@ from ..ground.retcode import ReturnCode
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from .batch_size import default_batch_size
-from .every_event import with_more_room
+from .every_event import lacks_room, of_whole, with_more_room
 from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
@@ -115,9 +115,16 @@ class Run(NamedTuple):
         indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
         if not job.plan.saving.rows:
             job = count_steps(job, executor, indices, repeat)
-        outcome = executor.run(job, indices, repeat)
-        while (more := with_more_room(job, outcome)) is not None:
-            job, outcome = more, executor.run(more, indices, repeat)
+        while True:
+            try:
+                outcome = executor.run(of_whole(job), indices, repeat)
+            except Unfinished as e:
+                done = e.done & ~lacks_room(job, e.outcome)
+                raise Unfinished(e.outcome, done, e.cause) from None
+            more = with_more_room(job, outcome)
+            if more is None:
+                break
+            job = more
         if missing:
             # (On the host, as JAX would compile a program for each length.)
             first = slice(len(wanted))

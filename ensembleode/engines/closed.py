@@ -30,11 +30,13 @@ class Closed(Engine):
         states, and of the real parameters, one a trajectory, or one a group where all share them.
         Those of trajectories that failed are any.
     - `moves_steps`: whether `ForwardDiffSensitivity()` differentiates the steps, too.
+    - `has_jumps`: whether it solves with callbacks.
     """
 
     chunked = True
     closed = True
     moves_steps: ClassVar[bool] = False
+    has_jumps: ClassVar[bool] = True
     solved: ClassVar[Callable[[Plan, Lane, Any], Result]]
     rows: ClassVar[Callable[[Plan, Lane, Any], Any]]
     pull_back: ClassVar[Callable[[Flow, Lane, Known, Any], list]]

@@ -11,6 +11,7 @@ import jax.tree_util as jtu
 from jax.interpreters import ad, batching
 
 from ..core.lane import Lane
+from ..core.moving_discontinuities import with_moving_discontinuities
 from ..core.plan import Plan, Result
 from ..ground.retcode import ReturnCode
 from .along import (
@@ -61,7 +62,6 @@ from .results import each
 def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
     """The tangents of x as operands, that of the first state with what it moves along the field
     when `t0` does; None where nothing moves."""
-    _refuse_moving_jumps(dlanes)
     v0, reals = dlanes.u0, reals_of(flow.plan, dlanes)
     if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
@@ -72,19 +72,37 @@ def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, 
     return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not is_zero(x))]
 
 
-def _refuse_moving_jumps(dlanes: Lane) -> None:
+def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lane, Lane]:
+    """The flow that has derivatives by the times where the field jumps, where these have tangents.
+    (That of other known times is nothing: there the solution is as smooth as elsewhere.)
+
+    **Raises:** `NotImplementedError` where the engine has none.
     """
-    **Raises:** `NotImplementedError` for a tangent of the times where the field jumps. (That of
-    other known times is nothing: there the solution is as smooth as elsewhere.)
-    """
-    moving = dlanes.d_discontinuities
-    if moving is not None and not is_zero(moving):
+    moving, table = dlanes.d_discontinuities, lanes.d_discontinuities
+    if moving is None or is_zero(moving):
+        return flow, lanes, dlanes
+    if not flow.plan.engine.has_jumps:
         raise NotImplementedError(
             "d_discontinuities depend on what this solve is differentiated by, and the steps of "
-            "ReplayAdjoint() are constants: use engine='lanes' with sensealg="
-            "ForwardDiffSensitivity(), whose steps move with these times, or take them for "
-            "constants, jax.lax.stop_gradient(times)."
+            "ReplayAdjoint() are constants: use engine='compiled', which has that derivative, or "
+            "engine='lanes' with sensealg=ForwardDiffSensitivity(), whose steps move with these "
+            "times, or take them for constants, jax.lax.stop_gradient(times)."
         )
+    own = bool(flow.plan.batched.d_discontinuities)
+    like = jax.ShapeDtypeStruct(table.shape[own:], table.dtype)
+    plan = with_moving_discontinuities(flow.plan, like)
+    fixed = jax.lax.stop_gradient(table)
+    lanes = lanes._replace(consts=(), p=(*lanes.parameters, table), d_discontinuities=fixed)
+    still = ad.Zero(moving.aval.to_tangent_aval())
+    p = (*dlanes.parameters, moving)
+    dlanes = dlanes._replace(consts=(), p=p, d_discontinuities=still)
+    # (There is no tangent of the times among those that the flow has.)
+    return flow.with_moved((*flow.moved, None), plan=plan), lanes, dlanes
+
+
+def _without_jumps(found: Sequence, flow: Flow) -> list:
+    """Of cotangents of the numbers, and perhaps of the times of jumps, those of the flow's."""
+    return list(found[: len(numbers_avals(flow))])
 
 
 def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> Any:
@@ -179,6 +197,7 @@ def _solve_jvp(primals, tangents, *, flow):
     lanes, known, *_ = unpack(flow, primals)
     dlanes, *_ = unpack(flow, tangents)
     outs = solve_p.bind(*primals, flow=flow)
+    flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, known)
     return outs, [ad.Zero(rows_avals(flow)[0]) if out is None else out]
 
@@ -190,6 +209,7 @@ def _push_jvp(primals, tangents, *, flow):
     if _is_still(dlanes):
         with_v, dv = _linear(flow, dv)
         return outs, bind(push_p, with_v, lanes, known, *dv)
+    flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     wide, both = augmented(flow, lanes, v)
 
     def rows():
@@ -213,7 +233,9 @@ def _pull_jvp(primals, tangents, *, flow):
     lanes, known, c = unpack(flow, primals)
     dlanes, _, dc = unpack(flow, tangents)
     outs = pull_p.bind(*primals, flow=flow)
-    return outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs)
+    jumping, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
+    found = _pull_dot(jumping, dlanes, dc, lanes, known, c, lambda: outs)
+    return outs, _without_jumps(found, flow)
 
 
 def _bend_jvp(primals, tangents, *, flow):
@@ -226,6 +248,8 @@ def _bend_jvp(primals, tangents, *, flow):
         with_v, dv = _linear(flow, dv)
         dw = ad.instantiate_zeros(dw)
         return outs, bind(bend_p, with_v, lanes, known, c, *dv, dw)
+    given = flow
+    flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     wide, both = augmented(flow, lanes, v)
     c2 = jnp.stack([w, c], axis=2)
     dc2 = stacked(dw, dc, axis=2)
@@ -236,7 +260,7 @@ def _bend_jvp(primals, tangents, *, flow):
     moved = augmented_tangents(flow, dlanes, dv, wide)
     u0, *parameters = _pull_dot(wide, moved, dc2, both, known, c2, pulled)
     to_u0 = ad.Zero(numbers_avals(flow)[0]) if is_zero(u0) else u0[:, 0]
-    return outs, [to_u0, *unaugmented(flow, wide, parameters)]
+    return outs, _without_jumps([to_u0, *unaugmented(flow, wide, parameters)], given)
 
 
 #

@@ -15,7 +15,7 @@ from ..core.trajectories import describe
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from ..tracing.program import is_tracer
-from .checks import check_bounds, say_if_it_switches, say_if_too_tight
+from .checks import check_bounds, check_limits, say_if_it_switches, say_if_too_tight
 from .choice import choose
 
 
@@ -57,6 +57,7 @@ def job_for(
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
+    check_limits(adaptive, every.events)
     say_if_too_tight(adaptive, state.dtype, every.shared)
     say_if_it_switches(adaptive, every)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
@@ -72,12 +73,6 @@ def make_storable(job: Job, ens: EnsembleProblem) -> Job:
         raise ValueError(
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
-        )
-    if job.plan.max_events and ens.output_func is None:
-        raise ValueError(
-            "store keeps no events: keep what you want of them by an output_func, such as "
-            "lambda sol, ctx: (sol.events.t, False), or give the callbacks "
-            "save_positions=(False, False), so that there are none to keep."
         )
     return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
 

@@ -55,6 +55,7 @@ class Lanes(Closed):
     name = "lanes"
     default_sensealg = "ReplayAdjoint"
     moves_steps = True
+    has_jumps = False
     solved = staticmethod(gradients.solve)
     rows = staticmethod(gradients.rows)
     pull_back = staticmethod(gradients.pull_back)
