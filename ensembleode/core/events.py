@@ -206,7 +206,7 @@ class Events:
 
     @property
     def parts(self) -> list[Part]:
-        """All of them, each once, in the order of `mapped`."""
+        """All parts of the callbacks, each once, in the order of `mapped`."""
         found: list[Part] = []
 
         def noted(part: Part, changes: Any) -> Part:

@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import equinox as eqx
 import jax
@@ -18,22 +18,32 @@ from ..tracing.program import is_tracer
 from .extended_state import Extension
 
 
-class Known(NamedTuple):
+@dataclasses.dataclass(kw_only=True)
+class _Chosen:
+    """Starts and parameters of `n` trajectories: of all, or of the one of this `index`."""
+
+    n: int
+    index: Any = None
+
+    def of(self, index: Any) -> Self:
+        """The starts and parameters of one trajectory, counted from the end where negative."""
+        return dataclasses.replace(self, index=index % self.n)
+
+
+@dataclasses.dataclass
+class Known(_Chosen):
     """The starts and parameters of several trajectories, or of one of them.
 
     - `starts`, `parameters`: in the structure that the user gave them; what all trajectories share
         has no axis of these.
     - `own_starts`, `own_parameters`: whether trajectories have starts of their own; and which
         leaves of the parameters (None for what is no number).
-    - `n`: how many trajectories there are; `index`: the one that is meant, None for all.
     """
 
     starts: Any
     parameters: Any
     own_starts: bool
     own_parameters: Any
-    n: int
-    index: Any = None
 
     @property
     def u0(self) -> Any:
@@ -45,16 +55,13 @@ class Known(NamedTuple):
         """The parameters: the numbers among them `[trajectory, ...]`, or of one `[...]`."""
         return self.of_parameters(self._shaped, lambda x: x)
 
-    def of(self, index: Any) -> "Known":
-        return self._replace(index=index)
-
     def varying(self) -> dict[str, Any]:
         """`u0` and `p` with None for what all trajectories share, and for what is no number."""
         p = self.of_parameters(lambda x, own: x if own else None, lambda _: None)
         return {"u0": self.starts if self.own_starts else None, "p": p}
 
     def portable(self) -> "Known | None":
-        """The same where it can be pickled; None where something in the parameters can't."""
+        """This record where it can be pickled; None where something in the parameters can't."""
         try:
             pickle.dumps(self.of_parameters(lambda x, own: own, lambda x: x))
         except (pickle.PicklingError, AttributeError, TypeError):
@@ -87,7 +94,7 @@ class Known(NamedTuple):
 
 
 @dataclasses.dataclass
-class Given:
+class Given(_Chosen):
     """What `Known` is made of again.
 
     - `lanes(indices, repeat)`: the numbers of several trajectories, a `Lane`; `batched`: which of
@@ -95,7 +102,6 @@ class Given:
     - `tree`, `extension`: what the state is made of.
     - `numbers`, `others`: what the parameters are made of: the structure of their numbers, and the
         pytree that has the rest, with None for these.
-    - `n`: how many trajectories there are; `index`: the one that is meant, None for all.
     """
 
     lanes: Callable[[Any, Any], Any]
@@ -104,8 +110,6 @@ class Given:
     extension: Extension | None
     numbers: Any
     others: Any
-    n: int
-    index: Any = None
 
     @property
     def u0(self) -> Any:
@@ -114,10 +118,6 @@ class Given:
     @property
     def p(self) -> Any:
         return self.known.p
-
-    def of(self, index: Any) -> "Given":
-        """That of one of several, counted from the end where negative."""
-        return dataclasses.replace(self, index=index % self.n)
 
     def varying(self) -> dict[str, Any]:
         return self.known.varying()
@@ -132,11 +132,11 @@ class Given:
         return self.known_of(jnp.arange(self.n))
 
     def known_of(self, indices: Any) -> Known:
-        """Those of several trajectories."""
+        """The starts and parameters of several trajectories."""
         made = self.lanes(indices, 1)
         u0 = made.u0 if self.extension is None else self.extension.user_of(made.u0)
         u0 = u0 if self.tree is None else self.tree.unravel(u0)
         p, own = (jtu.tree_unflatten(self.numbers, list(x)) for x in (made.p, self.batched.p))
         own = jax.tree.map(bool, own)
         p = eqx.combine(p, self.others)
-        return Known(u0, p, bool(self.batched.u0), own, len(indices))
+        return Known(u0, p, bool(self.batched.u0), own, n=len(indices))

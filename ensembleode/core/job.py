@@ -50,7 +50,7 @@ class Job:
     stop: Any = None
 
     def replan(self, **changes: Any) -> "Job":
-        """The same with another plan."""
+        """The job with these changes of its plan."""
         return dataclasses.replace(self, plan=dataclasses.replace(self.plan, **changes))
 
 
@@ -118,7 +118,8 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
 
 
 def _as_given(plan: Plan, result: Result) -> Outcome:
-    """With states in the structure that the user gave them, and the integrals apart."""
+    """The outcome of a result: its states in the structure that the user gave, and the integrals
+    apart."""
     events = result.events
     if events is not None:
         before, after = plan.as_given(events.before), plan.as_given(events.after)

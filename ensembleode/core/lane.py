@@ -92,7 +92,7 @@ class Trajectories:
         self.made = self.made or self.lanes
 
     def changed(self, change: Callable[[Lane], Lane], **fields: Any) -> "Trajectories":
-        """With these fields, and with the numbers of trajectories as `change` makes them."""
+        """The ensemble with these fields, whose numbers are what `change` makes of them."""
 
         def after(make: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
             return lambda index, repeat: change(make(index, repeat))
@@ -101,7 +101,7 @@ class Trajectories:
         return dataclasses.replace(self, lanes=lanes, lane=lane, made=made, **fields)
 
     def with_numbers_apart(self) -> "Trajectories":
-        """With the numbers that are written in a program among its constants."""
+        """The ensemble with the numbers that are written in a program among its constants."""
         programs = {"f": self.field, **dict(self.beside)}
         apart = {name: with_numbers_apart(program) for name, program in programs.items()}
         more = {x.name: apart[x.option][1] for x in _CONSTANTS if x.option in apart}
@@ -115,9 +115,9 @@ class Trajectories:
         return self.changed(added, **changes, shared=added(self.shared))
 
     def with_one_list(self) -> "Trajectories":
-        """With every number that a program reads in `p`: the constants of the field, its
-        parameters, and the constants of the callbacks; no program has constants then. What affects
-        change of the parameters is behind the state."""
+        """The ensemble with every number that a program reads in `p`: the constants of the field,
+        its parameters, and the constants of the callbacks; no program has constants then. What
+        affects change of the parameters is behind the state."""
         events = self.events
         assert events is not None
         parameters = parameters_of(self.field)
@@ -169,7 +169,8 @@ class Trajectories:
         )
 
     def after_start(self) -> "Trajectories":
-        """With the states after what callbacks do at the start (see `with_one_list`)."""
+        """The ensemble with its states after what callbacks do at the start (see
+        `with_one_list`)."""
         assert self.events is not None
         acting = [x for x in self.events.discrete if x.at_start]
         if not acting:

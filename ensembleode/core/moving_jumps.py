@@ -156,7 +156,7 @@ def _evaluated(part: Part, u: Any, numbers: Sequence, extras: dict[str, Any], t:
 def moving_of(
     events: Events, field: Program, callback: Continuous | Discrete, jump: Jump
 ) -> Moving:
-    """How a jump of a callback among these moves, of this field."""
+    """How the jump of this callback, one of the `events`, moves where `field` is solved."""
     if jump.moves is not None:
         return jump.moves
     if isinstance(callback, Continuous):

@@ -177,18 +177,18 @@ class Maker:
             check_saving_function(fn, values, of_prob_func=own, changes=changes)
 
     def trajectories(self, **fields: Any) -> Trajectories:
-        """With these fields, and with what it kept."""
+        """The ensemble with these fields, and with what this maker kept."""
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
         kept["saving_function"] = self.saving_function
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
-        given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, self.n or 1)
+        given = Given(fields["lanes"], fields["batched"], *of_state, numbers, others, n=self.n or 1)
         return Trajectories(field=field, given=given, **kept, **fields)
 
     def again(self) -> "Maker":
-        """One that is to make the same, to find whether it does."""
+        """A maker that is to make the same numbers, to find whether it does."""
         maker = Maker(self.ens, self.solve_options, self.n)
         maker.fixes_whole = self.fixes_whole
         known = self._traced.items()
@@ -309,7 +309,7 @@ def _check_rate(program: Program, u: Any) -> None:
 
 
 def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:
-    """Numbers as an option gives them."""
+    """The numbers of an option, as the user gave them."""
     value = options[row.option]
     if row.kind == "tolerance":
         if holds_tolerances(options["stepsize_controller"]):

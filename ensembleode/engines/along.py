@@ -40,7 +40,7 @@ def rows_of_events(events: Happened) -> Any:
 
 
 def with_rows(events: Happened, rows: Any) -> Happened:
-    """The events with these rows."""
+    """The events whose rows are these (see `rows_of_events`)."""
     before, after, time = (rows[:, i::EVENT_ROWS] for i in range(EVENT_ROWS))
     t = time.reshape(*time.shape[:2], -1)[..., 0]
     return events._replace(before=before, after=after, t=t)
@@ -48,16 +48,16 @@ def with_rows(events: Happened, rows: Any) -> Happened:
 
 def is_there(flow: Flow, known: Known) -> Any:
     """Which rows were reached, of trajectories that succeeded: `[trajectory, row]`."""
-    there = _is_saved(flow, known)
-    if not flow.plan.max_events:
+    there, happened = _is_saved(flow, known), known.happened
+    if happened is None:
         return there
-    events = jnp.arange(flow.plan.max_events, dtype=known.happened.dtype)
-    events = known.ok[:, None] & (events[None] < known.happened[:, None])
+    events = jnp.arange(flow.plan.max_events, dtype=happened.dtype)
+    events = known.ok[:, None] & (events[None] < happened[:, None])
     return jnp.concatenate([there, jnp.repeat(events, EVENT_ROWS, axis=1)], axis=1)
 
 
 def _is_saved(flow: Flow, known: Known) -> Any:
-    """Those of saved states."""
+    """Which rows of saved states were reached: `[trajectory, row]`."""
     ok, reached = known.ok[:, None], known.reached
     if flow.plan.saving.mode == "ends":
         return ok
@@ -70,7 +70,7 @@ def times_rate(rate: Any, dt: Any) -> Any:
 
 
 def each_t0(flow: Flow, x: Any) -> Any:
-    """One a trajectory, of what is as `t0` is."""
+    """One number a trajectory, of what all share where they share `t0`."""
     return each(x, flow.plan.batched.t0, flow.n)
 
 
@@ -154,7 +154,7 @@ def to_rows(flow: Flow, known: Known, x: Any) -> Any:
 
 
 def from_rows(flow: Flow, known: Known, c: Any) -> Any:
-    """The transpose."""
+    """The transpose of `to_rows`: from rows to the times of `row_rates`."""
     if flow.plan.saving.mode != "steps":
         return c[:, : saved_of(flow)]
     row, _ = _which_end(flow, known)

@@ -64,7 +64,7 @@ def batch(prim: Any, operands, axes, *, flow):
 
 
 def _in_turn(prim: Any, flow: Flow, operands: Sequence, batched: Sequence[bool]) -> tuple:
-    """One after the other."""
+    """The results of the primitive at one place of the mapped axis after the other."""
     mapped = [x for x, b in zip(operands, batched, strict=True) if b]
 
     def one(mapped):

@@ -166,7 +166,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 
 def _by_group(flow: Flow, lanes: Lane) -> list:
-    """The real parameters, of those that all share one a group."""
+    """The real parameters; a parameter that all trajectories share is there once a group."""
     k = flow.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
@@ -175,7 +175,7 @@ def _by_group(flow: Flow, lanes: Lane) -> list:
 
 
 def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
-    """With these parameters."""
+    """The flow and its numbers, with these parameters in each group."""
     k, own = flow.groups, own_of(flow.plan)
     if k == 1:
         reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]

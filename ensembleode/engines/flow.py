@@ -10,6 +10,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 from jax.interpreters import ad
+from jaxtyping import Array, Bool, Int
 
 from ..core.lane import Lane
 from ..core.moving_jumps import with_tangents
@@ -29,11 +30,11 @@ class Known(NamedTuple):
     - `more`: what else an engine wants to know; its own.
     """
 
-    ok: Any
-    reached: Any
+    ok: Bool[Array, "lane"]
+    reached: Int[Array, "lane"]
     more: Any = None
-    happened: Any = None
-    ended: Any = None
+    happened: Int[Array, "lane"] | None = None
+    ended: Bool[Array, "lane"] | None = None
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -76,13 +77,13 @@ def real_of(plan: Plan) -> list[int]:
 
 
 def reals_of(plan: Plan, lanes: Lane) -> list:
-    """The real parameters of these numbers (or flags, or tangents)."""
+    """The real parameters among the numbers of trajectories (or their flags, or tangents)."""
     every = lanes.parameters
     return [every[i] for i in real_of(plan)]
 
 
 def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
-    """With these in their place."""
+    """The numbers of trajectories with these real parameters in place of theirs."""
     every = list(lanes.parameters)
     for i, x in zip(real_of(plan), reals, strict=True):
         every[i] = x
@@ -162,7 +163,7 @@ def _is_reverse_only(jaxpr: Any) -> bool:
 
 
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
-    """JF and its numbers, those of F and their tangents."""
+    """JF and its numbers, which are the numbers of F and their tangents."""
     v0, *tangents = v
     plan = flow.plan
     flags = zip(real_of(plan), flow.moved, strict=True)
@@ -201,7 +202,7 @@ def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> La
 
 
 def unaugmented(flow: Flow, wide: Flow, parameters: Sequence) -> list:
-    """Of the real parameters of JF those of F."""
+    """The real parameters of F, among the real parameters of JF."""
     # (First come the constants of a derivative rule.)
     consts = len(wide.plan.batched.consts)
     start = sum(i < consts for i in real_of(wide.plan))
@@ -209,7 +210,7 @@ def unaugmented(flow: Flow, wide: Flow, parameters: Sequence) -> list:
 
 
 def stacked(a: Any, b: Any, axis: int) -> Any:
-    """Of tangents."""
+    """Two tangents, stacked along a new axis; a Zero where both are."""
     if is_zero(a) and is_zero(b):
         shape = (*a.aval.shape[:axis], 2, *a.aval.shape[axis:])
         return ad.Zero(jax.core.ShapedArray(shape, a.aval.dtype))

@@ -45,7 +45,7 @@ class Arithmetic(Protocol):
         ...
 
     def stopped(self, x: Any, /) -> Any:
-        """The same number, which derivatives don't see."""
+        """The number itself, as a constant to derivatives."""
         ...
 
     def over(self, number: Any, component: Any, /) -> Any:
@@ -53,19 +53,20 @@ class Arithmetic(Protocol):
         ...
 
     def once(self, x: Any, /) -> Any:
-        """The same, computed once and not again for every use."""
+        """The number itself, computed once and not again for every use."""
         ...
 
     def mean(self, components: Components, /) -> Any:
-        """Of all components of a state, one number a trajectory; NaN where one of them is."""
+        """The mean of all components of a state, one number a trajectory; NaN where one of them
+        is."""
         ...
 
     def total(self, components: Components, /) -> Any:
-        """Their sum, likewise."""
+        """The sum over all components, likewise."""
         ...
 
     def largest(self, components: Components, /) -> Any:
-        """The largest of them, likewise."""
+        """The largest of all components, likewise."""
         ...
 
 

@@ -80,7 +80,7 @@ class StepBounds(NamedTuple):
     dtmax: Any = None
 
     def bounded(self, xp: Arithmetic, h: Any) -> Any:
-        """A step size within them; NaN remains."""
+        """A step size within these bounds; NaN remains."""
         if self.dtmax is not None:
             h = xp.minimum(self.dtmax, h)
         return h if self.dtmin is None else xp.maximum(self.dtmin, h)

@@ -105,7 +105,7 @@ def known_in(described: Any, n: int, leaf: Callable[[str], Any], own: Collection
     starts, parameters = (put_together(described[name], leaf) for name in ("u0", "p"))
     own_starts = put_together(described["u0"], mark)
     own_parameters = put_together(described["p"], mark, lambda _: None)
-    return Known(starts, parameters, any(jtu.tree_leaves(own_starts)), own_parameters, n)
+    return Known(starts, parameters, any(jtu.tree_leaves(own_starts)), own_parameters, n=n)
 
 
 def _slots(known: Known) -> dict[str, Any]:

@@ -149,8 +149,8 @@ _loaded: dict[str, tuple[Code, weakref.ref[Held]]] = {}
 
 
 def register(kernels: Iterable[Kernel]) -> list[Held]:
-    """Compile the kernels that programs call which are about to be loaded, where they are not in
-    memory; the caller holds them until the programs are loaded.
+    """Compile the kernels that programs call, unless they are in memory. The programs are about to
+    be loaded, and until they are the caller holds the kernels.
 
     **Raises:** `CompileError`.
     """

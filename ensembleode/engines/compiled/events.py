@@ -90,7 +90,7 @@ class Happening:
         return [x for xs in every for x in xs]
 
     def slices(self) -> list[tuple[int, Continuous, slice]]:
-        """Of each continuous callback its place and those of its conditions."""
+        """The place of each continuous callback, and the places of its conditions."""
         found, start = [], 0
         for i, x in enumerate(self.events.continuous):
             found.append((i, x, slice(start, start + x.length)))
@@ -299,7 +299,7 @@ class Happening:
         return self.loop.code.get().eq(verdicts.MAX_EVENTS)
 
     def _with_room(self, here: Value, marks: Sequence[Variable]) -> Value:
-        """Those of the lanes that have room for another event; the others end."""
+        """The lanes, of these, that have room for another event; the others end."""
         b, loop = self.b, self.loop
         if loop.outputs is None:
             return here

@@ -248,7 +248,8 @@ class Loop:
         return self._carry_tree.unflatten([x.get() for x in self.carry])
 
     def tolerances(self, held: Held, components: int) -> Tolerances:
-        """Those of the first components; of what step-size control doesn't look at they are any."""
+        """The tolerances of the components; any will do where step-size control doesn't look at a
+        component."""
         controlled = self.problem.controlled
 
         def of(name: str) -> tuple:

@@ -67,7 +67,7 @@ class Layout(NamedTuple):
         return self.inputs_of("f")
 
     def inputs_of(self, program: str) -> Inputs:
-        """Those of any program."""
+        """The numbers that a program reads, by the name of its function."""
         read = [x.name for x in _OPERANDS if x.kind == "parameters" or x.option == program]
         return Inputs(tuple((x.group, x.start) for x in self.numbers if x.name in read), None)
 

@@ -161,7 +161,7 @@ class Replay:
             buffer.scatter(place, mask, b.where(wanted, x.get(), 0.0))
 
     def cotangent_of(self, row: Value, mask: Value) -> list[Value]:
-        """That of a saved row of the lanes of the mask; zero in the others."""
+        """The cotangent of a saved row, in the lanes of the mask; zero in the others."""
         size, rows, index = self.problem.size, self.n_rows, self.held.index.get()
         places = [self.order.place(index, row * size + c, rows * size) for c in range(size)]
         return [self.cotangents.rows.gather(place, mask, 0) for place in places]

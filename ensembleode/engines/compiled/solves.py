@@ -202,7 +202,7 @@ def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDty
 
 
 def _trajectories_first(d: Description, x: Any) -> Any:
-    """A result of that shape."""
+    """A result of the shape of an `_array`, trajectories first."""
     return x.T if d.on_gpu else x
 
 
@@ -281,8 +281,8 @@ def _record_on_cpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> 
 
 
 def _record_on_gpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> tuple:
-    """The same. Every thread has room for a trajectory at a time; each group the same number of
-    them."""
+    """`_record_on_cpu` for a GPU: every thread has room for a trajectory at a time, and each group
+    has as many threads."""
     # (A trajectory that is lost has another turn.)
     most = flow.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
@@ -314,5 +314,5 @@ def _memory(d: Description, turns: int, events: int, kept: int) -> list[jax.Shap
 
 
 def _folded(out: Any, size: int) -> Any:
-    """Their results, with that axis first again."""
+    """The results of `size` times as many trajectories, with the mapped axis first again."""
     return jtu.tree_map(lambda x: x.reshape(size, -1, *x.shape[1:]), out)

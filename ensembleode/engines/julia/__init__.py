@@ -105,7 +105,7 @@ class Julia(Engine):
         return Static(Method(*how, method=ours))
 
     def versions(self, method: Static) -> dict[str, str]:
-        """Of Julia and its packages, without those of other methods.
+        """The versions of Julia and its packages, without packages of other methods.
 
         **Raises:** [`JuliaError`][] where there is no Julia.
         """

@@ -79,7 +79,7 @@ class Lanes(Closed):
         return refusal_backwards(options)
 
     def extended_refusal(self, options: dict) -> str | None:
-        """Why it can't with these options; None when it can."""
+        """Why this engine can't integrate along with these options; None when it can."""
         if isinstance(options["sensealg"], sensitivity.BacksolveAdjoint):
             return "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint()."
         return None

@@ -140,7 +140,7 @@ def solve_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
         else:
             u, t, count = out.u, out.t, out.row
         restarts = None
-        if has_jumps(chunk.more):
+        if state.stops is not None and has_jumps(chunk.more):
             restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
         counts = state.code.astype(jnp.int8), state.naccept, state.ntried, restarts
         return result_of(setup.plan, eqx.combine(each, shared), Left(u, t, count, *counts))

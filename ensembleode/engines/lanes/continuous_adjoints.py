@@ -188,7 +188,8 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
         array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
         return replay.split(jnp.moveaxis(array, 0, -1))
 
-    if saving.mode == "ends":
+    times, t0 = chunk.times, chunk.t0
+    if saving.mode == "ends" or times is None:
         u = row_of(saved.u, saving.rows - 1)
         adjoint, grad = back.solved(chunk.t1, chunk.t0, u, adjoint, grad)
         return adjoint, adjoint, back.lost_in(adjoint, grad), room
@@ -196,7 +197,6 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
     def one(i, carry):
         adjoint, at_u0, grad = carry
         i = saving.rows - 1 - i
-        times, t0 = chunk.times, chunk.t0
         t, before = (jnp.take(times, j, axis=-1) for j in (i, jnp.maximum(i - 1, 0)))
         there = jnp.isfinite(t) & (i < saved.length)
         ct = row_of(replay.rows, i)

@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jaxtyping import Array, Int
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
@@ -28,7 +29,7 @@ class Found(NamedTuple):
     """What else is known of solved trajectories: how many `steps` they took, `[trajectory]`, and
     what was `saved`, where that is wanted."""
 
-    steps: Any
+    steps: Int[Array, "lane"]
     saved: SavedRows | None = None
 
 

@@ -50,7 +50,7 @@ def select(mask: Any, new: Leaves, old: Leaves) -> Leaves:
 
 
 def sum_of(fn: Callable, *trees: Leaves) -> Any:
-    """The sum over the components of `fn` of them: [lane]."""
+    """The sum of `fn` over the components: [lane]."""
     terms = [
         jnp.sum(x, axis=tuple(range(x.ndim - 1))) if x.ndim > 1 else x
         for x in map_leaves(fn, *trees)

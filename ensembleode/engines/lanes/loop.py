@@ -63,10 +63,10 @@ class Chunk(NamedTuple):
     args: PyTree
     t0: OfLanes
     t1: OfLanes
-    tol: Tolerances | Any
-    dt: OfLanes | Any
+    tol: Tolerances | None
+    dt: OfLanes | None
     bounds: StepBounds
-    times: Float[Array, "time"] | Float[Array, "lane time"] | Any
+    times: Float[Array, "time"] | Float[Array, "lane time"] | None
     mask: Bool[Array, "lane"]
     stop: Any = None
     more: Any = None
@@ -91,12 +91,12 @@ class State(NamedTuple):
     h: OfLanes
     y: Leaves
     carry: Any
-    memory: tuple | Any
+    memory: tuple | None
     code: Int[Array, "lane"]
-    failures: Int[Array, "lane"] | Any
+    failures: Int[Array, "lane"] | None
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
-    stops: Stops | Any = None
+    stops: Stops | None = None
 
     @property
     def active(self) -> Bool[Array, "lane"]:
@@ -124,9 +124,9 @@ class Output(NamedTuple):
     """
 
     u: Inexact[Array, "lane row *state"]
-    t: Float[Array, "lane row"] | Any
+    t: Float[Array, "lane row"] | None
     row: Int[Array, ""] | Int[Array, "lane"]
-    time: OfLanes | Any
+    time: OfLanes | None
 
 
 def lanes_of(chunk: Chunk) -> int:
@@ -203,6 +203,7 @@ def first_step(
     field = evaluated_once(field, y, t)
     carry = stepping.method.init(LANES, equations_of(field), y, t)
     if h is None:
+        assert chunk.tol is not None  # (A fixed step is given.)
         at = jax.lax.stop_gradient((t, y, field(y, t), chunk.t1 - chunk.t0))
         order, dtmax = stepping.method.order, chunk.bounds.dtmax
         norm = stepping.norm
@@ -222,12 +223,14 @@ def advance(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> 
     state, step = _commit(stepping, chunk, state, *_control(stepping, chunk, state, tried))
     if state.stops is None:
         return state, step
-    return _go_on(stepping, field, chunk, state, step), step
+    return _go_on(stepping, field, chunk, state, state.stops, step), step
 
 
-def _go_on(stepping: Stepping, field: Callable, chunk: Chunk, state: State, step: Step) -> State:
+def _go_on(
+    stepping: Stepping, field: Callable, chunk: Chunk, state: State, stops: Stops, step: Step
+) -> State:
     """The state in the next stretch of time, in lanes that have come to the end of one."""
-    stops, t1 = state.stops, chunk.t1 + jnp.zeros_like(state.t)
+    t1 = chunk.t1 + jnp.zeros_like(state.t)
     direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(state.t)
     stepped, here = step.accepted, step.accepted & state.active & (state.t == stops.tstop)
     if not state.t.ndim:
@@ -296,6 +299,8 @@ def _control(
             sound = sound & ~attempt.failed
         verdict = verdicts.judge_fixed(LANES, sound, unresolved, active, size)
     else:
+        assert chunk.tol is not None
+        assert state.memory is not None
         # The steps are constants to whoever differentiates the solution.
         at = jax.lax.stop_gradient((attempt, y))
         squared = squared_error(LANES, stepping.norm, chunk.tol, *at)
@@ -383,7 +388,7 @@ def _at_start(field: Callable | None, chunk: Chunk, u0: Any, join: Callable) -> 
     Its derivative by such a time is the field there.
     """
     u0 = u0[:, None]
-    if field is None:
+    if field is None or chunk.times is None:
         return u0
     rate = _lane_first(join(field(chunk.u0, chunk.t0)))[:, None]
     since = chunk.times - (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])
@@ -403,7 +408,7 @@ def save(
     join: Callable,
 ) -> Output:
     """Save what lies in the step just taken."""
-    if saving.mode == "steps":
+    if out.t is not None:
         row = jnp.where(step.accepted, jnp.minimum(out.row, saving.rows), saving.rows)
         u = _write(out.u, row, _lane_first(join(step.attempt.y2)))
         t = _write(out.t, row, step.t2 + jnp.zeros_like(out.t[:, 0]))
@@ -439,6 +444,7 @@ def save(
 
 def _next_time(chunk: Chunk, row: Any) -> Any:
     """The time of the row, infinitely far where there are no more."""
+    assert chunk.times is not None
     times, rows = chunk.times, chunk.times.shape[-1]
     if times.ndim == 1:
         time = times.at[row].get(mode="clip")
@@ -518,18 +524,19 @@ def solve_chunk(
 def _conclude(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> State:
     """The state with the codes of the lanes that go on, which was stopped, and of those that have
     another turn first."""
-    code = jnp.where(state.active, verdicts.STOPPED, state.code)
-    if not stepping.adaptive:
+    code, tol = jnp.where(state.active, verdicts.STOPPED, state.code), chunk.tol
+    if tol is None or not stepping.adaptive:
         return state._replace(code=code)
     finite, probing = stepping.is_finite(state.y), code == verdicts.PROBING
     code = verdicts.code_of_end(LANES, code, finite)
 
     def probed():
         tried = _attempt(stepping, field, chunk, state._replace(h=verdicts.PROBE * state.h))
-        first, tol = functools.partial(first_of, count=stepping.controlled), chunk.tol
-        if isinstance(tol.abstol, tuple):
-            tol = tol._replace(abstol=first(tol.abstol))
-        found = verdicts.code_of_probe(LANES, tol, first(state.y), first(tried.attempt.y2))
+        first, abstol = functools.partial(first_of, count=stepping.controlled), tol.abstol
+        if isinstance(abstol, tuple):
+            abstol = first(abstol)
+        of_first = tol._replace(abstol=abstol)
+        found = verdicts.code_of_probe(LANES, of_first, first(state.y), first(tried.attempt.y2))
         return jnp.where(probing, found, code)
 
     return state._replace(code=jax.lax.cond(jnp.any(probing), probed, lambda: code))

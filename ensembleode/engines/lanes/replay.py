@@ -153,7 +153,7 @@ def _is_chained(stepping: Stepping, saving: Saving) -> bool:
 
 def _anew(chunk: Chunk, state: State) -> Any:
     """Where what is carried to the next step was made anew, one a lane."""
-    if not has_jumps(chunk.more):
+    if state.stops is None or not has_jumps(chunk.more):
         return None
     return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
 
@@ -170,7 +170,7 @@ class Replay(NamedTuple):
     field: Callable
     saving: Saving
     chunk: Chunk
-    rows: Inexact[Array, "lane row *state"] | Any
+    rows: Inexact[Array, "lane row *state"] | None
     split: Callable
     wide: Wide
 
@@ -472,7 +472,7 @@ def _row(rows: Any, row: Any, split: Callable) -> Leaves:
 
 def _rows_saved(saving: Saving, chunk: Chunk) -> Any:
     """How many rows were written, in the lanes that succeeded."""
-    if saving.mode == "ends":
+    if saving.mode == "ends" or chunk.times is None:
         return jnp.zeros(len(chunk.mask), jnp.int32)
     count = jnp.sum(jnp.isfinite(chunk.times), axis=-1, dtype=jnp.int32)
     return jnp.where(chunk.mask, count, 0)
