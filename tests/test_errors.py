@@ -403,17 +403,6 @@ CALLBACKS = [
         lambda: solve(callback=1.0),
     ),
     case(
-        "callback with a store",
-        ValueError,
-        "store keeps no events.*output_func.*save_positions",
-        lambda: eo.solve(
-            eo.EnsembleProblem(decay()),
-            trajectories=2,
-            store="nowhere",
-            callback=eo.ContinuousCallback(first, eo.terminate),
-        ),
-    ),
-    case(
         "a callback of a problem",
         TypeError,
         "callback must be an eo.Cont",

@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ..solution import EnsembleSolution, ODESolution
 
 
-_COUNTS = ("naccept", "nreject", "nf")
-
-
 def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> Any:
     """See `EnsembleSolution.to_xarray`."""
     xarray = _xarray(sim.retcode)
@@ -122,7 +119,7 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
-    own = {"trajectory", "time", "step", "length", "retcode", *_COUNTS, *integrals}
+    own = {"trajectory", "time", "step", "length", "retcode", *vars(sol.stats), *integrals}
     taken = own & set(variables)
     if taken:
         raise ValueError(
@@ -198,21 +195,21 @@ def _integrals(integral: Any, outer: tuple) -> dict:
 def _events(sol: Any, outer: tuple) -> dict:
     """What happened by callbacks: a variable for each field of `sim.events`, and for each leaf of
     the states there."""
-    if sol.events is None:
-        return {}
     variables = {}
-    for name in ("t", "which", "direction", "count"):
-        x = np.asarray(getattr(sol.events, name))
-        dims = () if name == "count" else ("event", "condition")[: x.ndim - len(outer)]
-        variables[f"events.{name}"] = ((*outer, *dims), x)
-    for name in ("u_before", "u_after"):
-        for path, leaf in jtu.tree_leaves_with_path(getattr(sol.events, name)):
-            of_leaf = jtu.keystr(path, simple=True, separator=".")
-            ndim = np.ndim(leaf) - len(outer) - 1
-            dims = inner_dims(of_leaf, ndim) if of_leaf else state_dims(ndim)
-            label = f"events.{name}" + (of_leaf and f".{of_leaf}")
-            variables[label] = ((*outer, "event", *dims), np.asarray(leaf))
+    for path, x in jtu.tree_leaves_with_path(sol.events):
+        name = jtu.keystr(path, simple=True, separator=".")
+        dims = event_dims(path, np.ndim(x) - len(outer))
+        variables[f"events.{name}"] = ((*outer, *dims), np.asarray(x))
     return variables
+
+
+def event_dims(path: tuple, ndim: int) -> tuple[str, ...]:
+    """The dimensions of a leaf of events, that is at this path in them, of one trajectory."""
+    field, *in_state = path
+    if not field.name.startswith("u_"):
+        return ("event", "condition")[:ndim]
+    leaf = jtu.keystr(tuple(in_state), simple=True, separator=".")
+    return ("event", *(inner_dims(leaf, ndim - 1) if leaf else state_dims(ndim - 1)))
 
 
 def retcode_attributes() -> dict:
@@ -226,8 +223,7 @@ def retcode_attributes() -> dict:
 def _counts(sol: Any, dims: tuple) -> dict:
     codes = np.asarray(sol.retcode)
     variables: dict[str, tuple] = {"retcode": (dims, codes, retcode_attributes())}
-    for name in _COUNTS:
-        count = getattr(sol.stats, name)
+    for name, count in vars(sol.stats).items():
         if count is not None:
             variables[name] = (dims, np.asarray(count))
     return variables

@@ -1,6 +1,7 @@
 """Room for the events of trajectories."""
 
-from collections.abc import Callable
+import dataclasses
+from typing import Any
 
 import numpy as np
 
@@ -28,14 +29,29 @@ def first_room(every: Trajectories) -> int:
     return every.options["max_events"] or MOST_EVENTS
 
 
-def with_all_events(job: Job, run: Callable[[Job], Outcome]) -> Outcome:
-    """The outcome of `run(job)`; again with more room, where a trajectory had more events, and
-    nobody has said how many may be."""
-    if job.plan.events is None or job.trajectories.options["max_events"] is not None:
-        return run(job)
-    while True:
-        outcome = run(job)
-        has_more = (np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value).any()
-        if not has_more or job.plan.max_events >= _MOST_ROOM:
-            return outcome
-        job = with_output(job.replan(max_events=_MORE * job.plan.max_events))
+def with_more_room(job: Job, outcome: Outcome) -> Job | None:
+    """The job with more room, to be run again, where a trajectory had more events than there was
+    room for and nobody has said how many may be; else None."""
+    if not lacks_room(job, outcome).any():
+        return None
+    return with_output(job.replan(max_events=_MORE * job.plan.max_events))
+
+
+def lacks_room(job: Job, outcome: Outcome) -> Any:
+    """Which trajectories had more events than there was room for, and get more."""
+    given = job.trajectories.options["max_events"]
+    if job.plan.events is None or given is not None or job.traced:
+        return np.False_
+    if job.plan.max_events >= _MOST_ROOM:
+        return np.False_
+    return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
+
+
+def of_whole(job: Job) -> Job:
+    """The job whose sink takes only trajectories whose events had room for done."""
+    sink = job.sink
+    if sink is None or job.plan.events is None:
+        return job
+    return dataclasses.replace(
+        job, sink=lambda outcome, done: sink(outcome, done & ~lacks_room(job, outcome))
+    )

@@ -66,6 +66,7 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
     }
     if plan.events is not None:
         fields["#what callbacks do"] = (plan.events.about, [x.program for x in plan.events.parts])
+        fields["#max_events"] = job.trajectories.options["max_events"]
     digests = {}
     for name, value in fields.items():
         try:

@@ -1,7 +1,7 @@
 """Batches collected into arrays on the host."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.tree_util as jtu
@@ -9,15 +9,7 @@ import numpy as np
 
 from .every_step import bounded
 from .job import blank, integers, Job, solve_lanes, Unfinished
-from .plan import Outcome
-
-
-class Ensemble(NamedTuple):
-    """The outcome of the whole ensemble; `u` is reduced where there is a reduction."""
-
-    u: Any
-    outcome: Outcome
-    converged: Any
+from .plan import fill_of, Outcome
 
 
 class Gather:
@@ -36,18 +28,22 @@ class Gather:
         return ranges(self.trajectories, batch_size)
 
     def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
-        leaves, self.structure = jtu.tree_flatten(outcome)
-        leaves = [np.asarray(x) for x in leaves]
+        leaves, self.structure = jtu.tree_flatten_with_path(outcome)
+        fills = [fill_of(path, x.dtype) for path, x in leaves]
+        leaves = [np.asarray(x) for _, x in leaves]
         if not self.leaves:
-            self.leaves = [blank((self.trajectories, *x.shape[1:]), x.dtype) for x in leaves]
-        for i, new in enumerate(leaves):
-            self.leaves[i] = _fit(self.leaves[i], new)
+            self.leaves = [
+                blank((self.trajectories, *x.shape[1:]), x.dtype, fill)
+                for x, fill in zip(leaves, fills, strict=True)
+            ]
+        for i, (new, fill) in enumerate(zip(leaves, fills, strict=True)):
+            self.leaves[i] = _fit(self.leaves[i], new, fill)
             rows = tuple(slice(0, n) for n in new.shape[1:])
             self.leaves[i][(wanted, *rows)] = new
 
     def ensemble(
         self, job: Job, stopped: BaseException | None = None, wanted: Any = None
-    ) -> Ensemble:
+    ) -> Outcome:
         """What was collected, with those that were done of the batch that was `stopped`."""
         if isinstance(stopped, Unfinished):
             done = stopped.done
@@ -56,7 +52,7 @@ class Gather:
         if self.empty:
             self.add(np.arange(0), _nothing(job))
         outcome = jtu.tree_unflatten(self.structure, self.leaves)
-        return Ensemble(outcome.u, outcome, stopped is None)
+        return outcome._replace(converged=stopped is None)
 
 
 def ranges(trajectories: int, batch_size: int) -> Iterator[np.ndarray]:
@@ -84,11 +80,11 @@ def outcome_of_one(job: Job) -> Outcome:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), one)
 
 
-def _fit(full: np.ndarray, new: np.ndarray) -> np.ndarray:
-    """Room for a batch that saved more steps than those before it."""
+def _fit(full: np.ndarray, new: np.ndarray, fill: Any) -> np.ndarray:
+    """Room for a batch that saved more steps, or had more events, than those before it."""
     shape = (len(full), *map(max, full.shape[1:], new.shape[1:]))
     if shape == full.shape:
         return full
-    larger = blank(shape, full.dtype)
+    larger = blank(shape, full.dtype, fill)
     larger[tuple(map(slice, full.shape))] = full
     return larger

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ground.on_disk import OnDisk
 from ..ground.state_tree import StateTree
 from ..tracing.program import is_tracer
 from .extended_state import Extension
@@ -42,25 +43,28 @@ class Known(NamedTuple):
     @property
     def p(self) -> Any:
         """The parameters: the numbers among them `[trajectory, ...]`, or of one `[...]`."""
-        return self._of_parameters(self._shaped, lambda x: x)
+        return self.of_parameters(self._shaped, lambda x: x)
 
     def of(self, index: Any) -> "Known":
         return self._replace(index=index)
 
     def varying(self) -> dict[str, Any]:
         """`u0` and `p` with None for what all trajectories share, and for what is no number."""
-        p = self._of_parameters(lambda x, own: x if own else None, lambda _: None)
+        p = self.of_parameters(lambda x, own: x if own else None, lambda _: None)
         return {"u0": self.starts if self.own_starts else None, "p": p}
 
     def portable(self) -> "Known | None":
         """The same where it can be pickled; None where something in the parameters can't."""
         try:
-            pickle.dumps(self._of_parameters(lambda x, own: own, lambda x: x))
+            pickle.dumps(self.of_parameters(lambda x, own: own, lambda x: x))
         except (pickle.PicklingError, AttributeError, TypeError):
             return None
         return self
 
-    def _of_parameters(self, of_number: Callable, of_other: Callable) -> Any:
+    def of_parameters(self, of_number: Callable, of_other: Callable) -> Any:
+        """The parameters with something in the place of each: `of_number(x, is_own)` of a number,
+        `of_other(x)` of what is none."""
+
         def one(own: Any, x: Any) -> Any:
             return of_other(x) if own is None else of_number(x, own)
 
@@ -70,6 +74,8 @@ class Known(NamedTuple):
 
     def _shaped(self, x: Any, is_own: bool) -> Any:
         if self.index is not None:
+            if isinstance(x, OnDisk):
+                return x[self.index] if is_own else np.asarray(x)
             return jnp.asarray(x)[self.index] if is_own else jnp.asarray(x)
         if is_own:
             return x
@@ -121,12 +127,16 @@ class Given:
 
     @functools.cached_property
     def known(self) -> Known:
-        alone = self.index is not None
-        indices = jnp.asarray(self.index)[None] if alone else jnp.arange(self.n)
+        if self.index is not None:
+            return self.known_of(jnp.asarray(self.index)[None]).of(0)
+        return self.known_of(jnp.arange(self.n))
+
+    def known_of(self, indices: Any) -> Known:
+        """Those of several trajectories."""
         made = self.lanes(indices, 1)
         u0 = made.u0 if self.extension is None else self.extension.user_of(made.u0)
         u0 = u0 if self.tree is None else self.tree.unravel(u0)
         p, own = (jtu.tree_unflatten(self.numbers, list(x)) for x in (made.p, self.batched.p))
         own = jax.tree.map(bool, own)
-        found = Known(u0, eqx.combine(p, self.others), bool(self.batched.u0), own, self.n)
-        return found.of(0) if alone else found
+        p = eqx.combine(p, self.others)
+        return Known(u0, p, bool(self.batched.u0), own, len(indices))

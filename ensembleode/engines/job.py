@@ -1,5 +1,6 @@
 """From an ensemble to the job of solving it, and the engine that does so."""
 
+import math
 from typing import Any
 
 import jax.tree_util as jtu
@@ -14,7 +15,7 @@ from ..core.trajectories import describe
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from ..tracing.program import is_tracer
-from .checks import check_bounds, say_if_it_switches, say_if_too_tight
+from .checks import check_bounds, check_limits, say_if_it_switches, say_if_too_tight
 from .choice import choose
 
 
@@ -37,24 +38,26 @@ def job_for(
     if every.events is not None:
         every = every.with_one_list().after_start()
         (state,) = every.field.out_avals
-    has_dt = every.batched.dt is not None
+    has_dt, extension = every.batched.dt is not None, every.extension
     plan = Plan(
         engine=module,
         method=module.method(alg, every.options, has_dt=has_dt),
         field=every.field,
         state=state,
+        controlled=extension.controlled if extension else math.prod(state.shape),
         saving=every.saving,
         maxiters=every.options["maxiters"],
         width=module.width(state, n or 1),
         batched=every.batched,
         tree=every.tree,
         beside=every.beside,
-        extension=every.extension,
+        extension=extension,
         events=every.events,
         max_events=first_room(every),
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
+    check_limits(adaptive, every.events)
     say_if_too_tight(adaptive, state.dtype, every.shared)
     say_if_it_switches(adaptive, every)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))
@@ -70,12 +73,6 @@ def make_storable(job: Job, ens: EnsembleProblem) -> Job:
         raise ValueError(
             "store keeps the trajectories, and reduction makes one thing of them: drop one of the "
             "two (eo.open_ensemble reads a store in parts, to be reduced)."
-        )
-    if job.plan.max_events and ens.output_func is None:
-        raise ValueError(
-            "store keeps no events: keep what you want of them by an output_func, such as "
-            "lambda sol, ctx: (sol.events.t, False), or give the callbacks "
-            "save_positions=(False, False), so that there are none to keep."
         )
     return _with_room(job, "with a store").replan(inner=job.plan.saving.mode == "steps")
 

@@ -21,7 +21,7 @@ from ..core.job import compiler_options
 from ..engines.lanes import ENGINE as LANES
 from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
 from ..problem import EnsembleProblem, remake
-from ..solution import EnsembleSolution
+from ..solution import COUNTS, EnsembleSolution
 from ..solving import solve
 from ..tracing.program import equations
 from .registry import Entry, state_of
@@ -50,7 +50,7 @@ class Numbers(NamedTuple):
 
 class Answer(NamedTuple):
     """Of some trajectories: `u [n, rows, *state]`, NaN where not reached; how many times each
-    reached, its return code, and counts (`nf` None where it isn't counted)."""
+    reached, its return code, and counts (the last ones None where they are not counted)."""
 
     u: Any
     lengths: Any
@@ -58,6 +58,9 @@ class Answer(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+    njac: Any
+    nw: Any
+    nsolve: Any
 
 
 class Gradients(NamedTuple):
@@ -235,7 +238,7 @@ class Solver:
         if pulls:
             return self._vjp(own, leaves, u0, p, t0, t1, times, cotangent)
         u, *counts = self._solve(own, leaves, u0, p, t0, t1, times)
-        # (The last may not be counted.)
+        # (The last ones may not be counted.)
         return u, jnp.stack([x.astype(jnp.int32) for x in counts if x is not None])
 
     def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> Answer:
@@ -256,8 +259,8 @@ class Solver:
         many = EnsembleProblem(prob, prob_func)
         sim = solve(many, entry.alg, self.ensemblealg, trajectories=n, batch_size=n, **options)
         assert isinstance(sim, EnsembleSolution)
-        stats = sim.stats
-        return Answer(sim.u, sim.lengths, sim.retcode, stats.naccept, stats.nreject, stats.nf)
+        counts = [getattr(sim.stats, name) for name in COUNTS]
+        return Answer(sim.u, sim.lengths, sim.retcode, *counts)
 
     def _vjp(self, own: bool, leaves, u0, p, t0, t1, times, cotangent) -> Gradients:
         def states(u0, p):

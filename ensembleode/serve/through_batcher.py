@@ -13,6 +13,7 @@ from ..core.job import Job
 from ..core.plan import Outcome
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
+from ..solution import COUNTS
 from .registry import is_parameter
 from .solving import Answer, joined, Numbers, Program, Solver
 
@@ -104,10 +105,8 @@ class _Executor(Executor):
         t = None
         if plan.own_times:
             t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
-        return Outcome(
-            answer.u[:, :rows], t, None, lengths, answer.retcode, answer.naccept, answer.nreject,
-            answer.nf,
-        )  # fmt: skip
+        counts = {name: getattr(answer, name) for name in COUNTS}
+        return Outcome(answer.u[:, :rows], t, None, lengths, answer.retcode, **counts)
 
 
 EXECUTORS[ThroughBatcher] = _Executor

@@ -10,6 +10,7 @@ lost; those of the group come last, so that a store is there as a whole or not a
 import contextlib
 import errno
 import json
+import operator
 import os
 import re
 import warnings
@@ -21,18 +22,29 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import retcode_attributes
 from ..core.executor import Executor
 from ..core.fingerprint import fingerprint, NotKnown
-from ..core.job import cause_of, Job, Unfinished
+from ..core.job import cause_of, Job, may_rerun, Unfinished
 from ..core.plan import Outcome
 from ..ground.files import Locked, locked
 from ..ground.logs import logger
 from ..solution import EngineChoice, EnsembleSolution
-from .stored import integral_described, solution_in, StoreError, variables_of
+from .described import described
+from .kept_given import kept_given
+from .metadata import metadata_of, zarr_or_said
+from .stored import (
+    abstract_of,
+    as_kept,
+    events_described,
+    solution_in,
+    StoreError,
+    variables_of,
+)
 
 
-FORMAT = 2
+FORMAT = 3
+# (Of 2 a store has neither events nor starts and parameters.)
+_READ = (2, FORMAT)
 # Bytes of a variable in a batch, and how many batches there are at least, where there are enough
 # trajectories: what a crash costs. (Writing a batch takes some 20 ms: of few trajectories, as long
 # as solving them.)
@@ -49,6 +61,10 @@ def open_ensemble(path: str | os.PathLike) -> EnsembleSolution:
     Trajectories that are not in it yet have the return code `Default` and NaN for a state; so have
     those of which files are missing or cut short, which the log says. `sim.to_xarray()` has named
     dimensions. (So has `xarray.open_zarr(path)`, which takes what is missing for fill values.)
+
+    `sim.events` is as in memory. So are `sim.u0` and `sim.p`, but of `p` there are only numbers,
+    words and None (in the place of other leaves is None), in dicts, lists and tuples (in the place
+    of other classes are dicts of their parts).
 
     **Raises:** `StoreError` where there is no store of an ensemble, and when a chunk is read that
     is not what was written; `ImportError` without Zarr (the extra `store`).
@@ -91,8 +107,23 @@ class Writer:
         self.path, self.job, self.trajectories, self.lost = _folder(path), job, trajectories, lost
         self._real = self.path.resolve()  # (a link may be to a folder that is not there yet)
         self.kind = "trajectories" if job.plan.output is None else "outputs"
+        outcome = abstract_of(outcome, job.plan)
         self.variables, tree = variables_of(outcome, self.kind, job.plan.own_times)
-        self._integral = integral_described(outcome.integral)
+        of_events = events_described(outcome.events, self.variables, job.plan.max_events)
+        names = {"trajectory", "time", "digest", *(v.name for v in self.variables)}
+        # (Which reruns there were nobody has counted.)
+        given = None if may_rerun(job.plan) else job.trajectories.given
+        self._given = kept_given(given, names)
+        self._shared = dict(self._given.shared)
+        if times is not None:
+            self._shared["time"] = ("time",), np.asarray(times)
+        self.variables += self._given.variables
+        self._said = {
+            "outputs": tree,
+            "integral": described(outcome.integral, "integral"),
+            "events": of_events,
+            "given": self._given.described,
+        }
         try:
             of_job = fingerprint(job, store_key)
         except NotKnown as e:
@@ -104,7 +135,7 @@ class Writer:
             self._lock = _locked(self.path)
             try:
                 given = {"trajectories": trajectories, **of_job, **description}
-                self._open(given, batch_size, tree, times, choice)
+                self._open(given, batch_size, choice)
             except BaseException:
                 self.close()
                 raise
@@ -122,12 +153,12 @@ class Writer:
 
     def part(self, wanted: np.ndarray, outcome: Outcome, done: np.ndarray) -> None:
         """Keep the batches that are complete, of those `wanted`."""
-        outcome = jax.tree.map(np.asarray, outcome._replace(rerun=None))
+        outcome = jax.tree.map(np.asarray, as_kept(outcome, self.job.plan))
         batches = wanted // self.batch_size
         for batch in set(self._todo).intersection(batches.tolist()):
             at = np.flatnonzero(batches == batch)
             if done[at].all():
-                self._write(batch, [x[at] for x in jtu.tree_leaves(outcome)])
+                self._write(batch, jax.tree.map(operator.itemgetter(at), outcome))
 
     def add(self, wanted: np.ndarray, outcome: Outcome) -> None:
         self.part(wanted, outcome, np.ones(len(wanted), bool))
@@ -156,20 +187,20 @@ class Writer:
     # The group
     #
 
-    def _open(self, given: dict, batch_size: int | None, tree: Any, times: Any, choice: Any):
+    def _open(self, given: dict, batch_size: int | None, choice: Any):
         with _reading(self._real):
             kept = _attributes(self._real, lost_is_none=True)
             size = kept["fingerprint"]["batch_size"] if kept else self._default_batch_size()
             given = {**given, "batch_size": batch_size or size}
             if kept is not None:
-                self._compare(kept["fingerprint"], given)
+                of_store = {"format": kept["format"], **kept["fingerprint"]}
+                self._compare(of_store, {"format": FORMAT, **given})
         dims = {"trajectory": 1, **{v.name: len(v.dims) for v in self.variables}}
         self._kept = kept or {
             "format": FORMAT,
             "fingerprint": given,
             "kind": self.kind,
-            "outputs": tree,
-            "integral": self._integral,
+            **self._said,
             "order": self.job.plan.order,
             "engine": list(choice),
             "dims": list(dims.items()),
@@ -180,7 +211,8 @@ class Writer:
             # Never begun, or damaged: what is there may only be what such a store has.
             self._real.mkdir(exist_ok=True)
             for x in self._real.iterdir():
-                if x.name not in {*dims, "time", "digest", "zarr.json"} and x.suffix != ".partial":
+                known = {*dims, *self._shared, "time", "digest", "zarr.json"}
+                if x.name not in known and x.suffix != ".partial":
                     raise StoreError(f"{self.path} exists, and is no Zarr group.")
         for left in self._real.rglob("*.partial"):
             left.unlink(missing_ok=True)
@@ -193,7 +225,9 @@ class Writer:
                     f"the store {self.path} is damaged: its zarr.json is lost, and what is in it "
                     "is of another ensemble. Give another path, or delete it."
                 )
-        self.arrays = self._arrays(times)
+        done = set(files.layout.batches).difference(todo)
+        self._most = files.most_events(done)
+        self.arrays = self._arrays()
         if kept is None:
             self._write_group()
         self._todo = todo
@@ -223,9 +257,10 @@ class Writer:
         rows = max(1, min(rows, _CHUNK // each))
         return -(-rows // width) * width
 
-    def _arrays(self, times: Any) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, Any]:
         """Those of the store, made where they are missing, or not what they were."""
-        self._metadata = self._described(times)
+        layout = self._files.layout
+        self._metadata = metadata_of(self.variables, self._shared, layout, self._most)
         written = []
         for file, data in self._metadata.items():
             data, place = data.to_bytes(), self._real / file
@@ -234,46 +269,16 @@ class Writer:
                 written.append(file)
         self._files.sync(written)
         names = ("trajectory", *(v.name for v in self.variables))
-        return {name: _zarr().open_array(self._files, path=name) for name in names}
-
-    def _described(self, times: Any) -> dict[str, Any]:
-        """The files that say what is in the store, and the one of times that all share."""
-        zarr, files = _zarr(), {}
-        group = zarr.create_group(zarr.storage.MemoryStore(files))
-        n, size = self.trajectories, self.batch_size
-        codecs = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
-
-        def array(name, shape, dtype, chunks, dims, fill: Any = 0, compressed=True):
-            return group.create_array(
-                name,
-                shape=shape,
-                dtype=dtype,
-                chunks=tuple(max(1, c) for c in chunks),
-                compressors=codecs if compressed else None,
-                fill_value=fill,
-                dimension_names=dims,
-                attributes=retcode_attributes() if name == "retcode" else {},
-            )
-
-        for v in self.variables:
-            fill = np.nan if np.issubdtype(v.dtype, np.inexact) else 0
-            array(v.name, (n, *v.shape), v.dtype, (min(size, n), *v.shape), v.dims, fill)
-        array("trajectory", (n,), np.dtype(np.int64), (min(size, n),), ("trajectory",), -1)
-        record = len(self._kept["dims"]) + 2
-        shape = (len(self._files.layout.batches), record)
-        array("digest", shape, np.dtype(np.uint64), (1, record), ("batch", "file"), 0, False)
-        if times is not None:
-            times = np.asarray(times)
-            array("time", times.shape, times.dtype, times.shape, ("time",))[:] = times
-        return files
+        return {name: zarr_or_said().open_array(self._files, path=name) for name in names}
 
     def _write_group(self) -> None:
         """With what the store says of itself; where it is complete, with all metadata."""
-        zarr = _zarr()
+        zarr = zarr_or_said()
         memory = zarr.storage.MemoryStore(self._metadata)
         group = zarr.open_group(memory)
-        names = "trajectory time" if self.kind == "trajectories" else "trajectory"
-        group.attrs.update({"coordinates": names, "ensembleode": self._kept})
+        times = ["time"] if self.kind == "trajectories" else []
+        names = ["trajectory", *times, *(v.name for v in self._given.variables)]
+        group.attrs.update({"coordinates": " ".join(names), "ensembleode": self._kept})
         if self._kept["complete"]:
             with warnings.catch_warnings():
                 # Other readers of the format may not know of it; they read the rest.
@@ -288,21 +293,32 @@ class Writer:
     def _rows(self, batch: int) -> np.ndarray:
         return np.asarray(self._files.layout.rows(batch))
 
-    def _write(self, batch: int, leaves: list[np.ndarray]) -> None:
+    def _write(self, batch: int, outcome: Outcome) -> None:
         rows = self._rows(batch)
         at = slice(rows[0], rows[-1] + 1)
+        leaves = [*jtu.tree_leaves(outcome), *self._given.of(rows)]
+        events = outcome.events
+        most = 0 if events is None else min(int(events.count.max()), events.t.shape[1])
         with self._explained():
             self._files.forget(batch)
             try:
+                # (So that what is written is within what readers are told there is.)
+                if most > self._most:
+                    self._most = most
+                    self.arrays = self._arrays()
                 self.arrays["trajectory"][at] = rows
                 for variable, values in zip(self.variables, leaves, strict=True):
-                    self.arrays[variable.name][at] = values
+                    array = self.arrays[variable.name]
+                    if variable.grows:
+                        array[at, :most] = values[:, :most]
+                    else:
+                        array[at] = values
             except OSError:
                 with contextlib.suppress(OSError):
                     self._files.forget(batch)  # which makes room for the records of others
                 raise
             self._todo.remove(batch)
-            self._files.keep(batch, not self.lost.isdisjoint(rows.tolist()))
+            self._files.keep(batch, not self.lost.isdisjoint(rows.tolist()), most)
 
     @contextlib.contextmanager
     def _explained(self, what: str = "written to") -> Iterator[None]:
@@ -343,7 +359,7 @@ def batch_size_for(writer: Writer, executor: Executor, batch_size: int) -> int:
 
 def _solution(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
     """**Raises:** `StoreError` where there is no store, or its metadata is damaged."""
-    zarr = _zarr()
+    zarr = zarr_or_said()
     kept = _attributes(path)
     if kept is None:
         raise StoreError(f"there is no store at {os.fspath(path)!r}.")
@@ -365,12 +381,18 @@ def _solution(path: Path, elapsed: float = float("nan")) -> EnsembleSolution:
 
 def _files(path: Path, kept: dict[str, Any], read_only: bool) -> Any:
     """The Zarr store there, whose chunks are those that were written."""
-    zarr = _zarr()
+    zarr = zarr_or_said()
     from .store_files import Layout, StoreFiles
 
     of = kept["fingerprint"]
+    events = kept.get("events") or {"growing": [], "chunk": 1}
     layout = Layout(
-        dict(kept["dims"]), of["trajectories"], of["batch_size"], json.dumps(of, sort_keys=True)
+        dict(kept["dims"]),
+        of["trajectories"],
+        of["batch_size"],
+        json.dumps(of, sort_keys=True),
+        frozenset(events["growing"]),
+        events["chunk"],
     )
     return StoreFiles(zarr.storage.LocalStore(path, read_only=read_only), layout)
 
@@ -395,7 +417,7 @@ def _attributes(path: Path, lost_is_none: bool = False) -> dict[str, Any] | None
         raise StoreError(f"the Zarr group at {os.fspath(path)!r} is not that of an ensemble.")
     if not isinstance(kept, dict) or "format" not in kept:
         raise _damaged(path, "it doesn't say what format it has")
-    if kept["format"] != FORMAT:
+    if kept["format"] not in _READ:
         raise StoreError(
             f"the store at {os.fspath(path)!r} has the format {kept['format']}, and this version "
             f"of ensembleode reads {FORMAT}."
@@ -453,7 +475,7 @@ def _json_of(file: Path) -> Any:
 
 def _locked(path: Path) -> Any:
     """By the folder that it is, whatever symbolic links lead there."""
-    _zarr()
+    zarr_or_said()
     real = path.resolve()
     real.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -465,11 +487,3 @@ def _locked(path: Path) -> Any:
             f"another process (or solve) is writing to the store {path}: wait for it to end, or "
             "give another path."
         ) from e
-
-
-def _zarr() -> Any:
-    try:
-        import zarr
-    except ImportError as e:
-        raise ImportError("store needs Zarr: pip install 'ensembleode[store]'.") from e
-    return zarr

@@ -7,9 +7,10 @@ cut short, flipped, of another batch or of an earlier run is found when it is re
 """
 
 import asyncio
+import itertools
 import re
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from .stored import StoreError
 
 # How much of the time may go into waiting for the disk: batches wait for one another.
 _SHARE = 0.1
-_CHUNK = re.compile(r"(.+)/c/(\d+)(?:/0)*")
+_CHUNK = re.compile(r"(.+)/c/(\d+)(?:/\d+)*")
 _NOT_THERE = (FileNotFoundError, NotADirectoryError)
 
 
@@ -33,12 +34,16 @@ class Layout(NamedTuple):
 
     - `dims`: of each array over the trajectories, by name, how many dimensions it has.
     - `seed`: stands for the ensemble.
+    - `growing`: those of them whose second axis is of the events of a trajectory, and as long as
+        they need; `chunk`: how many of these a chunk has.
     """
 
     dims: dict[str, int]
     trajectories: int
     batch_size: int
     seed: str
+    growing: frozenset[str] = frozenset()
+    chunk: int = 1
 
     @property
     def batches(self) -> range:
@@ -49,8 +54,21 @@ class Layout(NamedTuple):
         start = batch * self.batch_size
         return range(start, min(start + self.batch_size, self.trajectories))
 
-    def files(self, batch: int) -> list[str]:
-        return [f"{name}/c/{batch}{'/0' * (ndim - 1)}" for name, ndim in self.dims.items()]
+    def files(self, batch: int, most: int) -> list[list[str]]:
+        """Those of each array, where its trajectories have so many events at most."""
+        return [self.files_of(name, batch, most) for name in self.dims]
+
+    def files_of(self, name: str, batch: int, most: int) -> list[str]:
+        ndim = self.dims[name]
+        if name not in self.growing:
+            return [f"{name}/c/{batch}{'/0' * (ndim - 1)}"]
+        chunks = range(-(-most // self.chunk))
+        return [f"{name}/c/{batch}/{i}{'/0' * (ndim - 2)}" for i in chunks]
+
+    @property
+    def words(self) -> int:
+        """How many words a record has."""
+        return len(self.dims) + 2 + bool(self.growing)
 
 
 class StoreFiles(WrapperStore):
@@ -66,7 +84,9 @@ class StoreFiles(WrapperStore):
         self._places = {name: i for i, name in enumerate(layout.dims)}
         self._records: dict[int, list[int]] = {}
         self._written: dict[str, int] = {}
-        self._waiting: dict[int, list[int]] = {}  # records of batches that are not on the disk yet
+        # Of batches that are not on the disk yet: their files, and their records.
+        self._waiting: dict[int, tuple[list[str], list[int]]] = {}
+        self._ends: dict[tuple[str, int], dict[str, int]] = {}
         self._free_at = 0.0
         self.lacking: dict[int, str] = {}
 
@@ -84,7 +104,14 @@ class StoreFiles(WrapperStore):
         if batch in self.lacking or (record := self._record(batch)) is None:
             return None
         value = await super().get(key, prototype)
-        if (0 if value is None else _sum(value.to_bytes())) != record[self._places[at[1]] + 1]:
+        found = 0 if value is None else _sum(value.to_bytes())
+        word = record[self._places[at[1]] + 1]
+        if at[1] in self.layout.growing:
+            ends = self._ends_of(at[1], batch, record)
+            is_written = _joined(ends.values()) == word and found == ends.get(key, 0)
+        else:
+            is_written = found == word
+        if not is_written:
             rows = self.layout.rows(batch)
             raise StoreError(
                 f"the store {self.root} is damaged: {key}, of the trajectories {rows[0]} to "
@@ -96,29 +123,52 @@ class StoreFiles(WrapperStore):
     def is_whole(self, batch: int) -> bool:
         """Whether the batch is there, and all its files are what was written."""
         record = self._record(batch)
-        return record is not None and not record[0] and self._sums(batch) == record[1:]
+        if record is None or record[0]:
+            return False
+        return self._words(batch, self._most(record), self._sum_of) == record[1:]
 
     def has_records(self) -> bool:
         return any((self.root / _record_file(b)).exists() for b in self.layout.batches)
 
-    def _sums(self, batch: int) -> list[int]:
-        def sum_of(file):
-            try:
-                return _sum((self.root / file).read_bytes())
-            except _NOT_THERE:
-                return 0
+    def most_events(self, batches: Iterable[int]) -> int:
+        """How many a trajectory of these has at most; of those without a record none is known."""
+        records = map(self._record, batches)
+        return max((self._most(x) for x in records if x is not None), default=0)
 
-        return [sum_of(file) for file in self.layout.files(batch)]
+    def _most(self, record: list[int]) -> int:
+        return record[-1] if self.layout.growing else 0
+
+    def _words(self, batch: int, most: int, sum_of: Callable[[str], int]) -> list[int]:
+        """What a record has of files: the sum of each, and of those of an array that grows one of
+        all their sums; and at the end how many events there are at most."""
+        words = []
+        for name, files in zip(self.layout.dims, self.layout.files(batch, most), strict=True):
+            sums = [sum_of(file) for file in files]
+            words.append(_joined(sums) if name in self.layout.growing else sums[0])
+        return [*words, most] if self.layout.growing else words
+
+    def _sum_of(self, file: str) -> int:
+        try:
+            return _sum((self.root / file).read_bytes())
+        except _NOT_THERE:
+            return 0
+
+    def _ends_of(self, name: str, batch: int, record: list[int]) -> dict[str, int]:
+        """Of each file of an array that grows the sum that it says it has, which is read alone."""
+        if (name, batch) not in self._ends:
+            files = self.layout.files_of(name, batch, self._most(record))
+            self._ends[name, batch] = {file: _end(self.root / file) for file in files}
+        return self._ends[name, batch]
 
     def _record(self, batch: int) -> list[int] | None:
-        """Whether workers died of it, and each file's size and sum; None where none is good."""
+        """Whether workers died of it, and `_words`; None where none is good."""
         if batch in self._records:
             return self._records[batch]
         try:
             words = np.frombuffer((self.root / _record_file(batch)).read_bytes(), "<u8").tolist()
         except (*_NOT_THERE, ValueError):  # or cut short
             return None
-        if len(words) != len(self._places) + 2 or words[-1] != self._check(batch, words[:-1]):
+        if len(words) != self.layout.words or words[-1] != self._check(batch, words[:-1]):
             return None
         self._records[batch] = words[:-1]
         return words[:-1]
@@ -133,14 +183,24 @@ class StoreFiles(WrapperStore):
         for batch in self.layout.batches:
             record = self._record(batch)
             if record is not None:
-                sizes = zip(self.layout.files(batch), record[1:], strict=True)
-                lost = next((f for f, x in sizes if self._size(f) != x >> 32), None)
+                lost = self._lost_of(batch, record)
             else:
                 file = _record_file(batch)
                 lost = file if complete or (self.root / file).exists() else None
             if lost is not None:
                 found[batch] = lost
         return found
+
+    def _lost_of(self, batch: int, record: list[int]) -> str | None:
+        """A file that is missing or cut short, or, of an array that grows, another."""
+        for name, word in zip(self.layout.dims, record[1:], strict=False):
+            files = self.layout.files_of(name, batch, self._most(record))
+            if name not in self.layout.growing:
+                if self._size(files[0]) != word >> 32:
+                    return files[0]
+            elif _joined((ends := self._ends_of(name, batch, record)).values()) != word:
+                return next((file for file, x in ends.items() if x < 2), files[0])
+        return None
 
     def _size(self, file: str) -> int:
         try:
@@ -162,28 +222,33 @@ class StoreFiles(WrapperStore):
     def forget(self, batch: int) -> None:
         """The batch is to be written, perhaps again."""
         self._records.pop(batch, None)
-        for file in (_record_file(batch), *self.layout.files(batch)):
-            (self.root / file).unlink(missing_ok=True)
+        for name in self.layout.growing:
+            self._ends.pop((name, batch), None)
+        # (Of an array that grows there may be more, of an earlier run, than are known.)
+        folders = [self.root / name / "c" / str(batch) for name in self.layout.growing]
+        more = [x for folder in folders for x in folder.rglob("*") if x.is_file()]
+        known = [_record_file(batch), *itertools.chain(*self.layout.files(batch, 0))]
+        for file in (*(self.root / x for x in known), *more):
+            file.unlink(missing_ok=True)
 
-    def keep(self, batch: int, lost: bool) -> None:
-        """Of a batch whose chunks are written: have it recorded, now or soon."""
+    def keep(self, batch: int, lost: bool, most: int) -> None:
+        """Of a batch whose chunks are written: have it recorded, now or soon.
+
+        **Arguments:** `most`: how many events a trajectory has at most.
+        """
+        files = itertools.chain(*self.layout.files(batch, most))
         # (Zarr writes no chunk that has but the fill value.)
-        sums = [self._written.pop(file, 0) for file in self.layout.files(batch)]
-        self._waiting[batch] = [int(lost), *sums]
+        written = {file: self._written.pop(file, 0) for file in files}
+        words = [int(lost), *self._words(batch, most, written.__getitem__)]
+        self._waiting[batch] = [file for file, x in written.items() if x], words
         if time.monotonic() >= self._free_at:
             self.flush()
 
     def flush(self) -> None:
         """Put the chunks on the disk, and then the records."""
         started = time.monotonic()
-        there = [
-            file
-            for batch, (_, *sums) in self._waiting.items()
-            for file, x in zip(self.layout.files(batch), sums, strict=True)
-            if x
-        ]
-        self.sync(there)
-        for batch, words in self._waiting.items():
+        self.sync(file for files, _ in self._waiting.values() for file in files)
+        for batch, (_, words) in self._waiting.items():
             record = np.array([*words, self._check(batch, words)], "<u8")
             self.write(_record_file(batch), record.tobytes())
         self.sync(map(_record_file, self._waiting))
@@ -200,6 +265,22 @@ class StoreFiles(WrapperStore):
 
 def _record_file(batch: int) -> str:
     return f"digest/c/{batch}/0"
+
+
+def _joined(sums: Iterable[int]) -> int:
+    return digest_of([np.array([*sums], "<u8")])
+
+
+def _end(path: Path) -> int:
+    """`_sum` of a file that is whole."""
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            file.seek(max(0, size - 4))
+            end = file.read()
+    except _NOT_THERE:
+        return 0
+    return 1 if size < 4 else size % 2**32 << 32 | int.from_bytes(end, "little")
 
 
 def _sum(data: bytes) -> int:

@@ -1,17 +1,22 @@
 """What a store holds: the arrays of an ensemble, and the solution made of them again."""
 
-from typing import Any, NamedTuple
+from typing import Any
 
+import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import inner_dims, integral_name, output_name, state_dims
-from ..core.plan import Outcome
+from ..analysis.labelled import event_dims, inner_dims, integral_name, output_name, state_dims
+from ..core.job import events_of
+from ..core.plan import fill_of, Outcome, Plan
 from ..dense import Kept, Slopes
+from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import is_tree
-from ..solution import EngineChoice, EnsembleError, EnsembleSolution, Stats
+from ..solution import COUNTS, EngineChoice, EnsembleError, EnsembleSolution, Events, Stats
+from .described import described, put_together, Variable
+from .kept_given import known_in
 
 
 class StoreError(EnsembleError):
@@ -23,28 +28,34 @@ class StoreError(EnsembleError):
     differs: tuple[str, ...] = ()
 
 
-class Variable(NamedTuple):
-    """An array of the store: its name, its dimensions, and what a trajectory has in it."""
-
-    name: str
-    dims: tuple[str, ...]
-    shape: tuple[int, ...]
-    dtype: Any
-
-
+# Of a trajectory in a chunk.
+_EVENTS = 16
 # Before the names of what is within the steps of a state that is a pytree.
 _INNER = "inner."
 _DU = "du."  # (in stores of earlier versions)
 
 
+def as_kept(outcome: Outcome, plan: Plan) -> Outcome:
+    """What a store keeps of an outcome: its events are those of a solution."""
+    return outcome._replace(rerun=None, events=events_of(outcome, plan))
+
+
+def abstract_of(outcome: Outcome, plan: Plan) -> Outcome:
+    """`as_kept` of one trajectory's abstract values."""
+    kept: Outcome = jax.eval_shape(lambda x: as_kept(x, plan), outcome)
+    return kept
+
+
 def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Variable], Any]:
-    """The variables, in the order of the leaves; and how outputs are put together from them."""
+    """The variables, in the order of the leaves of what is kept; and how outputs are put together
+    from them."""
     time = "step" if own_times else "time"
     of_states = kind == "trajectories" and is_tree(outcome.u)
-    tree = _described(outcome.u, "") if kind == "outputs" or of_states else None
+    tree = described(outcome.u, "") if kind == "outputs" or of_states else None
     variables = []
-    for path, x in jtu.tree_leaves_with_path(outcome._replace(rerun=None)):
+    for path, x in jtu.tree_leaves_with_path(outcome):
         field, ndim = str(path[0].name), len(x.shape)
+        grows, fill = False, fill_of(path, x.dtype)
         name = {"t": "time"}.get(field, field)
         dims = inner_dims(name, ndim)
         if field == "u" and kind == "outputs":
@@ -64,59 +75,33 @@ def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Var
             dims = (time, *inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)
-        variables.append(Variable(name, ("trajectory", *dims), x.shape, np.dtype(x.dtype)))
+        elif field == "events":
+            name = jtu.keystr(path, simple=True, separator=".")
+            dims, grows = event_dims(path[1:], ndim), name != "events.count"
+        about = ("trajectory", *dims), x.shape, np.dtype(x.dtype)
+        variables.append(Variable(name, *about, grows, fill))
     names = [v.name for v in variables]
     taken = {"trajectory", "digest"} & set(names)
     if len(set(names)) < len(names) or taken:
         raise TypeError(
-            "a store has variables retcode, length, naccept, nreject, nf, trajectory and digest of "
-            f"its own; give the outputs of output_func other names than {names}."
+            "a store has variables retcode, length, trajectory, digest and those of counts "
+            f"({', '.join(COUNTS)}) of its own; give the outputs of output_func other names than "
+            f"{names}."
         )
     return variables, tree
 
 
-def integral_described(integral: Any) -> Any:
-    """How integrals are put together from their variables, in JSON; None where there are none.
+def events_described(events: Events | None, variables: list[Variable], room: int) -> Any:
+    """In JSON, what a store keeps of events: how their states are put together, which `variables`
+    are as long as trajectories need, and how much of these is in a chunk; None where it keeps none.
 
     **Raises:** `TypeError` for what a store can't keep.
     """
-    return _described(integral, "integral")
-
-
-def _described(out: Any, name: str) -> Any:
-    """A pytree of outputs in JSON: the names of its leaves."""
-    inside = f"{name}." if name else ""
-    if type(out) is dict and all(isinstance(k, str) for k in out):
-        return {"dict": {str(k): _described(v, f"{inside}{k}") for k, v in out.items()}}
-    if type(out) in (list, tuple):
-        parts = [_described(v, f"{inside}{i}") for i, v in enumerate(out)]
-        return {type(out).__name__: parts}
-    if out is None:
+    if events is None:
         return None
-    if not hasattr(out, "shape"):
-        raise TypeError(
-            "a store keeps outputs and states that are made of dicts (of names), lists and tuples "
-            f"of arrays; here there is a {type(out).__name__}."
-        )
-    return name or "out"
-
-
-def _put_together(tree: Any, group: Any, prefix: str = "") -> Any:
-    def put(part):
-        return _put_together(part, group, prefix)
-
-    match tree:
-        case None:
-            return None
-        case str():
-            return OnDisk(group[prefix + tree])
-        case {"dict": parts}:
-            return {k: put(v) for k, v in parts.items()}
-        case {"list": parts}:
-            return [put(v) for v in parts]
-        case {"tuple": parts}:
-            return tuple(put(v) for v in parts)
-    raise AssertionError(tree)
+    states = {x: described(getattr(events, x), f"events.{x}") for x in ("u_before", "u_after")}
+    growing = [v.name for v in variables if v.grows]
+    return states | {"growing": growing, "chunk": min(room, _EVENTS)}
 
 
 def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -> EnsembleSolution:
@@ -128,23 +113,37 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     """
 
     def lazily(name):
-        return OnDisk(group[name]) if name in group else None
+        return leaf(name) if name in group else None
+
+    def leaf(name):
+        return OnDisk(group[name])
+
+    def made(tree, prefix=""):
+        return put_together(tree, lambda name: leaf(prefix + name))
 
     kind = kept["kind"]
     tree, dense = kept["outputs"], None
-    u = lazily("u") if tree is None else _put_together(tree, group)
+    u = lazily("u") if tree is None else made(tree)
     if kind == "trajectories":
         for how, prefix in ((Kept, _INNER), (Slopes, _DU)):
             if tree is None and prefix[:-1] in group:
                 dense = how(lazily(prefix[:-1]))
             elif tree is not None and any(name.startswith(prefix) for name in group):
-                dense = how(_put_together(tree, group, prefix))
+                dense = how(made(tree, prefix))
     t = lazily("time") if kind == "trajectories" else None
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
-    stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
+    stats = Stats(*(lazily(name) for name in COUNTS))
     retcode, lengths, engine = lazily("retcode"), lazily("length"), EngineChoice(*kept["engine"])
     order = tuple(kept["order"]) if kept["order"] else None
-    integral = _put_together(kept.get("integral"), group)
-    about = (whole, elapsed, engine, kind, dense, order, integral)
+    integral, events, given = made(kept.get("integral")), None, None
+    if (of_events := kept.get("events")) is not None:
+        names = ("t", "which", "direction", "count")
+        fields = {name: leaf(f"events.{name}") for name in names}
+        states = {name: made(of_events[name]) for name in ("u_before", "u_after")}
+        events = Events(**fields, **states)
+    if (described := kept.get("given")) is not None:
+        own = dict(kept["dims"])
+        given = known_in(described, kept["fingerprint"]["trajectories"], leaf, own)
+    about = (whole, elapsed, engine, kind, dense, order, integral, events, Aside(given))
     return EnsembleSolution(u, t, retcode, lengths, stats, *about)

@@ -21,6 +21,7 @@ import numpy as np
 
 from ...core.interrupts import Stop, watched
 from ...core.job import blank
+from ...core.plan import fill_of
 from ...ground.logs import log_once, logger
 from .pools import ClusterError, Died, Pool
 from .programs import ChunkProgram, exported, Shipped
@@ -124,7 +125,9 @@ class _Work:
         self.finished: queue.Queue = queue.Queue()
         self.measured = [0.0, 0]
         n = batch.n
-        each, parts = ([blank(x.shape, x.dtype) for x in xs] for xs in program.results(n))
+        each, parts = (
+            [blank(x.shape, x.dtype, fill_of((), x.dtype)) for x in xs] for xs in program.results(n)
+        )
         self.results = Results(each, parts, np.zeros(n, bool))
         bytes_of_unit = sum(x.nbytes for x in batch.each) + sum(
             x.nbytes for x in [*self.results.each, *self.results.parts]

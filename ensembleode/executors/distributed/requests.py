@@ -17,7 +17,7 @@ import jax.tree_util as jtu
 import numpy as np
 from jax.interpreters import ad, batching, mlir
 
-from ...core.plan import Outcome
+from ...core.plan import NO_CALLBACK, Outcome
 from ...ground.host import host_call
 from ...ground.keys import as_before, raw
 from ...ground.retcode import ReturnCode
@@ -137,9 +137,11 @@ class _Call:
 
 
 def fail_lost(outcome: Outcome, results: Results) -> None:
-    """Set the return codes of trajectories that workers died of to failures."""
+    """Set the return codes of trajectories that workers died of to failures, without events."""
     for rows, _ in results.lost:
         outcome.retcode[rows] = ReturnCode.Failure.value
+        if outcome.events is not None:
+            outcome.events.which[rows] = NO_CALLBACK
 
 
 def unflattened(form: Given, each: Sequence, parts: Sequence) -> tuple[Any, Any]:

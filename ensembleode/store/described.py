@@ -1,0 +1,75 @@
+"""How a store says what it holds: variables, and in JSON the pytrees that are made of them."""
+
+import re
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+
+class Variable(NamedTuple):
+    """An array of the store: its name, its dimensions, and what a trajectory has in it.
+
+    - `grows`: whether the first axis of that is as long as trajectories need.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    shape: tuple[int, ...]
+    dtype: Any
+    grows: bool = False
+    fill: Any = 0
+
+
+def described(out: Any, name: str) -> Any:
+    """A pytree of outputs in JSON: the names of its leaves.
+
+    **Raises:** `TypeError` for what a store can't keep.
+    """
+    inside = f"{name}." if name else ""
+    if type(out) is dict and all(isinstance(k, str) for k in out):
+        return {"dict": {str(k): described(v, f"{inside}{k}") for k, v in out.items()}}
+    if type(out) in (list, tuple):
+        parts = [described(v, f"{inside}{i}") for i, v in enumerate(out)]
+        return {type(out).__name__: parts}
+    if out is None:
+        return None
+    if not hasattr(out, "shape"):
+        raise TypeError(
+            "a store keeps outputs and states that are made of dicts (of names), lists and tuples "
+            f"of arrays; here there is a {type(out).__name__}."
+        )
+    return name or "out"
+
+
+def put_together(
+    tree: Any, leaf: Callable[[str], Any], plain: Callable[[Any], Any] = lambda x: x
+) -> Any:
+    """The pytree that is described.
+
+    **Arguments:** `leaf`: makes one of its name; `plain`: makes one of what JSON says itself.
+    """
+
+    def put(part):
+        return put_together(part, leaf, plain)
+
+    match tree:
+        case None:
+            return None
+        case str():
+            return leaf(tree)
+        case {"value": value}:
+            return plain(value)
+        case {"dict": parts}:
+            return {k: put(v) for k, v in parts.items()}
+        case {"list": parts}:
+            return [put(v) for v in parts]
+        case {"tuple": parts}:
+            return tuple(put(v) for v in parts)
+    raise AssertionError(tree)
+
+
+def safe_name(name: str, taken: Collection[str]) -> str:
+    """A name of a folder that is not taken, like this one."""
+    name = re.sub(r"[^\w.,+-]+", "_", name)
+    while name in taken:
+        name = f"given.{name}"
+    return name

@@ -1,0 +1,126 @@
+"""What a store keeps of the starts and parameters that trajectories were given.
+
+Those that trajectories have of their own are variables of the store, batch by batch; what all
+share is there once. A pytree of them is told in JSON: nothing of it is code that reading would run.
+"""
+
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import jax.tree_util as jtu
+import numpy as np
+
+from ..analysis.labelled import inner_dims, state_dims
+from ..core.given import Given, Known
+from ..ground.keys import is_key
+from ..ground.logs import log_once
+from .described import put_together, safe_name, Variable
+
+
+# What JSON says as it is.
+_PLAIN = (bool, int, float, str)
+
+
+class _Slot:
+    """A leaf of what was given: whether it is one for each trajectory, None where it is no number;
+    and, once that is known, what JSON says of it."""
+
+    def __init__(self, value: Any, is_own: Any):
+        self.value, self.is_own, self.said = value, is_own, None
+
+
+class KeptGiven(NamedTuple):
+    """
+    - `described`: in JSON, the structure of `u0` and `p`, with the names of their variables.
+    - `variables`: those that trajectories have of their own; `places`: their leaves' numbers.
+    - `shared`: what all share, by name, each with its dimensions.
+    - `given`: what makes them; None where nobody knows.
+    """
+
+    described: Any
+    variables: list[Variable]
+    places: list[int]
+    shared: dict[str, tuple[tuple[str, ...], np.ndarray]]
+    given: Given | None
+
+    def of(self, rows: np.ndarray) -> list[np.ndarray]:
+        """The values of the variables, for these trajectories."""
+        if not self.places:
+            return []
+        assert self.given is not None
+        slots = jtu.tree_leaves(_slots(self.given.known_of(rows)))
+        return [np.asarray(slots[i].value) for i in self.places]
+
+
+def kept_given(given: Given | None, taken: Collection[str]) -> KeptGiven:
+    """What a store keeps; the log says what it can't.
+
+    **Arguments:** `given`: None where nobody knows it; `taken`: names of other variables.
+    """
+    if given is None:
+        return KeptGiven(None, [], [], {}, None)
+    slots = _slots(given.known_of(np.arange(1)))
+    names, variables, places, shared, lost = set(taken), [], [], {}, []
+    for i, (path, slot) in enumerate(jtu.tree_leaves_with_path(slots)):
+        wanted = jtu.keystr(path, simple=True, separator=".")
+        x, is_own = slot.value, slot.is_own
+        is_number = is_own is not None and not is_key(x) and np.asarray(x).dtype.kind in "biufc"
+        if not is_number:
+            is_plain = x is None or isinstance(x, _PLAIN)
+            slot.said = {"value": x if is_plain else None}
+            lost += [] if is_plain else [wanted]
+            continue
+        slot.said = name = safe_name(wanted, names)
+        names.add(name)
+        x = np.asarray(x)
+        ndim = x.ndim - bool(is_own)
+        dims = state_dims(ndim) if wanted == "u0" else inner_dims(name, ndim)
+        if is_own:
+            fill = np.nan if x.dtype.kind in "fc" else 0
+            about = ("trajectory", *dims), x.shape[1:], x.dtype
+            variables.append(Variable(name, *about, fill=fill))
+            places.append(i)
+        else:
+            shared[name] = dims, x
+    if lost:
+        log_once(
+            f"the store keeps numbers, words and None of the parameters, and not {lost[0]}"
+            + (f" and {len(lost) - 1} others" if lost[1:] else "")
+            + ": what opens it finds None there."
+        )
+    described = {name: _in_json(part) for name, part in slots.items()}
+    return KeptGiven(described, variables, places, shared, given)
+
+
+def known_in(described: Any, n: int, leaf: Callable[[str], Any], own: Collection[str]) -> Known:
+    """What was given, of a store.
+
+    **Arguments:** `leaf`: the variable of this name; `own`: the names of those that trajectories
+    have of their own.
+    """
+
+    def mark(name: str) -> bool:
+        return name in own
+
+    starts, parameters = (put_together(described[name], leaf) for name in ("u0", "p"))
+    own_starts = put_together(described["u0"], mark)
+    own_parameters = put_together(described["p"], mark, lambda _: None)
+    return Known(starts, parameters, any(jtu.tree_leaves(own_starts)), own_parameters, n)
+
+
+def _slots(known: Known) -> dict[str, Any]:
+    starts = jtu.tree_map(lambda x: _Slot(x, known.own_starts), known.starts)
+    return {"u0": starts, "p": known.of_parameters(_Slot, lambda x: _Slot(x, None))}
+
+
+def _in_json(tree: Any) -> Any:
+    """The structure of a pytree of slots. What is neither a dict, a list nor a tuple is told as a
+    dict of its parts."""
+    if isinstance(tree, _Slot):
+        return tree.said
+    parts = jtu.tree_leaves_with_path(tree, is_leaf=lambda x: x is not tree)
+    if type(tree) in (list, tuple):
+        return {type(tree).__name__: [_in_json(x) for _, x in parts]}
+    if type(tree) is dict:  # in the order in which it was written
+        parts = [((jtu.DictKey(k),), x) for k, x in tree.items()]
+    return {"dict": {jtu.keystr(path, simple=True): _in_json(x) for path, x in parts}}

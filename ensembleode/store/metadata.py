@@ -1,0 +1,59 @@
+"""What Zarr has to be told of the arrays of a store."""
+
+from typing import Any
+
+import numpy as np
+
+from ..analysis.labelled import retcode_attributes
+from .described import Variable
+
+
+def zarr_or_said() -> Any:
+    """**Raises:** `ImportError`, which says how to get it, without Zarr."""
+    try:
+        import zarr
+    except ImportError as e:
+        raise ImportError("store needs Zarr: pip install 'ensembleode[store]'.") from e
+    return zarr
+
+
+def metadata_of(
+    variables: list[Variable],
+    shared: dict[str, tuple[tuple[str, ...], np.ndarray]],
+    layout: Any,
+    most: int,
+) -> dict[str, Any]:
+    """The files that say what is in a store, and those of what all trajectories share.
+
+    **Arguments:** `shared`: by name, each with its dimensions; `layout`: a `Layout`; `most`: how
+    many events a trajectory has at most.
+    """
+    zarr, files = zarr_or_said(), {}
+    group = zarr.create_group(zarr.storage.MemoryStore(files))
+    n, size = layout.trajectories, layout.batch_size
+    rows = min(size, n)
+    codecs = [zarr.codecs.ZstdCodec(level=1), zarr.codecs.Crc32cCodec()]
+
+    def array(name, shape, dtype, chunks, dims, fill: Any = 0, compressed=True) -> Any:
+        return group.create_array(
+            name,
+            shape=shape,
+            dtype=dtype,
+            chunks=tuple(max(1, c) for c in chunks),
+            compressors=codecs if compressed else None,
+            fill_value=fill,
+            dimension_names=dims,
+            attributes=retcode_attributes() if name == "retcode" else {},
+        )
+
+    for v in variables:
+        shape = chunks = v.shape
+        if v.grows:
+            shape, chunks = (most, *shape[1:]), (layout.chunk, *shape[1:])
+        array(v.name, (n, *shape), v.dtype, (rows, *chunks), v.dims, v.fill)
+    array("trajectory", (n,), np.dtype(np.int64), (rows,), ("trajectory",), -1)
+    shape = (len(layout.batches), layout.words)
+    array("digest", shape, np.dtype(np.uint64), (1, layout.words), ("batch", "file"), 0, False)
+    for name, (dims, x) in shared.items():
+        array(name, x.shape, x.dtype, x.shape, dims)[...] = x
+    return files
