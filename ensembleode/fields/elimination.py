@@ -44,6 +44,11 @@ class Block(NamedTuple):
     inside: tuple[Place, ...]
 
     @property
+    def updates(self) -> int:
+        """How many products are subtracted in the factorisation."""
+        return sum(len(x.below) * len(x.right) for x in self.pivots)
+
+    @property
     def moves(self) -> Iterator[Move]:
         """The parts of a solution, in order."""
         for i, j in self.before:
@@ -88,7 +93,7 @@ class Elimination:
     @property
     def updates(self) -> int:
         """How many products are subtracted in the factorisation."""
-        return sum(len(p.below) * len(p.right) for x in self.blocks for p in x.pivots)
+        return sum(x.updates for x in self.blocks)
 
 
 @functools.lru_cache(maxsize=256)

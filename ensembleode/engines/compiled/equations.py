@@ -20,7 +20,7 @@ from ...tracing.program import Program
 from .builder import Builder, Value
 from .description import Description
 from .field import evaluate, evaluate_apart, lowered
-from .linear import WrittenOut
+from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
 from .reading import Memory, Numbers
@@ -103,9 +103,9 @@ class _Linear:
         return translated(self.jacobian.jaxpr, self.d.layout.inputs, "the Jacobian of f")
 
     @functools.cached_property
-    def solver(self) -> WrittenOut:
+    def solver(self) -> LinearEquations:
         pattern = self.jacobian.pattern
-        return WrittenOut(self.b, eliminated(self.d.size, pattern), pattern)
+        return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
 
 
 def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:

@@ -1,4 +1,4 @@
-"""Linear equations of a step, written out: those of `1 - gamma_h J` with a sparse Jacobian.
+"""Linear equations of a step: those of `1 - gamma_h J` with a sparse Jacobian.
 
 Nothing is exchanged for the sake of accuracy: the order of the pivots is the same in all lanes.
 Instead the first solution with the factors is put back into the equations. Where these are not
@@ -21,6 +21,11 @@ import numpy as np
 from ...fields.elimination import Block, Elimination, Move, Place
 from ...solvers.arithmetic import Components
 from .builder import Builder, Value
+from .linear_loops import DenseFactors
+
+
+# A block of more updates is factorised by loops: written out it takes long to compile.
+_MOST_UPDATES = 600
 
 
 class Factors:
@@ -28,6 +33,7 @@ class Factors:
 
     - `entries`: of the matrix itself, by their places.
     - `inside`: of L and U, likewise; `inverse`: one over the pivots, but for those that are one.
+    - `dense`: of the blocks that are not written out.
     - `is_checked`: whether a solution with them has been put back into the equations.
     """
 
@@ -35,6 +41,7 @@ class Factors:
         self.entries = entries
         self.inside: dict[Place, Value] = {}
         self.inverse: dict[int, Value] = {}
+        self.dense: dict[Block, DenseFactors] = {}
         self.is_checked = is_checked
 
     def scaled(self, x: Value, k: int) -> Value:
@@ -48,8 +55,9 @@ def _tolerance(dtype: np.dtype) -> float:
     return float(np.finfo(dtype).eps ** 0.375)
 
 
-class WrittenOut:
-    """The factorisation and the solutions of an elimination, every operation by itself.
+class LinearEquations:
+    """The factorisation and the solutions of an elimination: every operation by itself, or by loops
+    over memory in large blocks.
 
     **Arguments:** `pattern`: the places of the Jacobian's entries.
     """
@@ -66,19 +74,11 @@ class WrittenOut:
         """
         factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
         for block in self.plan.blocks:
-            m = {place: factors.entries[place] for place in block.inside}
-            for k, below, right in block.pivots:
-                pivot = m[k, k]
-                if pivot.constant is None:
-                    factors.inverse[k] = 1.0 / pivot
-                for i in below:
-                    left = factors.inside[i, k] = factors.scaled(m[i, k], k)
-                    for j in right:
-                        product = left * m[k, j]
-                        m[i, j] = m[i, j] - product if (i, j) in m else -product
-            for k, _, right in block.pivots:
-                for j in right:
-                    factors.inside[k, j] = factors.scaled(m[k, j], k)
+            if block.updates > _MOST_UPDATES:
+                entries = {place: factors.entries[place] for place in block.inside}
+                factors.dense[block] = DenseFactors(self.b, entries)
+            else:
+                _factorise(factors, block)
         return factors
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
@@ -103,8 +103,11 @@ class WrittenOut:
             for move in moves[:n]:
                 _move(factors, x, move)
             given = {k: x[k] for k in (pivot.component for pivot in block.pivots)}
-            for move in moves[n:]:
-                _move(factors, x, move)
+            if block in factors.dense:
+                factors.dense[block].solve(x)
+            else:
+                for move in moves[n:]:
+                    _move(factors, x, move)
             if puts_back and len(given) > 1:
                 fulfilled += self._fulfilled(factors, block, given, x)
         if fulfilled:
@@ -115,21 +118,43 @@ class WrittenOut:
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
         """Where the equations of a block are, one after the other."""
-        b = self.b
+        b, tolerance = self.b, _tolerance(x[0].dtype)
+        if block in factors.dense:
+            return [factors.dense[block].fulfilled(given, x, tolerance)]
         rests, sums = dict(given), {i: abs(y) for i, y in given.items()}
         for i, j in block.inside:
             entry = factors.entries[i, j]
             rests[i] = rests[i] - entry * x[j]
             sums[i] = b.mul_add(abs(entry), abs(x[j]), sums[i])
-        return [abs(rests[i]) <= sums[i] * _tolerance(x[0].dtype) for i in given]
+        return [abs(rests[i]) <= sums[i] * tolerance for i in given]
 
     def solve_transposed(self, factors: Factors, right: Components) -> Components:
         """The solution with the transposed matrix."""
         x = list(right)
         for block in reversed(self.plan.blocks):
-            for move in reversed(list(block.moves)):
+            moves = list(block.moves)
+            if block in factors.dense:
+                factors.dense[block].solve_transposed(x)
+                moves = moves[: len(block.before)]
+            for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
         return tuple(x)
+
+
+def _factorise(factors: Factors, block: Block) -> None:
+    m = {place: factors.entries[place] for place in block.inside}
+    for k, below, right in block.pivots:
+        pivot = m[k, k]
+        if pivot.constant is None:
+            factors.inverse[k] = 1.0 / pivot
+        for i in below:
+            left = factors.inside[i, k] = factors.scaled(m[i, k], k)
+            for j in right:
+                product = left * m[k, j]
+                m[i, j] = m[i, j] - product if (i, j) in m else -product
+    for k, _, right in block.pivots:
+        for j in right:
+            factors.inside[k, j] = factors.scaled(m[k, j], k)
 
 
 def _move(factors: Factors, x: list[Value], move: Move, *, transposed: bool = False) -> None:
