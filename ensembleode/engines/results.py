@@ -84,7 +84,8 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
     about = length, codes, left.naccept, left.ntried - left.naccept, nf
-    return Result(u, t, None, *about, events=events)
+    of_matrices = method.linear_algebra(left.ntried) or ()
+    return Result(u, t, None, *about, *of_matrices, events=events)
 
 
 def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:

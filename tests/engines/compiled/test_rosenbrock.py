@@ -73,6 +73,10 @@ def test_steps_are_those_of_ordinary_diff_eq(alg, problem):
         assert sol.retcode == eo.ReturnCode.Success
         counts = (sol.stats.naccept, sol.stats.nreject, sol.stats.nf)
         assert tuple(map(int, counts)) == (x["naccept"], x["nreject"], x["nf"])
+        # (A step is a Jacobian, a factorisation and a solution a stage, accepted or not.)
+        ntried = x["naccept"] + x["nreject"]
+        of_matrices = (sol.stats.njac, sol.stats.nw, sol.stats.nsolve)
+        assert tuple(map(int, of_matrices)) == (ntried, ntried, ntried * alg.method.stages)
         np.testing.assert_allclose(np.asarray(sol.t)[x["step"]], x["t"], rtol=2e-5)
         # (Times of relaxation in the Oregonator move by what steps do.)
         np.testing.assert_allclose(sol.u[-1], x["u_end"], rtol=3e-7)
