@@ -408,7 +408,7 @@ def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
     t, u, events = jax.tree.map(np.asarray, data)
     stream = stream or _Stream.empty(t, u)
     if events is not None:
-        stream = stream._replace(events=(stream.events or 0) + int(events.sum()))
+        stream = stream._replace(events=(stream.events or 0) + events.sum())
     return stream.add(t, u), False
 
 
@@ -421,7 +421,7 @@ class _Stream(NamedTuple):
     squares: np.ndarray  # the sum of squared differences from the mean
     digest: Digest
     dtype: Any
-    events: int | None = None
+    events: Any = None
 
     @classmethod
     def empty(cls, t: np.ndarray, u: np.ndarray) -> "_Stream":
