@@ -209,7 +209,14 @@ class ODESolution(_Solution):
         return _interpolated(self, self.length, t, deriv, several=False)
 
     def plot(
-        self, idxs: Any = None, *, color: Any = None, names: Any = None, ax: Any = None, **line: Any
+        self,
+        idxs: Any = None,
+        *,
+        color: Any = None,
+        names: Any = None,
+        events: bool | Sequence[str] = True,
+        ax: Any = None,
+        **line: Any,
     ) -> Any:
         """Plot it with matplotlib (the extra `plot`); returns the axes.
 
@@ -218,7 +225,8 @@ class ODESolution(_Solution):
 
         **Arguments:**
 
-        - `idxs`, `names`, `ax`: see [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot].
+        - `idxs`, `names`, `events`, `ax`: see
+            [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot].
         - `color`: a matplotlib colour; line styles then tell components apart.
         - `line`: for the lines, as `matplotlib.lines.Line2D` takes them.
 
@@ -226,7 +234,7 @@ class ODESolution(_Solution):
         """
         from .analysis.plotting import plot_solution
 
-        return plot_solution(self, idxs, color, names, ax, line)
+        return plot_solution(self, idxs, color, names, ax, line, events=events)
 
     def to_xarray(self, names: Sequence[str] | None = None) -> Any:
         """An `xarray.Dataset` of `u` over time and state, the return code and the counts.
@@ -407,6 +415,8 @@ class EnsembleSolution(_Solution):
         color: Any = None,
         names: Any = None,
         alpha: float | None = None,
+        events: bool | Sequence[str] = True,
+        against: Any = None,
         ax: Any = None,
         **line: Any,
     ) -> Any:
@@ -432,6 +442,13 @@ class EnsembleSolution(_Solution):
         - `names`: of the components, all of the flattened state's; by default `u0`, `u1`, ... (`u`
             for a scalar state, `u[0,1]` for a matrix).
         - `alpha`: of the lines; by default less the more there are.
+        - `events`: whether events are marked, each with the states before and after it; the shapes
+            tell callbacks apart, and the legend has their numbers, or the names that are given
+            instead: one for each callback.
+        - `against`: draws what each trajectory came to, its last state or its output, as a point
+            against a number that it was given: the name of a start or a parameter, such as `"p"`,
+            `"p.k"`, `"p[0]"` or `"u0[1]"`; or numbers `[trajectory]`. Then `idxs` chooses among
+            the components of the state or of the outputs, and `line` is for the points.
         - `ax`: matplotlib axes to draw into, three-dimensional for a tuple of three; by default
             those of a new figure. Axes that have labels keep them.
         - `line`: for the lines, as `matplotlib.collections.LineCollection` takes them (`lw`, `ls`,
@@ -445,7 +462,8 @@ class EnsembleSolution(_Solution):
         """
         from .analysis.plotting import plot_ensemble
 
-        return plot_ensemble(self, idxs, trajectories, color, names, alpha, ax, line)
+        how = (idxs, trajectories, color, names, alpha, ax, line)
+        return plot_ensemble(self, *how, events=events, against=against)
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
         """The states as one array; of a state that is a pytree, with its components flattened in

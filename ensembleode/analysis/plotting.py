@@ -24,6 +24,9 @@ try:
     from matplotlib.collections import LineCollection
     from matplotlib.lines import Line2D
     from mpl_toolkits.mplot3d.art3d import Line3D, Line3DCollection
+
+    from .event_marks import add_marks, marks_of
+    from .outcomes import add_outcomes, drawn, numbers_against, outcomes_of
 except ModuleNotFoundError as e:
     raise ImportError("plots need matplotlib: pip install 'ensembleode[plot]'") from e
 
@@ -49,9 +52,21 @@ _NO_STATES = {
 
 
 def plot_ensemble(
-    sim: Any, idxs: Any, trajectories: Any, color: Any, names: Any, alpha: Any, ax: Any, line: Any
+    sim: Any,
+    idxs: Any,
+    trajectories: Any,
+    color: Any,
+    names: Any,
+    alpha: Any,
+    ax: Any,
+    line: Any,
+    *,
+    events: Any,
+    against: Any,
 ) -> Axes:
     """See [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot]."""
+    if against is not None and sim.kind != "reduced":
+        return _plot_outcomes(sim, idxs, trajectories, color, names, alpha, ax, line, against)
     if sim.kind != "trajectories":
         raise TypeError(_NO_STATES[sim.kind])
     u = flattened(sim.u, 2, sim._order)
@@ -60,6 +75,7 @@ def plot_ensemble(
     plan = _plan(idxs, tuple(state), names or component_names(sim.u, 2, sim._order))
     color, line = _color_and_line(color, line)
     chosen = _choose(trajectories, sim)
+    rows, which = _marks(sim, chosen, plan.components, events)
     numbers = _as_numbers(color, n, chosen)
     if numbers is None:
         bar, own_colors = _component_bar(plan, color), None
@@ -88,13 +104,64 @@ def plot_ensemble(
     if looks[0].linestyle is not None:
         style["linestyle"] = [look.linestyle for look in looks]
     _add_lines(ax, curves, failed, each, style)
-    _set_view(ax, curves, failed, had_data)
+    # (They are on the lines, but where they are between times that were saved.)
+    marks = [[rows[:, columns] for columns in plan.columns]] if len(rows) else []
+    none = np.zeros(len(marks), bool)
+    _set_view(ax, [*curves, *marks], np.concatenate([failed, none]), had_data)
+    add_marks(ax, rows, which, plan.columns, events, max(0.3, style["alpha"] or 1.0))
     _add_crosses(ax, plan, [several for several, bad in zip(curves, failed, strict=True) if bad])
     _finish(ax, plan, bar)
     return ax
 
 
-def plot_solution(sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: Any) -> Axes:
+def _plot_outcomes(
+    sim: Any,
+    idxs: Any,
+    trajectories: Any,
+    color: Any,
+    names: Any,
+    alpha: Any,
+    ax: Any,
+    line: Any,
+    against: Any,
+) -> Axes:
+    """A point for each trajectory."""
+    for x in jax.tree.leaves(sim.u):
+        _check_numbers(x, sim.retcode, 1)
+    if isinstance(idxs, tuple):
+        raise ValueError("idxs is a tuple, a phase portrait, which is not against anything else.")
+    x, label = numbers_against(sim, against)
+    y, known = outcomes_of(sim)
+    plan = _plan(idxs, y.shape[1:], names or known)
+    color, line = _color_and_line(color, line)
+    chosen = np.arange(len(sim)) if trajectories is None else _choose(trajectories, sim)
+    chosen, failed = drawn(sim, chosen)
+    numbers, bar = _as_numbers(color, len(sim), chosen), _component_bar(plan, color)
+    if numbers is not None:
+        bar = _bar(
+            numbers, line.pop("cmap", "viridis"), line.pop("norm", None), line.pop("label", "")
+        )
+        numbers, color = bar[0].to_rgba(numbers), None
+    looks = _looks(plan, color, line)
+    style = line | ({} if alpha is None else {"alpha": alpha})
+
+    ax = _axes_for(plan, ax)
+    add_outcomes(ax, x[chosen], y[chosen][:, plan.components], looks, numbers, failed, style)
+    if not ax.get_xlabel():
+        ax.set_xlabel(label)
+    _finish(ax, plan, bar)
+    return ax
+
+
+def _marks(sol: Any, chosen: Any, components: list[int], events: Any) -> tuple:
+    if sol.events is None or events is False:
+        return np.zeros((0, 1 + len(components))), np.zeros(0, int)
+    return marks_of(sol, chosen, components)
+
+
+def plot_solution(
+    sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: Any, *, events: Any
+) -> Axes:
     """See [`ODESolution.plot`][ensembleode.ODESolution.plot]."""
     u = flattened(sol.u, 1, sol._order)
     _check_numbers(u, sol.retcode, 0)
@@ -115,6 +182,7 @@ def plot_solution(sol: Any, idxs: Any, color: Any, names: Any, ax: Any, line: An
     curves = [path[:, columns] for columns in plan.columns]
     for curve, look in zip(curves, looks, strict=True):
         _add_line(ax, curve, look, line)
+    add_marks(ax, *_marks(sol, None, plan.components, events), plan.columns, events, 1.0)
     if has_failed(retcode) and length:
         _add_crosses(ax, plan, [curves])
     _finish(ax, plan, _component_bar(plan, color))

@@ -9,6 +9,7 @@ import numpy as np
 from jaxtyping import Inexact, Int, Real
 
 from ..ensemble import EnsembleAlgorithm
+from ..ground.retcode import ReturnCode
 from ..ground.state_tree import component_names, components_of, flattened
 from ..problem import EnsembleProblem
 from ..solution import AnyArray, EnsembleSolution
@@ -28,13 +29,17 @@ class EnsembleSummary(eqx.Module):
     """The mean, the variance and quantiles of the states of an ensemble, at each time.
 
     They are over the trajectories that reached the time, of which there are `num_monte`: those
-    that failed count for as long as they went well.
+    that failed count for as long as they went well, and those that a callback ended for as long as
+    they lasted. (After that their states are NaN, which counts for nothing: where all have ended,
+    the summary is NaN. For the last states of all, let an `output_func` return them.)
 
     - `t`: the times, `[time]`.
     - `u`, `v`: the mean and the (unbiased) variance, `[time, *state]`.
     - `med`, `qlow`, `qhigh`: the median and the two quantiles, `[time, *state]`; where several
         pairs of quantiles were asked for, `qlow` and `qhigh` are `[band, time, *state]`.
     - `num_monte`: `[time]`.
+    - `num_events`: with callbacks, how many events all trajectories had; else None.
+    - `num_terminated`: how many trajectories a callback ended.
     - `quantiles`: which quantiles `qlow` and `qhigh` are.
     - `names`: those of the components of a state that is a pytree, which is flattened in the order
         in which it was written; else None. `summary["I"]` is the summary of the component (or
@@ -69,6 +74,8 @@ class EnsembleSummary(eqx.Module):
     v: Inexact[AnyArray, "time *state"]
     med: Inexact[AnyArray, "time *state"]
     num_monte: Int[AnyArray, " time"]
+    num_events: Any
+    num_terminated: Any
     quantiles: tuple = eqx.field(static=True)
     names: tuple[str, ...] | None = eqx.field(static=True)
     _low: Any  # [band, time, *state]
@@ -77,12 +84,14 @@ class EnsembleSummary(eqx.Module):
     def __init__(self, sim: Any, ts: Any = None, quantiles: Any = (0.05, 0.95)):
         self.quantiles = _as_quantiles(quantiles)
         if isinstance(sim, _Made):
-            self.t, numbers, self.names = sim
+            self.t, numbers, self.names, (self.num_events, self.num_terminated) = sim
         else:
             with own_precision(sim):
                 self.t, u = _states_at(sim, ts)
                 numbers = _statistics(u, _levels(self.quantiles))
             self.names = component_names(sim.u, 2, sim._order)
+            events = None if sim.events is None else sim.events.count
+            self.num_events, self.num_terminated = _ended(events, sim.retcode)
         self.u, self.v, self._low, self.med, self._high, self.num_monte = numbers
 
     @property
@@ -116,7 +125,8 @@ class EnsembleSummary(eqx.Module):
         several: tuple[Any, ...] = (self.u, self.v, self._low, self.med, self._high)
         numbers = _Numbers(*(x[..., part] for x in several), self.num_monte)
         names = tuple(self.names[i] for i in at)
-        return EnsembleSummary(_Made(self.t, numbers, names), quantiles=self.quantiles)
+        made = _Made(self.t, numbers, names, (self.num_events, self.num_terminated))
+        return EnsembleSummary(made, quantiles=self.quantiles)
 
     def __repr__(self) -> str:
         shape = np.shape(self.u)
@@ -127,10 +137,15 @@ class EnsembleSummary(eqx.Module):
         n = f"{many}" if few == many else f"{few} to {many}"
         t = np.asarray(self.t)
         bands = ", ".join(f"{low:g} to {high:g}" for low, high in self._bands)
-        return (
-            f"EnsembleSummary: {n} trajectories, {shape[0]} times, state {shape[1:]}\n"
-            f"  t          {t[0]:g} to {t[-1]:g}\n  quantiles  {bands}"
-        )
+        lines = [
+            f"EnsembleSummary: {n} trajectories, {shape[0]} times, state {shape[1:]}",
+            f"  t          {t[0]:g} to {t[-1]:g}",
+            f"  quantiles  {bands}",
+        ]
+        if self.num_events is not None:
+            ended = f", which ended {self.num_terminated} trajectories" * bool(self.num_terminated)
+            lines.append(f"  events     {self.num_events}{ended}")
+        return "\n".join(lines)
 
     def plot(
         self,
@@ -215,6 +230,14 @@ class _Made(NamedTuple):
     t: Any
     numbers: _Numbers
     names: tuple[str, ...] | None
+    ended: tuple[Any, Any]
+
+
+def _ended(events: Any, retcode: Any) -> tuple[Any, Any]:
+    """How many events there were (None where there are no callbacks, nor a count), and how many
+    trajectories were ended by one."""
+    ended = (retcode == ReturnCode.Terminated.value).sum()
+    return None if events is None else events.sum(), ended
 
 
 def _statistics(u: Any, levels: tuple[float, ...]) -> _Numbers:
@@ -359,15 +382,20 @@ def summarize(
     streamed = EnsembleProblem(
         ens.prob,
         ens.prob_func,
-        output_func=lambda sol, ctx: ((sol.t, flattened(sol.u, 1, order)), False),
+        output_func=lambda sol, ctx: (_of_batch(sol, order), False),
         reduction=_add_batch,
         u_init=(),
     )
     from ..solving import solve  # (which imports this package)
 
     sim: Any = solve(streamed, alg, ensemblealg, trajectories=trajectories, **options)
-    made = _Made(sim.u.t, sim.u.statistics(_levels(quantiles)), names)
+    ended = _ended(sim.u.events, sim.retcode)
+    made = _Made(sim.u.t, sim.u.statistics(_levels(quantiles)), names, ended)
     return EnsembleSummary(made, quantiles=quantiles)
+
+
+def _of_batch(sol: Any, order: tuple[str, ...] | None) -> tuple:
+    return sol.t, flattened(sol.u, 1, order), None if sol.events is None else sol.events.count
 
 
 def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
@@ -377,8 +405,10 @@ def _add_batch(stream: Any, data: tuple, indices: Any) -> tuple:
             "summarize works outside of jit, grad and vmap, where batches are joined on the host; "
             "inside, use EnsembleSummary(solve(...))."
         )
-    t, u = map(np.asarray, data)
+    t, u, events = jax.tree.map(np.asarray, data)
     stream = stream or _Stream.empty(t, u)
+    if events is not None:
+        stream = stream._replace(events=(stream.events or 0) + events.sum())
     return stream.add(t, u), False
 
 
@@ -391,6 +421,7 @@ class _Stream(NamedTuple):
     squares: np.ndarray  # the sum of squared differences from the mean
     digest: Digest
     dtype: Any
+    events: Any = None
 
     @classmethod
     def empty(cls, t: np.ndarray, u: np.ndarray) -> "_Stream":
