@@ -103,14 +103,15 @@ class Run(NamedTuple):
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
         """The sum of the outputs of these trajectories, added up where they were computed, and
         their return codes and counts."""
-
-        def once(job: Job) -> Outcome:
+        job = self.job
+        while True:
             u, outcome = self.executor.total(job, integers(wanted))
-            return outcome._replace(u=u)
-
-        outcome = with_all_events(self.job, once)
+            more = with_more_room(job, outcome)
+            if more is None:
+                break
+            job = more
         self._report(outcome)
-        return outcome.u, outcome
+        return u, outcome
 
     def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Outcome:
         job, executor = self.job, self.executor

@@ -74,6 +74,7 @@ def test_the_registered_problem(running):
         "naccept": int(sol.stats.naccept),
         "nreject": int(sol.stats.nreject),
         "nf": int(sol.stats.nf),
+        **dict.fromkeys(("njac", "nw", "nsolve")),
     }
 
 
