@@ -24,7 +24,8 @@ from .builder import Builder, Value
 from .linear_loops import DenseFactors
 
 
-# A block of more updates is factorised by loops: written out it takes long to compile.
+# A block of more updates is factorised by loops. Dense, 12 components written out take 0.9 times as
+# long as by loops, and 16 take 1.6 times and longer to compile.
 _MOST_UPDATES = 600
 
 
