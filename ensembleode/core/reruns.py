@@ -11,7 +11,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..ground.keys import as_before, raw
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import is_successful, ReturnCode
 from .every_event import check_room, with_all_events
 from .every_step import count_steps
 from .executor import Executor
@@ -125,6 +125,6 @@ class Batches(NamedTuple):
 
 def _give_up(outcome: Outcome, np_: Any) -> Outcome:
     """A trajectory that still asks for a rerun has not succeeded."""
-    unsettled = outcome.rerun & (outcome.retcode == ReturnCode.Success.value)
+    unsettled = outcome.rerun & is_successful(outcome.retcode)
     failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
     return outcome._replace(retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None)

@@ -10,9 +10,10 @@ import numpy as np
 
 from ..core.executor import Executor
 from ..core.job import Job
-from ..core.plan import Outcome
+from ..core.plan import Happened, Outcome
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
+from ..solution import Events
 from .registry import is_parameter
 from .solving import Answer, joined, Numbers, Program, Solver
 
@@ -106,8 +107,16 @@ class _Executor(Executor):
             t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
         return Outcome(
             answer.u[:, :rows], t, None, lengths, answer.retcode, answer.naccept, answer.nreject,
-            answer.nf,
+            answer.nf, _happened(answer.events),
         )  # fmt: skip
+
+
+def _happened(events: Events | None) -> Happened | None:
+    if events is None:
+        return None
+    crossed = events.direction
+    crossed = crossed[..., None] if crossed.ndim == 2 else crossed
+    return Happened(events.t, events.which, crossed, events.u_before, events.u_after, events.count)
 
 
 EXECUTORS[ThroughBatcher] = _Executor
