@@ -27,17 +27,15 @@ import argparse
 import ctypes
 import functools
 import math
-import os
 import pathlib
-import shutil
-import subprocess
-import tempfile
 import time
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from common.contenders import imported, Skip
+from common.cpp import library
+from common.numba_loops import adaptive
 from common.processes import held, last_core
 from common.report import header, line, machine, PEERS, write_json
 from common.timing import in_turns
@@ -106,14 +104,7 @@ def by_engine(n, tol, *, interp_points=10, alg=None):
 
 
 def by_cpp(n, tol):
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None:
-        raise Skip("no compiler of C++")
-    source = pathlib.Path(__file__).with_suffix(".cpp")
-    path = pathlib.Path(tempfile.mkdtemp()) / "events.so"
-    flags = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
-    subprocess.run([compiler, *flags, str(source), "-o", str(path)], check=True)
-    run = ctypes.CDLL(str(path)).valve
+    run = library(pathlib.Path(__file__).with_suffix(".cpp")).valve
     run.restype = ctypes.c_long
     qs, ends = flows(n), np.empty((n, 3))
     events, sections = np.zeros((n, 2), np.int64), np.empty((n, SECTIONS))
@@ -130,29 +121,14 @@ def by_cpp(n, tol):
 
 def by_numba(n, tol):
     numba = imported("numba")
-    njit = numba.njit(fastmath=True, error_model="numpy")
-    tableau = eo.Tsit5().tableau
-    a = np.zeros((7, 6))
-    for i, row in enumerate(tableau.a):
-        a[i + 1, : len(row)] = row
-    e, w = np.array(tableau.error), np.array(tableau.interpolant.weights)
-    least = 0.08 * math.log(1e-4)
-    a, e = tuple(map(tuple, a.tolist())), tuple(e.tolist())
-    w = np.ascontiguousarray(w)
+    njit = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
+    w = np.array(eo.Tsit5().tableau.interpolant.weights)
 
     @njit
-    def f(y, q, dy):
+    def f(y, p, t, dy):
         dy[0] = y[1]
         dy[1] = -1.25 * y[1] - (y[0] + 10) + y[2]
-        dy[2] = 20 * (q - y[0] * math.sqrt(y[2]))
-
-    @njit
-    def squared(x, y, y2):
-        total = 0.0
-        for i in range(3):
-            z = x[i] / (tol + tol * max(abs(y[i]), abs(y2[i])))
-            total += z * z
-        return total / 3
+        dy[2] = 20 * (p[0] - y[0] * math.sqrt(y[2]))
 
     @njit
     def within(y, h, k, c, theta):
@@ -165,7 +141,7 @@ def by_numba(n, tol):
             )
         return y[c] + h * total
 
-    @njit
+    @numba.njit(fastmath=True, error_model="numpy")
     def crossing(y, h, k, c, end):
         lo, hi, flo, fhi, side = 0.0, 1.0, y[c], end, 0
         if flo <= 0:
@@ -191,69 +167,39 @@ def by_numba(n, tol):
                 hi, fhi, side = x, fx, -1
         return lo
 
+    # Of a trajectory: whether the valve is open, and opening; sections, and their openings.
     @njit
-    def solve(qs, ends, events, sections):
-        k, y, y2, z = np.empty((7, 3)), np.empty(3), np.empty(3), np.empty(3)
-        for i in range(n):
-            q, t, h, memory = qs[i], 0.0, 1e-4, least
-            y[0], y[1], y[2] = START
-            f(y, q, k[0])
-            is_open, opening, count = True, False, 0
-            while t < END:
-                last = h >= (END - t) * (1 - 1e-12)
-                h = END - t if last else h
-                for j in numba.literal_unroll((1, 2, 3, 4, 5, 6)):
-                    for c in range(3):
-                        total = 0.0
-                        for m in range(j):
-                            total += a[j][m] * k[m, c]
-                        y2[c] = y[c] + h * total
-                    f(y2, q, k[j])
-                for c in range(3):
-                    total = 0.0
-                    for j in range(7):
-                        total += e[j] * k[j, c]
-                    z[c] = h * total
-                error = squared(z, y, y2)
-                log = 0.5 * math.log(error)
-                if not error <= 1:
-                    h *= max(0.2, 0.9 * math.exp(-0.14 * log))
-                    continue
-                factor = 0.9 * math.exp(-0.14 * log + memory)
-                memory, step = max(0.08 * log, least), h
-                h *= min(max(factor, 0.2), 10.0)
-                hits, turns = is_open and y2[0] <= 0, opening and y2[1] <= 0
-                if not (hits or turns):
-                    t = END if last else t + step
-                    for c in range(3):
-                        y[c], k[0, c] = y2[c], k[6, c]
-                    is_open, opening = y[0] > 0, y[1] > 0
-                    continue
-                first = crossing(y, step, k, 0, y2[0]) if hits else 2.0
-                second = crossing(y, step, k, 1, y2[1]) if turns else 2.0
-                theta = min(first, second)
-                for c in range(3):
-                    z[c] = within(y, step, k, c, theta)
-                for c in range(3):
-                    y[c] = z[c]
-                t, h = t + theta * step, step
-                if first <= second:
-                    y[1] *= -RESTITUTION
-                    is_open, opening = True, y[1] > 0
-                else:
-                    sections[i, count % SECTIONS] = y[0]
-                    is_open, opening, count = y[0] > 0, False, count + 1
-                f(y, q, k[0])
-            for c in range(3):
-                ends[i, c] = y[c]
-            events[i] = count
+    def event(y, end, k, h, kept):
+        hits, turns = kept[0] > 0 and end[0] <= 0, kept[1] > 0 and end[1] <= 0
+        if not (hits or turns):
+            kept[0], kept[1] = end[0], end[1]
+            return 2.0
+        first = crossing(y, h, k, 0, end[0]) if hits else 2.0
+        second = crossing(y, h, k, 1, end[1]) if turns else 2.0
+        kept[0] = 1.0 if first <= second else 0.0
+        return min(first, second)
 
-    qs, ends = flows(n), np.empty((n, 3))
-    events, sections = np.zeros(n, np.int64), np.empty((n, SECTIONS))
+    @njit
+    def act(y, k, h, theta, kept):
+        hits = kept[0] > 0
+        y[0], y[1], y[2] = (
+            within(y, h, k, 0, theta),
+            within(y, h, k, 1, theta),
+            within(y, h, k, 2, theta),
+        )
+        if hits:
+            y[1] *= -RESTITUTION
+            kept[0], kept[1] = 1.0, y[1]
+        else:
+            kept[3 + int(kept[2]) % SECTIONS] = y[0]
+            kept[0], kept[1], kept[2] = y[0], 0.0, kept[2] + 1
+
+    solve = adaptive(numba, f, 3, END, tol, np.float64, event, act)
+    u0, p, kept = np.tile(np.array(START), (n, 1)), flows(n)[:, None], np.empty((n, 3 + SECTIONS))
 
     def call():
-        solve(qs, ends, events, sections)
-        return ends, events
+        kept[:, :3] = 1.0, 0.0, 0.0
+        return solve(u0, p, kept)[0], kept[:, 2]
 
     return call
 

@@ -31,10 +31,7 @@ import ctypes
 import dataclasses
 import functools
 import hashlib
-import os
 import pathlib
-import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -46,6 +43,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from common.contenders import by_diffrax, by_solve, gradient_error, imported, Skip
+from common.cpp import library
 from common.numba_loops import loop
 from common.peers import heyoka_adaptive
 from common.processes import apart, is_worker, last_core
@@ -114,26 +112,11 @@ def in_jit(solve, task, gradient):
 
 
 def cpp_library(case, dtype, *, scalar: bool = False) -> ctypes.CDLL:
-    """Compiled, and kept in the temporary folder."""
-    compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
-    if compiler is None or case.cpp is None:
-        raise Skip("no compiler of C++" if case.cpp else "not written")
-    source = FOLDER / "limits.cpp"
-    text = source.read_text() + (FOLDER / "limits_fields.hpp").read_text()
-    flags = ["-std=c++17", "-O3", "-march=native", "-ffast-math", "-shared", "-fPIC"]
-    flags += [f"-DFIELD={case.cpp}", *(["-DSINGLE"] if dtype == "float32" else [])]
-    flags += ["-DSCALAR"] if scalar else []
-    key = hashlib.sha256(f"{flags}{text}".encode()).hexdigest()[:16]
-    path = pathlib.Path(tempfile.gettempdir()) / f"limits-{key}.so"
-    if not path.exists():
-        started = time.perf_counter()
-        command = [compiler, *flags, str(source), "-o", f"{path}.new", "-lmvec", "-lm"]
-        subprocess.run(command, check=True)
-        path.with_suffix(".seconds").write_text(str(time.perf_counter() - started))
-        os.replace(f"{path}.new", path)
-    library = ctypes.CDLL(str(path))
-    library.seconds = float(path.with_suffix(".seconds").read_text())
-    return library
+    if case.cpp is None:
+        raise Skip("not written")
+    single, scalars = ["SINGLE"] * (dtype == "float32"), ["SCALAR"] * scalar
+    defines = [f"FIELD={case.cpp}", *single, *scalars]
+    return library(FOLDER / "limits.cpp", FOLDER / "limits_fields.hpp", defines=defines)
 
 
 def by_cpp(case, dtype, gradient, *, scalar: bool = False):

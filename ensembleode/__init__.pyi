@@ -15,6 +15,7 @@ from .callbacks import (
     VectorContinuousCallback as VectorContinuousCallback,
 )
 from .core.reductions import sum_reduction as sum_reduction
+from .corrections import ManifoldProjection as ManifoldProjection, PositiveDomain as PositiveDomain
 from .engines.compiled.launch import KernelError as KernelError
 from .engines.compiled.ptxas import PtxasError as PtxasError
 from .ensemble import (

@@ -8,7 +8,7 @@ is given an integrator and returns another, which [`remake`][ensembleode.remake]
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -51,6 +51,7 @@ class Integrator(eqx.Module):
     t: Any
     uprev: Any = None
     tprev: Any = None
+    # Whether the trajectory ends here; 2: because this could not be done.
     _ends: Any = eqx.field(default_factory=lambda: np.bool_(False))
     _f: Callable | None = eqx.field(static=True, default=None)
 
@@ -234,6 +235,13 @@ class VectorContinuousCallback(_Continuous):
         self.length = int(length)
 
 
+class StepLimit(NamedTuple):
+    """That the state is not to be negative at the end of the next step: see `PositiveDomain`."""
+
+    abstol: Any
+    scalefactor: float
+
+
 class DiscreteCallback(eqx.Module):
     """An event at the end of every accepted step where `condition(u, t, integrator)` is true.
 
@@ -263,6 +271,16 @@ class DiscreteCallback(eqx.Module):
         _check_function(name, "affect", affect, "(integrator)")
         self.condition, self.affect = condition, affect
         self.save_positions = _positions(name, save_positions)
+
+    @property
+    def limit(self) -> StepLimit | None:
+        """What the next step is held to, if to anything."""
+        return None
+
+    @property
+    def is_kept(self) -> bool:
+        """Whether a solution has its events."""
+        return any(self.save_positions)
 
 
 class PresetTimeCallback(eqx.Module):
@@ -365,26 +383,33 @@ class PeriodicCallback(eqx.Module):
 
 
 def TerminateSteadyState(
-    abstol: float = 1e-8, reltol: float = 1e-6, *, min_t: float | None = None
+    abstol: float | None = None, reltol: float | None = None, *, min_t: float | None = None
 ) -> DiscreteCallback:
     """Ends a trajectory, with `ReturnCode.Terminated`, at the first step where it is at rest.
 
     **Arguments:**
 
     - `abstol`, `reltol`: at rest is where no component of the derivative is larger than `abstol`,
-        or than `reltol` times that of the state.
+        or than `reltol` times that of the state. By default 1e-8 and 1e-6, as in Julia, but no less
+        than a hundred roundings: both 1.2e-5 in single precision.
     - `min_t`: not before this time.
 
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: p - u, [0.0], (0.0, 1e6), 2.0)
-    >>> sol = eo.solve(prob, callback=eo.TerminateSteadyState(1e-5, 1e-5))
+    >>> sol = eo.solve(prob, callback=eo.TerminateSteadyState())
     >>> sol.retcode.name, f"{sol.u[-1, 0]:.4f}", bool(sol.t[-1] < 30)
     ('Terminated', '2.0000', True)
     """
 
+    def at_rest(x: Any) -> Any:
+        noise = 100 * float(jnp.finfo(x.dtype).eps)
+        absolute = max(1e-8, noise) if abstol is None else abstol
+        relative = max(1e-6, noise) if reltol is None else reltol
+        return jnp.maximum(absolute, relative * abs(x))
+
     def is_at_rest(u: Any, t: Any, integrator: Integrator) -> Any:
         rates = zip(jax.tree.leaves(integrator.du), jax.tree.leaves(u), strict=True)
-        calm = [jnp.all(abs(du) <= jnp.maximum(abstol, reltol * abs(x))) for du, x in rates]
+        calm = [jnp.all(abs(du) <= at_rest(x)) for du, x in rates]
         if min_t is not None:
             calm.append(t >= min_t)
         return functools.reduce(jnp.logical_and, calm)

@@ -52,7 +52,10 @@ def check_real(value: Any, what: str) -> Any:
     return array
 
 
-def _check_tolerance(name: str, value: Any) -> None:
+def check_tolerance(name: str, value: Any) -> None:
+    """
+    **Raises:** `TypeError` and `ValueError` for what is no tolerance.
+    """
     what = f"{name} must be zero or positive, got {value!r}."
     if not (check_real(value, what) >= 0).all():
         raise ValueError(what)
@@ -98,8 +101,8 @@ NUMBERS = [
     Row("t1", "tspan", "time"),
     Row("saveat", "saveat", "times", aliases="save_at"),
     Row("count", "saveat", "count", dtype="int32"),
-    Row("abstol", "abstol", "tolerance", 1e-6, _check_tolerance, "atol"),
-    Row("reltol", "reltol", "tolerance", 1e-3, _check_tolerance, "rtol"),
+    Row("abstol", "abstol", "tolerance", 1e-6, check_tolerance, "atol"),
+    Row("reltol", "reltol", "tolerance", 1e-3, check_tolerance, "rtol"),
     Row("dt", "dt", "step", None, _check_step, "first_step dt0 h0"),
     Row("dtmin", "dtmin", "bound", None, _check_bound, "min_step", digest="dtmin and dtmax"),
     Row("dtmax", "dtmax", "bound", None, _check_bound, "max_step", digest="dtmin and dtmax"),

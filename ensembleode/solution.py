@@ -1,5 +1,6 @@
 """What a solve returns."""
 
+import dataclasses
 import operator
 from collections.abc import Iterator, Sequence
 from typing import Any, Literal, NamedTuple, TYPE_CHECKING, TypeAlias
@@ -36,16 +37,26 @@ class EnsembleError(RuntimeError):
 
 
 class Stats(eqx.Module):
-    """Counts of work: `naccept` accepted and `nreject` rejected steps, `nf` evaluations of `f`.
+    """Counts of work, as SciML has them.
 
-    Arrays over the trajectories (totals, where a `reduction` was given). Of implicit methods, `nf`
-    has the iterations of every step that was tried, and no Jacobians. It is None where it isn't
-    counted: for diffrax's own solvers, but explicit Runge-Kutta methods.
+    - `naccept` accepted and `nreject` rejected steps.
+    - `nf`: evaluations of `f`; of implicit methods in every step that was tried, without what
+        Jacobians take. None for diffrax's own solvers, but explicit Runge-Kutta methods.
+    - `njac`: Jacobians of `f`; `nw`: factorisations of the matrix made of one; `nsolve`: solutions
+        with its factors. None of explicit methods, of diffrax's own solvers and with Julia.
+
+    Arrays over the trajectories (totals, where a `reduction` was given).
     """
 
     naccept: Any
     nreject: Any
     nf: Any
+    njac: Any = None
+    nw: Any = None
+    nsolve: Any = None
+
+
+COUNTS = tuple(field.name for field in dataclasses.fields(Stats))
 
 
 class Events(eqx.Module):
@@ -469,8 +480,8 @@ class EnsembleSolution(_Solution):
             coordinate over these.
         - `integral` likewise, of a problem with an `integrand`; of one that returns a pytree a
             variable for each leaf, `integral.name`.
-        - `retcode` (integers; their meaning is in its attributes), `length`, `naccept`, `nreject`
-            and `nf` over `trajectory`.
+        - `retcode` (integers; their meaning is in its attributes), `length` and the
+            counts of `stats` over `trajectory`.
         - With callbacks `events.t`, `events.which`, `events.direction`, `events.u_before` and
             `events.u_after` over `trajectory` and `event`, and `events.count` over `trajectory`.
         - Of an `output_func`: a variable for each leaf of its outputs, in place of `u`.

@@ -5,7 +5,7 @@ import inspect
 import os
 import time
 from collections.abc import Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,16 +22,14 @@ from .core.arguments import (
     refuse_traced,
     solver_and_algorithm,
 )
-from .core.batch_size import default_batch_size
-from .core.every_event import with_all_events
+from .core.every_event import with_more_room
 from .core.every_step import count_steps
-from .core.executor import Executor
-from .core.gather import Ensemble, outcome_of_one
+from .core.gather import outcome_of_one
 from .core.interrupts import check, stoppable
 from .core.job import dense_of, events_of, integers, Job, may_rerun, solution_of, Unfinished
 from .core.plan import Outcome, shared_times
 from .core.progress import Progress
-from .core.reruns import Batches
+from .core.run import Run
 from .engines.compiled.compiler import CompileError
 from .engines.job import job_for, make_storable, make_traceable
 from .ensemble import EnsembleAlgorithm, EnsembleColumns, EnsembleSerial, EnsembleThreads
@@ -43,7 +41,7 @@ from .ground.retcode import count_codes, has_failed, ReturnCode
 from .options import among, as_count
 from .problem import EnsembleProblem, ODEProblem
 from .solution import (
-    EngineChoice,
+    COUNTS,
     EnsembleError,
     EnsembleSolution,
     first_events,
@@ -206,7 +204,7 @@ def solve(
     key = key_from(seed, key)
     where = EnsembleSerial() if alone else ensemblealg or EnsembleThreads()
 
-    def planned(engine: str) -> tuple[Job, _Run]:
+    def planned(engine: str) -> Run:
         count = None if alone else n
         with sensitivity.explained(sensealg):
             job, choice = job_for(ens, options, key, count, engine, alg, ensemblealg)
@@ -215,64 +213,34 @@ def solve(
         if executor.how:
             choice = choice._replace(reason=f"{choice.reason}; {executor.how}")
         how = (batch_size, max_repeats, progress, store, store_key)
-        return job, _Run(ens, where, executor, choice, n, *how, started)
+        return Run(job, ens, where, executor, choice, n, *how, started)
 
-    job, run = planned(engine)
-    if job.traced:
+    run = planned(engine)
+    if run.job.traced:
         given_up = {"progress": progress, "throw": throw, "store": store is not None}
         refuse_traced(**given_up, on_interrupt=on_interrupt != "raise")
-        with sensitivity.explained(job.trajectories.options["sensealg"]):
-            job = make_traceable(job, ens)
-            return _solve_alone(job, run)[0] if alone else _solve_traced(job, run)
+        with sensitivity.explained(run.job.trajectories.options["sensealg"]):
+            run = run._replace(job=make_traceable(run.job, ens))
+            return _solve_alone(run)[0] if alone else _solve_traced(run)
 
     solve_it = _solve_alone if alone else _solve_eagerly
     try:
-        sim, cause = solve_it(job, run)
+        sim, cause = solve_it(run)
     except CompileError as e:
         if engine != "auto":
             raise
         log_once(f"the lanes engine solves what the compiled engine can't: {e}")
-        job, run = planned("lanes")
-        sim, cause = solve_it(job, run)
+        run = planned("lanes")
+        sim, cause = solve_it(run)
     if cause is not None and not (
         isinstance(cause, KeyboardInterrupt) and on_interrupt == "return"
     ):
         cause.solution = sim  # pyright: ignore
         raise cause
-    notes = _say_if_stiff(job, alg, sim)
+    notes = _say_if_stiff(run.job, alg, sim)
     if throw:
         _throw(sim, [*run.executor.notes, *notes])
     return sim
-
-
-class _Run(NamedTuple):
-    """What is solved where, besides the job: an ensemble of `n` trajectories.
-
-    - `batch_size`: the one that was given, or None.
-    - `started`: seconds by `time.perf_counter`.
-    """
-
-    ens: EnsembleProblem
-    ensemblealg: EnsembleAlgorithm
-    executor: Executor
-    choice: EngineChoice
-    n: int
-    batch_size: int | None
-    max_repeats: int
-    progress: bool
-    store: Any
-    store_key: str | None
-    started: float
-
-    def batches(self, job: Job) -> Batches:
-        """Of the size that was given, or one for the memory that there is; with a progress bar,
-        twenty of them at least."""
-        size = self.batch_size
-        if size is None:
-            size = default_batch_size(job, self.executor, self.n)
-            if self.progress and self.executor.vectorised:
-                size = min(size, -(-self.n // 20))
-        return Batches(job, self.executor, size, self.max_repeats)
 
 
 #
@@ -280,17 +248,15 @@ class _Run(NamedTuple):
 #
 
 
-def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
+def _solve_alone(run: Run) -> tuple[ODESolution, None]:
     """The solution of one problem."""
     try:
-        with stoppable(job, local=run.executor.local) as job:
+        with stoppable(run.job, local=run.executor.local) as job:
             if job.plan.saving.mode == "steps" and not job.traced:
                 job = count_steps(job, run.executor, integers(np.arange(1)), 1)
-
-            def once(job: Job) -> Outcome:
-                return run.executor.run_one(job, 0, 1)
-
-            outcome = once(job) if job.traced else with_all_events(job, once)
+            outcome = run.executor.run_one(job, 0, 1)
+            while (more := with_more_room(job, outcome)) is not None:
+                job, outcome = more, run.executor.run_one(more, 0, 1)
             check(job, outcome)
     except Unfinished as e:
         raise e.cause from None
@@ -300,7 +266,7 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     if job.traced:
         return solution_of(outcome, job.plan, _numbers(job), run.choice, given), None
     outcome = jax.block_until_ready(outcome)
-    codes = ("length", "retcode", "naccept", "nreject", "nf")
+    codes = ("length", "retcode", *COUNTS)
     known = {name: jax.tree.map(int, getattr(outcome, name)) for name in codes}
     known["retcode"] = ReturnCode(known["retcode"])
     if job.plan.own_times:
@@ -315,26 +281,24 @@ def _solve_alone(job: Job, run: _Run) -> tuple[ODESolution, None]:
     return sol, None
 
 
-def _solve_traced(job: Job, run: _Run) -> EnsembleSolution:
+def _solve_traced(run: Run) -> EnsembleSolution:
     """An ensemble inside `jit`, `grad` or `vmap`."""
-    result = batches.run_traced(run.batches(job), run.ens, run.n)
-    return _ensemble_solution(job, run, result, jnp.nan)
+    return _ensemble_solution(run, batches.run_traced(run), jnp.nan)
 
 
-def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException | None]:
+def _solve_eagerly(run: Run) -> tuple[EnsembleSolution, BaseException | None]:
     """An ensemble, batch by batch, and what ended it early, if something did."""
-    every, writer = run.batches(job), None
+    size, writer = run.size, None
     if run.store is not None:
-        job = make_storable(job, run.ens)
-        writer = _writer(job, run)
-        size = stores.batch_size_for(writer, run.executor, every.batch_size)
-        every = every._replace(batch_size=size)
+        run = run._replace(job=make_storable(run.job, run.ens))
+        writer = _writer(run)
+        size = stores.batch_size_for(writer, run.executor, size)
     bar = Progress(run.n, 0 if writer is None else writer.done) if run.progress else None
     cause = result = None
     try:
-        job = dataclasses.replace(job, report=None if bar is None else bar.report)
+        job = dataclasses.replace(run.job, report=None if bar is None else bar.report)
         with stoppable(job, local=run.executor.local) as watched:
-            result = batches.run_eagerly(every._replace(job=watched), run.ens, run.n, writer)
+            result = batches.run_eagerly(run._replace(job=watched, batch_size=size), writer)
         jax.block_until_ready(result)
     except batches.Stopped as stopped:
         result, cause = stopped.result, stopped.cause
@@ -351,18 +315,18 @@ def _solve_eagerly(job: Job, run: _Run) -> tuple[EnsembleSolution, BaseException
     if isinstance(cause, stores.StoreError):
         return cause.solution, cause  # pyright: ignore
     if writer is not None:
-        return dataclasses.replace(writer.solution(elapsed), _given=_given(job)), cause
+        return dataclasses.replace(writer.solution(elapsed), _given=_given(run.job)), cause
     assert result is not None
-    return _ensemble_solution(job, run, result, elapsed), cause
+    return _ensemble_solution(run, result, elapsed), cause
 
 
-def _writer(job: Job, run: _Run) -> stores.Writer:
+def _writer(run: Run) -> stores.Writer:
+    job, size, lost = run.job, run.batch_size, run.executor.lost
     described: dict[str, Any] = {"shared steps": isinstance(run.ensemblealg, EnsembleColumns)}
     if may_rerun(job.plan):
         described["max_repeats"] = run.max_repeats
     times = None if job.plan.own_times else _shared_times(job)
     one = outcome_of_one(job)
-    size, lost = run.batch_size, run.executor.lost
     return stores.Writer(
         run.store, job, one, times, run.choice, run.n, size, described, lost, run.store_key
     )
@@ -407,14 +371,14 @@ def _throw(sim: Any, notes: Sequence[str] = ()) -> None:
 #
 
 
-def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> EnsembleSolution:
-    ens, outcome = run.ens, result.outcome
+def _ensemble_solution(run: Run, outcome: Outcome, elapsed: Any) -> EnsembleSolution:
+    ens, job = run.ens, run.job
     kind: Literal["trajectories", "outputs", "reduced"] = "trajectories"
     if ens.reduction is not None:
         kind = "reduced"
     elif ens.output_func is not None:
         kind = "outputs"
-    u, t, inner, dense = result.u, outcome.t, outcome.inner, None
+    u, t, inner, dense = outcome.u, outcome.t, outcome.inner, None
     integral = outcome.integral if kind == "trajectories" else None
     if t is None and kind == "trajectories":
         t = _shared_times(job)
@@ -428,7 +392,7 @@ def _ensemble_solution(job: Job, run: _Run, result: Ensemble, elapsed: Any) -> E
             u, t, inner, integral = jax.tree.map(lambda x: x[:, :most], rows)
         if kind != "reduced":
             u, t, inner, integral = as_jax_arrays((u, t, inner, integral))
-    about = (result.converged, elapsed, run.choice, kind)
+    about = (outcome.converged, elapsed, run.choice, kind)
     if kind == "trajectories":
         batched = job.plan.batched
         own = jax.tree.map(bool, (batched.consts, batched.p))

@@ -840,6 +840,43 @@ def expected_events(kind, slope):
     return np.array(times), u
 
 
+CORRECTIONS = {
+    "manifold": eo.ManifoldProjection(lambda u, p, t: u[0] - p * t - jnp.sin(t)),
+    "positive": eo.PositiveDomain(),
+}
+
+
+@pytest.mark.parametrize("kind", [slow_unless(x == "manifold", x) for x in CORRECTIONS])
+def test_corrections(name, alg, mode, kind):
+    """Of a second component that falls to zero and stays there, and a first one that is on a
+    curve; with gradients by the slopes."""
+
+    def f(u, p, t):
+        return jnp.stack([p + jnp.cos(t), -jnp.exp(4 * p - 4) * jnp.where(u[1] > 0, 1.0, 0.0)])
+
+    def solved(scale, n=3):
+        how = {"callback": CORRECTIONS[kind], "dtmax": 0.2}
+        prob = eo.ODEProblem(f, jnp.array([0.0, 1.0]), (0.0, 2.0), 1.0, **how)
+
+        def prob_func(prob, ctx):
+            return eo.remake(prob, p=scale * jnp.asarray(slopes(n))[ctx.index])
+
+        return run(mode, eo.EnsembleProblem(prob, prob_func), alg, n, save_start=False)
+
+    if error := refused(name, "callback"):
+        with error:
+            solved(1.0)
+        return
+    ends = np.asarray(solved(1.0).u[:, -1])
+    curve = 2 * slopes(3) + np.sin(2.0)
+    np.testing.assert_allclose(ends[:, 0], curve, rtol=1e-14 if kind == "manifold" else 1e-5)
+    if kind == "positive":
+        np.testing.assert_array_equal(ends[:, 1], 0.0)
+    if mode == "jit":
+        slope = jax.grad(lambda x: jnp.sum(solved(x).u[:, -1, 0]))(1.0)
+        np.testing.assert_allclose(slope, 2 * slopes(3).sum(), rtol=1e-5)
+
+
 @pytest.mark.parametrize("kind", CALLBACKS)
 def test_callbacks(name, alg, mode, kind):
     n = 3

@@ -51,7 +51,7 @@ FLOORS = (
     {"tracing"},
     {"ground"},
     {"solvers", "fields"},
-    {"numbers", "aliases", "options", "sensitivity", "dense", "callbacks"},
+    {"numbers", "aliases", "options", "sensitivity", "dense", "callbacks", "corrections"},
     {"problem", "solution", "ensemble"},
     {"core"},
     {"engines"},

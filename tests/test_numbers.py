@@ -88,7 +88,7 @@ def test_rows_that_are_added_travel():
 
         # a chunk of lanes,
         plan, lanes = job().plan, lanes_of(job())
-        chunk = chunk_of(setup_of(plan, lanes, 2, alone=False), lanes, lanes, jnp.ones(4, bool))
+        chunk = chunk_of(setup_of(plan, lanes, 4), lanes, lanes, jnp.ones(4, bool))
         assert (chunk.more["dtmax2"].shape, chunk.more["stops"].shape) == ((4,), (2, 4))
 
         # and a request to Julia.

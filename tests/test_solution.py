@@ -66,6 +66,7 @@ def test_return_codes():
         "Failure": 5,
         "Terminated": 6,
         "MaxEvents": 7,
+        "ConvergenceFailure": 8,
     }
 
 

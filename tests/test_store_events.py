@@ -2,6 +2,7 @@
 
 import dataclasses
 import logging
+import types
 from typing import NamedTuple
 
 import jax
@@ -12,8 +13,8 @@ import pytest
 import xarray
 
 import ensembleode as eo
-from ensembleode.core import every_event
 from ensembleode.core.job import Unfinished
+from ensembleode.core.run import Run
 
 from .marks import slow_unless
 from .problems import decay, scaled
@@ -205,18 +206,25 @@ def test_room_that_grows_is_not_taken_for_the_end(expected):
     """A batch that is stopped while there is too little room has nothing of those that need more;
     nor does a store get it."""
     ens = balls()
-    job, _ = every_event_job(ens)
+    job, choice = every_event_job(ens)
     taken = []
     outcome = job_outcome(expected)
 
-    def run(job):
+    def run(job, indices, repeat):
         job.sink(outcome, np.ones(3, bool))
         raise Unfinished(outcome, np.ones(3, bool), KeyboardInterrupt())
 
     job = dataclasses.replace(job, sink=lambda outcome, done: taken.append(done.tolist()))
+    executor = types.SimpleNamespace(vectorised=False, run=run)
+    every = Run(job, ens, eo.EnsembleSerial(), executor, choice, 3, 3, 1, False, None, None, 0.0)
     with pytest.raises(Unfinished) as e:
-        every_event.with_all_events(job, run)
+        every.solve(np.arange(3))
     assert e.value.done.tolist() == taken[0] == [True, False, True]
+    # With as much room as there ever is, it is done.
+    full = every._replace(job=job.replan(max_events=2**13))
+    with pytest.raises(Unfinished) as e:
+        full.solve(np.arange(3))
+    assert e.value.done.all()
 
 
 def every_event_job(ens):

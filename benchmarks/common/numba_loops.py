@@ -73,7 +73,7 @@ def loop(numba: Any, case: Any, real: Any) -> Callable:
     njit = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
     f = fields(njit)[case.cpp.split("<")[0]]
     n, size = case.u0.shape
-    one, t1, shares = real(1), real(case.t1), case.shares_p
+    shares = case.shares_p
 
     if case.dt:
         steps, h = round(case.t1 / case.dt), real(case.dt)
@@ -103,12 +103,39 @@ def loop(numba: Any, case: Any, real: Any) -> Callable:
 
         return solve
 
+    solve = adaptive(numba, f, size, case.t1, case.tol, real)
+    kept = np.empty((n, 0), real)
+    return lambda u0, p: solve(u0, p, kept)
+
+
+def adaptive(
+    numba: Any,
+    f: Callable,
+    size: int,
+    t1: float,
+    tol: float,
+    real: Any,
+    event: Callable | None = None,
+    act: Callable | None = None,
+) -> Callable:
+    """Tsit5, one trajectory after the other: `solve(u0, p, kept)` gives the end states and the
+    steps tried, of all; `p` has a row of each, or one that all share.
+
+    With an `event(y, end, k, h, kept)`, the part of the step from `y` to `end` after which there is
+    one, above 1 where there is none, a step ends there, and `act(y, k, h, theta, kept)` makes `y`
+    what it is then: both of a row of `kept`, which is theirs.
+    """
+    compiled = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
+    event = event or compiled(lambda y, end, k, h, kept: real(2))
+    act = act or compiled(lambda y, k, h, theta, kept: None)
     tableau = eo.Tsit5().tableau
     rows = np.zeros((6, 6), real)
     for i, row in enumerate(tableau.a):
         rows[i, : len(row)] = row
     nodes, errors = np.array(tableau.c[1:], real), np.array(tableau.error, real)
-    tol, beta1, beta2, least = (real(x) for x in (case.tol, 7 / 50, 2 / 25, 1e-4))
+    half, one, t1 = real(0.5), real(1), real(t1)
+    tol, beta1, beta2 = (real(x) for x in (tol, 7 / 50, 2 / 25))
+    least = beta2 * real(math.log(1e-4))
     a = tuple(map(tuple, rows.tolist()))
     (a1, *_), (b1, b2, *_), (c1, c2, c3, *_), (d1, d2, d3, d4, *_), (e1, e2, e3, e4, e5, _) = (
         tuple(real(x) for x in row) for row in a[:5]
@@ -118,13 +145,13 @@ def loop(numba: Any, case: Any, real: Any) -> Callable:
     n1, n2, n3, n4 = (real(x) for x in nodes[:4])
 
     @numba.njit(fastmath=True, error_model="numpy")
-    def adaptive(u0, p):
+    def solve(u0, p, kept):
         out, tried = u0.copy(), 0
         k = np.empty((7, size), u0.dtype)
         at = np.empty(size, u0.dtype)
-        for i in range(n):
-            y, own = out[i], p[0 if shares else i]
-            t, h, before = real(0), real(1e-4), real(least**beta2)
+        for i in range(len(out)):
+            y, own = out[i], p[i % len(p)]
+            t, h, before = real(0), real(1e-4), least
             f(y, own, t, k[0])
             while t < t1:
                 tried += 1
@@ -157,20 +184,27 @@ def loop(numba: Any, case: Any, real: Any) -> Callable:
                     s = h * (s + g5 * k[4, c] + g6 * k[5, c] + g7 * k[6, c])
                     s /= tol + tol * max(abs(y[c]), abs(at[c]))
                     total += s * s
-                error = math.sqrt(total / size)
-                power = error**beta1
+                error = total / size
+                log = half * math.log(error)
                 if error <= one:
+                    theta = event(y, at, k, h, kept[i])
+                    if theta <= one:
+                        act(y, k, h, theta, kept[i])
+                        t += theta * h
+                        f(y, own, t, k[0])
+                        before = max(beta2 * log, least)
+                        continue
                     t = t1 if last else t + h
-                    q = min(max(power / before / real(0.9), real(0.1)), real(5))
-                    before = max(error, least) ** beta2
+                    factor = real(0.9) * math.exp(before - beta1 * log)
+                    before = max(beta2 * log, least)
+                    h *= min(max(factor, real(0.2)), real(10))
                     for c in range(size):
                         y[c], k[0, c] = at[c], k[6, c]
                 else:
-                    q = min(power / real(0.9), real(5))
-                h /= q
+                    h *= max(real(0.9) * math.exp(-beta1 * log), real(0.2))
         return out, tried
 
-    return adaptive
+    return solve
 
 
 def lorenz_lanes(numba: Any, real: Any, dt: float, lanes: int = 64) -> Callable:

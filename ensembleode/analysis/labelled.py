@@ -18,9 +18,6 @@ if TYPE_CHECKING:
     from ..solution import EnsembleSolution, ODESolution
 
 
-_COUNTS = ("naccept", "nreject", "nf")
-
-
 def ensemble_dataset(sim: "EnsembleSolution", names: Sequence[str] | None) -> Any:
     """See `EnsembleSolution.to_xarray`."""
     xarray = _xarray(sim.retcode)
@@ -122,7 +119,7 @@ def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, 
     for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
-    own = {"trajectory", "time", "step", "length", "retcode", *_COUNTS, *integrals}
+    own = {"trajectory", "time", "step", "length", "retcode", *vars(sol.stats), *integrals}
     taken = own & set(variables)
     if taken:
         raise ValueError(
@@ -226,8 +223,7 @@ def retcode_attributes() -> dict:
 def _counts(sol: Any, dims: tuple) -> dict:
     codes = np.asarray(sol.retcode)
     variables: dict[str, tuple] = {"retcode": (dims, codes, retcode_attributes())}
-    for name in _COUNTS:
-        count = getattr(sol.stats, name)
+    for name, count in vars(sol.stats).items():
         if count is not None:
             variables[name] = (dims, np.asarray(count))
     return variables

@@ -5,7 +5,8 @@
     (`called_prob_func.py`).
 - `saving.py`: which times are saved.
 - `plan.py`, `job.py`: what is solved, as engines and executors are given it.
-- `batches.py`: batch after batch, until a reduction stops. `batch_size.py`, `reruns.py`,
-    `gather.py`, `every_step.py`, `reductions.py`, `progress.py`: its parts.
+- `run.py`: a batch, and again those trajectories that are to be solved again; `batches.py`: batch
+    after batch, until a reduction stops. `batch_size.py`, `gather.py`, `every_step.py`,
+    `every_event.py`, `reductions.py`, `progress.py`: their parts.
 - `fingerprint.py`: what its numbers depend on.
 """

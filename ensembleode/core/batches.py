@@ -13,19 +13,18 @@ import numpy as np
 
 from ..ground.placement import as_jax_arrays
 from ..ground.retcode import ReturnCode
-from ..problem import EnsembleProblem
 from ..tracing.program import being_staged
-from .gather import Ensemble, Gather, ranges
+from .gather import Gather, ranges
 from .job import cause_of, codes_and_counts, integers, Unfinished
 from .plan import Outcome
 from .reductions import adds_up, check_structure, checked, empty, sum_reduction
-from .reruns import Batches
+from .run import Run
 
 
 class Stopped(Exception):
     """The ensemble ended before its end: the `result` so far, and the `cause`."""
 
-    def __init__(self, result: Ensemble | None, cause: BaseException):
+    def __init__(self, result: Outcome | None, cause: BaseException):
         super().__init__(str(cause))
         self.result = result
         self.cause = cause
@@ -36,30 +35,27 @@ class Stopped(Exception):
 #
 
 
-def run_eagerly(
-    batches: Batches, ens: EnsembleProblem, trajectories: int, gather: Any = None
-) -> Ensemble | None:
-    """Run batch after batch.
+def run_eagerly(run: Run, gather: Any = None) -> Outcome | None:
+    """The outcome of all trajectories, batch after batch; with a reduction its `u` is reduced.
 
     **Arguments:** `gather`: what collects them, by default arrays on the host. It says which
     batches it still wants. (A store gives nothing back.)
 
     **Raises:** `Stopped`, with what was done, for whatever ends it before its end.
     """
-    if ens.reduction is not None:
-        return _reduce_eagerly(batches, trajectories, ens.reduction, ens.u_init)
-    job, batch_size = batches.job, batches.batch_size
-    if gather is None and trajectories <= batch_size:
+    if run.ens.reduction is not None:
+        return _reduce_eagerly(run, run.ens.reduction)
+    job = run.job
+    if gather is None and run.n <= run.size:
+        every = np.arange(run.n)
         try:
-            outcome = batches.solve(np.arange(trajectories))
+            return run.solve(every)._replace(converged=True)
         except (Unfinished, KeyboardInterrupt) as e:
-            gather = Gather(trajectories)
-            raise Stopped(gather.ensemble(job, e, np.arange(trajectories)), cause_of(e)) from None
-        return Ensemble(outcome.u, outcome, True)
-    gather = gather or Gather(trajectories)
-    for wanted in gather.missing(batch_size):
+            raise Stopped(Gather(run.n).ensemble(job, e, every), cause_of(e)) from None
+    gather = gather or Gather(run.n)
+    for wanted in gather.missing(run.size):
         try:
-            gather.add(wanted, batches.solve_into(gather, wanted))
+            gather.add(wanted, run.solve_into(gather, wanted))
         except (Exception, KeyboardInterrupt) as e:
             if gather.empty and not isinstance(e, Unfinished | KeyboardInterrupt):
                 raise
@@ -67,41 +63,41 @@ def run_eagerly(
     return gather.ensemble(job)
 
 
-def _reduce_eagerly(batches: Batches, trajectories: int, reduction: Callable, u_init: Any):
+def _reduce_eagerly(run: Run, reduction: Callable) -> Outcome:
     """Run batch after batch and reduce each. (Return codes are kept, one byte a trajectory.)"""
-    u, converged, codes, counts = u_init, False, [], None
-    where_it_is = reduction is sum_reduction and adds_up(batches.job, batches.executor)
+    u, converged, codes, counts = run.ens.u_init, False, [], None
+    where_it_is = reduction is sum_reduction and adds_up(run.job, run.executor)
 
-    def ensemble():
+    def reduced():
         retcode = np.concatenate([*codes, np.zeros(0, np.int8)])
-        not_run = trajectories - len(retcode)
+        not_run = run.n - len(retcode)
         retcode = np.pad(retcode, (0, not_run), constant_values=ReturnCode.Default.value)
-        return Ensemble(u, _total(retcode, counts or (0, 0, 0)), converged)
+        return _total(u, retcode, counts or (0, 0, 0), converged)
 
-    for wanted in ranges(trajectories, batches.batch_size):
+    for wanted in ranges(run.n, run.size):
         try:
             if where_it_is:
-                more, outcome = batches.total(wanted)
+                more, outcome = run.total(wanted)
                 u = more if u is None else jax.tree.map(jnp.add, u, more)
                 stop = False
             else:
-                outcome = batches.solve(wanted)
+                outcome = run.solve(wanted)
                 outcome = outcome._replace(u=as_jax_arrays(outcome.u))
                 u = empty(reduction, outcome.u) if u is None else u
                 u, stop = checked(reduction(u, outcome.u, wanted))
         except (Exception, KeyboardInterrupt) as e:
-            raise Stopped(ensemble(), cause_of(e)) from None
+            raise Stopped(reduced(), cause_of(e)) from None
         codes.append(np.asarray(outcome.retcode))
         new = jax.tree.map(lambda x: int(np.asarray(x).sum()), outcome.counts)
         counts = new if counts is None else jax.tree.map(int.__add__, counts, new)
         if converged := bool(stop):
             break
-    return ensemble()
+    return reduced()
 
 
-def _total(retcode: Any, counts: Any) -> Outcome:
+def _total(u: Any, retcode: Any, counts: Any, converged: Any) -> Outcome:
     """The outcome of a reduced ensemble: return codes of each, and total counts."""
-    return Outcome(None, None, None, None, retcode, *counts)
+    return Outcome(u, None, None, None, retcode, *counts, converged=converged)
 
 
 #
@@ -109,40 +105,35 @@ def _total(retcode: Any, counts: Any) -> Outcome:
 #
 
 
-def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ensemble:
+def run_traced(run: Run) -> Outcome:
     """`run_eagerly` as one traced program."""
-    job, executor, batch_size, _ = batches
-    reduction, u_init = ens.reduction, ens.u_init
-
-    def batch(indices):
-        return batches.solve_traced(indices)
-
-    indices = np.arange(trajectories)
+    job, executor, batch_size, batch = run.job, run.executor, run.size, run.solve_traced
+    reduction, u_init = run.ens.reduction, run.ens.u_init
+    indices = np.arange(run.n)
     if reduction is sum_reduction and u_init is None:
         if adds_up(job, executor):
             u, outcome = executor.total(job, integers(indices))
             sums = jax.tree.map(jnp.sum, outcome.counts)
-            return Ensemble(u, _total(outcome.retcode, sums), jnp.asarray(False))
+            return _total(u, outcome.retcode, sums, jnp.asarray(False))
         u_init = empty(reduction, jax.eval_shape(batch, integers(indices)).u)
     if reduction is None:
-        if batch_size >= trajectories:
-            outcome = batch(integers(indices))
-            return Ensemble(outcome.u, outcome, True)
+        if batch_size >= run.n:
+            return batch(integers(indices))._replace(converged=True)
         if executor.vectorised:
-            indices = np.pad(indices, (0, -trajectories % batch_size), mode="edge")
+            indices = np.pad(indices, (0, -run.n % batch_size), mode="edge")
         head, rest = _split(indices, batch_size)
         if not being_staged():
             # Differentiated or mapped outside of jit: batch by batch, as eagerly, by the programs
             # that are compiled already.
             outcomes = [batch(some) for some in [*head, *([rest] if len(rest) else [])]]
-            outcome = jax.tree.map(lambda *x: jnp.concatenate(x)[:trajectories], *outcomes)
-            return Ensemble(outcome.u, outcome, True)
+            outcome = jax.tree.map(lambda *x: jnp.concatenate(x)[: run.n], *outcomes)
+            return outcome._replace(converged=True)
         # Recomputed in the backward pass, so that memory stays that of a batch there, too.
         outcome = _merge(jax.lax.map(jax.checkpoint(batch), head))
         if len(rest):
             outcome = _join(outcome, jax.checkpoint(batch)(rest))
-        outcome = jax.tree.map(lambda x: x[:trajectories], outcome)
-        return Ensemble(outcome.u, outcome, True)
+        outcome = jax.tree.map(lambda x: x[: run.n], outcome)
+        return outcome._replace(converged=True)
 
     def step(carry, indices):
         u, converged = carry
@@ -168,7 +159,7 @@ def run_traced(batches: Batches, ens: EnsembleProblem, trajectories: int) -> Ens
         carry, last = step(carry, rest)
         outcome = _join(outcome, last)
     sums = jax.tree.map(jnp.sum, outcome.counts)
-    return Ensemble(carry[0], _total(outcome.retcode, sums), carry[1])
+    return _total(carry[0], outcome.retcode, sums, carry[1])
 
 
 def _split(indices: np.ndarray, batch_size: int) -> tuple[Any, Any]:

@@ -12,12 +12,12 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
-from ..callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator
+from ..callbacks import all_of, ContinuousCallback, DiscreteCallback, Integrator, StepLimit
 from ..ground.state_tree import StateTree
 from ..tracing.program import is_tracer, Program, program_of, trace, with_constants
 from ..tracing.purity import check_once, numbers_in
 from ..tracing.written_numbers import with_numbers_apart
-from .events import Continuous, Discrete, Events, Jump, Part
+from .events import Continuous, Discrete, Events, Jump, Limit, Part
 
 
 class Tracing:
@@ -74,7 +74,30 @@ class Tracing:
     def _discrete(self, number: int, name: str, x: DiscreteCallback) -> Discrete:
         condition = self._condition(name, x.condition, (), is_discrete=True)
         jump = self._jump(name, "affect", x.affect, extras={})
-        return Discrete(number, condition, jump, x.save_positions)
+        limit = None if x.limit is None else self._limit(name, x.limit)
+        how = {"is_kept": x.is_kept, "limit": limit}
+        return Discrete(number, condition, jump, x.save_positions, **how)
+
+    def _limit(self, name: str, x: StepLimit) -> Limit:
+        """
+        **Raises:** `TypeError` and `ValueError` for tolerances that the state can't have.
+        """
+        value = x.abstol
+        if value is None:
+            return Limit(None, x.scalefactor)
+        if self.tree is not None:
+            value = self.tree.tolerance(f"abstol of {name}", value)
+        elif np.shape(value) not in ((), self.u.shape):
+            raise ValueError(
+                f"abstol of {name} has the shape {np.shape(value)}; it must be a number, or an "
+                f"array of the shape of u0, {self.u.shape}."
+            )
+
+        def tolerance(u: Any, p: Any, extras: Any, t: Any) -> Any:
+            del p, extras, t
+            return jnp.broadcast_to(jnp.asarray(value, u.dtype), u.shape).reshape(-1)
+
+        return Limit(self._part(name, "abstol", tolerance, tolerance, {}), x.scalefactor)
 
     def _scheduled(self, number: int, name: str, x: Any, times: Any) -> Discrete:
         def condition(u, t, integrator):
@@ -95,7 +118,8 @@ class Tracing:
                 f"affect of {name} may terminate a trajectory, and may be at its start: leave that "
                 "time out."
             )
-        return Discrete(number, part, jump, x.save_positions, True, at_start, since)
+        kept = any(x.save_positions)
+        return Discrete(number, part, jump, x.save_positions, True, at_start, since, kept)
 
     def _condition(
         self, name: str, condition: Callable, shape: tuple, *, is_discrete: bool = False
@@ -128,7 +152,8 @@ class Tracing:
                 )
             ends, changed = after._ends, self._changed(p, after.p, what)
             known = bool(ends) if isinstance(ends, bool | np.bool_) else None
-            found[:] = [known, tuple(changed)]
+            fails = not known and not jnp.issubdtype(jnp.result_type(ends), jnp.bool_)
+            found[:] = [known, tuple(changed), None, fails]
             parts = [self._vector(after.u, what), *changed.values(), ends]
             return jnp.concatenate([jnp.asarray(x).astype(u.dtype).reshape(-1) for x in parts])
 

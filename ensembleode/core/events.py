@@ -47,6 +47,8 @@ class Jump:
         1 or 0: `[size + 1]`. (As it is traced, what it makes of `changes` stands before that end.)
     - `ends`: whether it does, where that is the same always; else None.
     - `changes`: which leaves of the parameters it changes.
+    - `fails`: whether what is at the end may be 2, too: the trajectory ends, as this could not be
+        done.
     - `moves`: of a state with tangents, how its time moves (see `moving_jumps.Moving`): then the
         part makes the rows of that, and whether the trajectory ends.
     """
@@ -55,6 +57,7 @@ class Jump:
     ends: bool | None
     changes: tuple[int, ...] = ()
     moves: Any = None
+    fails: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -86,6 +89,20 @@ class Continuous:
 
 
 @dataclasses.dataclass(frozen=True)
+class Limit:
+    """What the step after a discrete callback is held to: the state is not to be negative at its
+    end, as far as the step before foretells it.
+
+    - `tolerance`: how far below zero each component may be, of the user's state, flat; None: as
+        far as `abstol` of the solve says.
+    - `scalefactor`: what the step is multiplied by until that holds.
+    """
+
+    tolerance: Part | None
+    scalefactor: float
+
+
+@dataclasses.dataclass(frozen=True)
 class Discrete:
     """A discrete callback.
 
@@ -94,6 +111,9 @@ class Discrete:
     - `at_start`: whether one of them may be the start.
     - `passed`: at such a time, how long ago that was, `[1]`: zero, with derivatives by the known
         times. None of others.
+    - `is_kept`: whether a solution has its events.
+    - `limit`: what the next step is held to.
+    - `is_discontinuity`: whether it acts where the field jumps, and is there for derivatives only.
     """
 
     which: int
@@ -103,11 +123,9 @@ class Discrete:
     scheduled: bool = False
     at_start: bool = False
     passed: Part | None = None
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether a solution has its events."""
-        return any(self.save_positions)
+    is_kept: bool = True
+    limit: Limit | None = None
+    is_discontinuity: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
@@ -135,7 +153,9 @@ class Events:
         ]
         acts = [(x.which, x.save_positions, [y.ends for y in _jumps_of(x)]) for x in self.callbacks]
         sides = [(x.up is None, x.down is None, x.up == x.down) for x in self.continuous]
-        return ways, acts, sides
+        held = [(i, *_about_limit(x)) for i, x in enumerate(self.discrete) if x.limit is not None]
+        quiet = [i for i, x in enumerate(self.discrete) if x.is_kept != any(x.save_positions)]
+        return ways, acts, sides, *([(held, quiet)] if held or quiet else [])
 
     @property
     def components(self) -> int:
@@ -162,6 +182,11 @@ class Events:
     def may_end(self) -> bool:
         """Whether a trajectory may end by an affect."""
         return any(x.ends is not False for x in self.jumps)
+
+    @property
+    def limits(self) -> bool:
+        """Whether some callback holds the next step to something."""
+        return any(x.limit is not None for x in self.discrete)
 
     @property
     def changes(self) -> tuple[int, ...]:
@@ -208,10 +233,20 @@ class Events:
             condition, made = change(x.condition, None), jump(x.jump)
             assert made is not None
             passed = None if x.passed is None else change(x.passed, None)
-            return dataclasses.replace(x, condition=condition, jump=made, passed=passed)
+            limit = x.limit
+            if limit is not None and limit.tolerance is not None:
+                limit = dataclasses.replace(limit, tolerance=change(limit.tolerance, None))
+            return dataclasses.replace(
+                x, condition=condition, jump=made, passed=passed, limit=limit
+            )
 
         first = tuple(map(continuous, self.continuous))
         return Events(first, tuple(map(discrete, self.discrete)))
+
+
+def _about_limit(callback: Discrete) -> tuple:
+    limit = callback.limit
+    return () if limit is None else (limit.scalefactor, limit.tolerance is None)
 
 
 def _jumps_of(callback: Continuous | Discrete) -> Iterator[Jump]:

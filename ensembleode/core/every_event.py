@@ -1,13 +1,12 @@
 """Room for the events of trajectories."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 
 from ..ground.retcode import ReturnCode
-from .job import Job, Unfinished, with_output
+from .job import Job, with_output
 from .lane import Trajectories
 from .plan import Outcome
 
@@ -30,20 +29,22 @@ def first_room(every: Trajectories) -> int:
     return every.options["max_events"] or MOST_EVENTS
 
 
-def with_all_events(job: Job, run: Callable[[Job], Outcome]) -> Outcome:
-    """The outcome of `run(job)`; again with more room, where a trajectory had more events, and
-    nobody has said how many may be."""
-    if job.plan.events is None or job.trajectories.options["max_events"] is not None:
-        return run(job)
-    while job.plan.max_events < _MOST_ROOM:
-        try:
-            outcome = run(dataclasses.replace(job, sink=_of_whole(job.sink)))
-        except Unfinished as e:
-            raise Unfinished(e.outcome, e.done & ~_has_more(e.outcome), e.cause) from None
-        if not _has_more(outcome).any():
-            return outcome
-        job = with_output(job.replan(max_events=_MORE * job.plan.max_events))
-    return run(job)
+def with_more_room(job: Job, outcome: Outcome) -> Job | None:
+    """The job with more room, to be run again, where a trajectory had more events than there was
+    room for and nobody has said how many may be; else None."""
+    if not lacks_room(job, outcome).any():
+        return None
+    return with_output(job.replan(max_events=_MORE * job.plan.max_events))
+
+
+def lacks_room(job: Job, outcome: Outcome) -> Any:
+    """Which trajectories had more events than there was room for, and get more."""
+    given = job.trajectories.options["max_events"]
+    if job.plan.events is None or given is not None or job.traced:
+        return np.False_
+    if job.plan.max_events >= _MOST_ROOM:
+        return np.False_
+    return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
 
 
 def check_room(had: tuple, has: tuple) -> None:
@@ -57,13 +58,11 @@ def check_room(had: tuple, has: tuple) -> None:
         )
 
 
-def _of_whole(sink: Callable | None) -> Callable | None:
-    """A sink that takes only trajectories whose events had room for done."""
-    if sink is None:
-        return None
-    return lambda outcome, done: sink(outcome, done & ~_has_more(outcome))
-
-
-def _has_more(outcome: Outcome) -> Any:
-    """Which trajectories had more events than there was room for."""
-    return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
+def of_whole(job: Job) -> Job:
+    """The job whose sink takes only trajectories whose events had room for done."""
+    sink = job.sink
+    if sink is None or job.plan.events is None:
+        return job
+    return dataclasses.replace(
+        job, sink=lambda outcome, done: sink(outcome, done & ~lacks_room(job, outcome))
+    )

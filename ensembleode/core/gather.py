@@ -1,7 +1,7 @@
 """Batches collected into arrays on the host."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.tree_util as jtu
@@ -10,14 +10,6 @@ import numpy as np
 from .every_step import bounded
 from .job import blank, integers, Job, solve_lanes, Unfinished
 from .plan import fill_of, Outcome
-
-
-class Ensemble(NamedTuple):
-    """The outcome of the whole ensemble; `u` is reduced where there is a reduction."""
-
-    u: Any
-    outcome: Outcome
-    converged: Any
 
 
 class Gather:
@@ -51,7 +43,7 @@ class Gather:
 
     def ensemble(
         self, job: Job, stopped: BaseException | None = None, wanted: Any = None
-    ) -> Ensemble:
+    ) -> Outcome:
         """What was collected, with those that were done of the batch that was `stopped`."""
         if isinstance(stopped, Unfinished):
             done = stopped.done
@@ -60,7 +52,7 @@ class Gather:
         if self.empty:
             self.add(np.arange(0), _nothing(job))
         outcome = jtu.tree_unflatten(self.structure, self.leaves)
-        return Ensemble(outcome.u, outcome, stopped is None)
+        return outcome._replace(converged=stopped is None)
 
 
 def ranges(trajectories: int, batch_size: int) -> Iterator[np.ndarray]:

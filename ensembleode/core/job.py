@@ -16,7 +16,7 @@ from ..ground.aside import Aside
 from ..ground.placement import copied_to_jax
 from ..options import time_dtype_of
 from ..problem import EnsembleContext
-from ..solution import EngineChoice, Events, ODESolution, Stats
+from ..solution import COUNTS, EngineChoice, Events, ODESolution, Stats
 from ..tracing.program import is_tracer, NOT_TRACEABLE, trace
 from ..tracing.purity import check_once, numbers_in
 from .given import Given
@@ -185,15 +185,15 @@ def with_output(job: Job) -> Job:
         if isinstance(nodes := plan.engine.interpolant(plan.method), int):
             inner = array((*rows, nodes, *state.shape), state.dtype)
     count = array((), np.int32)
-    nf = None if plan.method.value.stages is None else count
     events = None
     if plan.events is not None and (room := plan.max_events):
         states = array((room, *state.shape), state.dtype)
         crossed = array((room, plan.events.longest), np.int32)
         times, which = array((room,), time_dtype_of(state)), array((room,), np.int32)
         events = Happened(times, which, crossed, states, states, count)
-    counts = count, array((), np.int8), count, count, nf
-    result = Result(u, t, inner, *counts, events=events)
+    counts = dict.fromkeys(plan.engine.counts(plan.method), count)
+    about = {"length": count, "retcode": array((), np.int8), **dict.fromkeys(COUNTS), **counts}
+    result = Result(u, t, inner, **about, events=events)
 
     def output(result, numbers, index, repeat, key):
         sol = solution_of(_as_given(plan, result), plan, numbers)

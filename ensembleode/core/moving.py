@@ -81,6 +81,12 @@ def shift(time: Any) -> Any:
     return time - jax.lax.stop_gradient(time)
 
 
+def spacing(time: Any) -> Any:
+    """That of floating-point numbers about a time, or a little more: a constant."""
+    limits = jnp.finfo(time.dtype)
+    return jax.lax.stop_gradient(jnp.maximum(limits.eps * jnp.abs(time), limits.tiny))
+
+
 def jumped(
     field: Callable,
     affect: Callable,

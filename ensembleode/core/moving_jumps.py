@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from ..fields import parameters_of, staged
 from ..tracing.program import Program, program_of
 from .events import Continuous, Discrete, Events, Jump, Part
-from .moving import crossing, jumped, shift
+from .moving import crossing, jumped, shift, spacing
 
 
 # The rows that a moving jump makes, each as large as the state.
@@ -30,9 +30,10 @@ class Level(NamedTuple):
     moved: tuple[int, ...]
 
     def split(self, numbers: Sequence) -> tuple[list, list]:
-        """The numbers from before, and the tangents."""
+        """The numbers from before, and the tangents. (Others may follow, which nothing reads.)"""
         end = self.constants + self.n
-        return list(numbers[self.constants : end]), list(numbers[end:])
+        tangents = numbers[end : end + len(self.moved)]
+        return list(numbers[self.constants : end]), list(tangents)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -44,6 +45,7 @@ class Moving:
     - `passed`: of a discrete callback that acts at known times, how long ago that was, `[1]`.
     - `follows`: of another one, whether it may act at the time of a callback that moves, and moves
         with that.
+    - `is_discontinuity`: whether the field is another after the jump, a little later.
     """
 
     field: Program
@@ -53,6 +55,7 @@ class Moving:
     passed: Part | None = None
     follows: bool = False
     levels: tuple[Level, ...] = ()
+    is_discontinuity: bool = False
 
     @property
     def extras(self) -> tuple[str, ...]:
@@ -60,6 +63,7 @@ class Moving:
         with its tangents, where it follows another."""
         several = self.conditions is not None and self.length > 1
         more = [*(["mask"] if several else []), *(["moved"] if self.follows else [])]
+        more += ["tprev"] if self.is_discontinuity else []
         return tuple(dict.fromkeys((*self.affect.extras, *more)))
 
     @property
@@ -116,7 +120,15 @@ class Moving:
                 return self._first(_evaluated(conditions, u, numbers, extras, t), extras)
 
             delta = crossing(field, condition, u, t, order)
-        found = jumped(field, affect, u, t, delta, order=order)
+        later = 0.0
+        if self.is_discontinuity:
+            later = spacing(t) * jnp.sign(t - extras["tprev"].reshape(()))
+
+        def field_after(u: Any, t: Any) -> Any:
+            return field(u, t + later)
+
+        how = {"field_after": field_after} if self.is_discontinuity else {}
+        found = jumped(field, affect, u, t, delta, order=order, **how)
         time = jnp.concatenate([found.time[None], jnp.zeros(u.size - 1, u.dtype)])
         rows = jnp.stack([found.on, found.before, found.after, time.reshape(u.shape)])
         return rows, found.ends.astype(u.dtype)
@@ -150,7 +162,10 @@ def moving_of(
     if isinstance(callback, Continuous):
         return Moving(field, jump.part, callback.conditions, callback.length)
     if callback.passed is not None:
-        return Moving(field, jump.part, None, passed=callback.passed)
+        is_discontinuity = callback.is_discontinuity
+        return Moving(
+            field, jump.part, None, passed=callback.passed, is_discontinuity=is_discontinuity
+        )
     return Moving(field, jump.part, None, follows=follow(events))
 
 
@@ -255,7 +270,10 @@ def with_tangents(events: Events, field: Program, wide: Program, moved: Sequence
 
     def discrete(x: Discrete) -> Discrete:
         passed = None if x.passed is None else condition(x.passed)
-        asked = {"condition": condition(x.condition), "passed": passed}
+        limit = x.limit
+        if limit is not None and limit.tolerance is not None:
+            limit = dataclasses.replace(limit, tolerance=condition(limit.tolerance))
+        asked = {"condition": condition(x.condition), "passed": passed, "limit": limit}
         return dataclasses.replace(x, jump=jump(x, x.jump), **asked)
 
     first = tuple(map(continuous, events.continuous))

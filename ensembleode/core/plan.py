@@ -2,7 +2,6 @@
 
 import collections
 import dataclasses
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -12,6 +11,7 @@ import numpy as np
 
 from ..ground.placement import copied_to_jax
 from ..ground.state_tree import StateTree
+from ..solution import COUNTS
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
@@ -31,6 +31,7 @@ class Plan:
     - `field`: the vector field, `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
     - `state`: the shape and dtype of a trajectory's state (an abstract value).
+    - `controlled`: how many components of the state step-size control looks at: the first ones.
     - `extension`: what that has behind the user's components; None where there is nothing.
     - `saving`: which times are saved.
     - `maxiters`: the limit on steps.
@@ -49,6 +50,7 @@ class Plan:
     method: Static
     field: Callable
     state: Any
+    controlled: int
     saving: Saving
     maxiters: int
     width: int
@@ -67,12 +69,6 @@ class Plan:
         """Whether the saved times differ by trajectory."""
         ends = self.batched.t0 or self.batched.t1 or self.may_end
         return {"steps": True, "ends": ends, "times": bool(self.batched.saveat)}[self.saving.mode]
-
-    @property
-    def controlled(self) -> int:
-        """How many components of the state step-size control looks at: the first ones."""
-        whole = math.prod(self.state.shape)
-        return whole if self.extension is None else self.extension.controlled
 
     @property
     def users_field(self) -> Any:
@@ -148,8 +144,8 @@ class Result(NamedTuple):
 
     `u [time, *state]` is NaN where not reached, `t [time]` likewise if the trajectories have their
     own times; `length` counts those reached; `inner` are states within the steps,
-    `[time, node, *state]` (see `core.dense`; None where they were not kept); `nf` is None where not
-    counted; `events`, a `Happened`, are None without callbacks whose events are kept.
+    `[time, node, *state]` (see `core.dense`; None where they were not kept); counts are those of
+    `solution.Stats`; `events`, a `Happened`, are None without callbacks whose events are kept.
     """
 
     u: Any
@@ -160,10 +156,13 @@ class Result(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+    njac: Any = None
+    nw: Any = None
+    nsolve: Any = None
     events: Any = None
 
 
-_GIVEN = (*Result._fields, "rerun", "integral")
+_GIVEN = (*Result._fields, "rerun", "integral", "converged")
 
 
 class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_GIVEN))):
@@ -172,15 +171,17 @@ class Outcome(collections.namedtuple("Outcome", _GIVEN, defaults=[None] * len(_G
     As in a `Result`, but states are in the structure of the user's state, or `u` is what
     `output_func` made of the trajectory, with neither `t`, `inner` nor `events` then; `t` is None
     unless the trajectories have their own times; `rerun` is None where none can be asked for;
-    `integral` is that of the integrand, `[time, ...]`, None where there is none.
+    `integral` is that of the integrand, `[time, ...]`, None where there is none. Of an ensemble
+    `u` is reduced, where there is a reduction, and `converged` says whether that, or the last
+    trajectory, was its end; None of a batch.
     """
 
     __slots__ = ()
 
     @property
     def counts(self) -> tuple:
-        """How many steps were accepted and rejected, and how often `f` was evaluated."""
-        return self.naccept, self.nreject, self.nf
+        """Those of `solution.Stats`."""
+        return tuple(getattr(self, name) for name in COUNTS)
 
 
 def shared_times(plan: Plan, lanes: Lane) -> Any:

@@ -8,8 +8,9 @@ import jax.numpy as jnp
 from ..core.events import EVENT_ROWS
 from ..core.lane import Lane
 from ..core.plan import Happened
-from .flow import each, Flow, Known
+from .flow import Flow, Known
 from .rates import rates
+from .results import each
 
 
 def where(mask: Any, x: Any) -> Any:

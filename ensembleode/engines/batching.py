@@ -30,7 +30,7 @@ def batch(prim: Any, operands, axes, *, flow):
         x if a is None else jnp.moveaxis(x, a, 0) for x, a in zip(operands, axes, strict=True)
     ]
     batched = [a is not None for a in axes]
-    if not flow.setup.widens(size):
+    if not flow.plan.engine.widens(flow, size):
         return _in_turn(prim, flow, operands, batched)
     lanes, known, *others = unpack(flow, operands)
     lanes_b, known_b, *others_b = unpack(flow, batched)
@@ -39,17 +39,15 @@ def batch(prim: Any, operands, axes, *, flow):
     start = 1 if prim is bend_p else 0
     v, v_b = (x[start : start + n_v] for x in (others, others_b))
     rows, rows_b = (x[:start] + x[start + n_v :] for x in (others, others_b))
-    setup, lanes, known, *rows = widened(
-        flow.setup, size, (lanes_b, known_b, *rows_b), lanes, known, *rows
+    wide, lanes, known, *rows = widened(
+        flow, size, (lanes_b, known_b, *rows_b), lanes, known, *rows
     )
-    moved: tuple = flow.moved
+    moved: Sequence = flow.moved
     if n_v:
         v, now = _folded_tangents(flow, size, v, v_b)
         flags = iter(now[1:])
-        moved = tuple(None if m is None else next(flags) for m in flow.moved)
-    if prim in (solve_p, push_p):
-        setup = setup._replace(groups=1)
-    wide = Flow(setup, moved=moved)
+        moved = [None if m is None else next(flags) for m in flow.moved]
+    wide = wide.with_moved(moved, groups=1 if prim in (solve_p, push_p) else wide.groups)
     outs = bind(prim, wide, lanes, known, *rows[:start], *v, *rows[start:])
     if prim in (solve_p, push_p):
         found = [x.reshape(size, -1, *x.shape[1:]) for x in outs]
@@ -58,7 +56,7 @@ def batch(prim: Any, operands, axes, *, flow):
         for x, was, now in zip(outs[1:], own_of(flow.plan), own_of(wide.plan), strict=True):
             if now and not was:
                 # Shared in each, but not by all: the sum over the trajectories of each group.
-                x = x.reshape(size, flow.setup.groups, -1, *x.shape[1:]).sum(2)
+                x = x.reshape(size, flow.groups, -1, *x.shape[1:]).sum(2)
             else:
                 x = x.reshape(size, -1, *x.shape[1:])
             found.append(x)

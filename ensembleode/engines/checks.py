@@ -5,6 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+from ..core.events import Events
 from ..core.lane import Lane, Trajectories
 from ..ground.logs import log_once
 from ..numbers import of_kind
@@ -120,6 +121,15 @@ def say_if_it_switches(adaptive: bool | None, every: Trajectories) -> None:
             "f compares the time with something, or takes a remainder of it, and steps don't know "
             "of that: a pulse shorter than a step may be stepped over, and the solve succeeds "
             "without it. Give the times where f switches as tstops=, or bound the steps by dtmax=."
+        )
+
+
+def check_limits(adaptive: bool | None, events: Events | None) -> None:
+    """**Raises:** `ValueError` for a callback that chooses how long steps are, with a fixed one."""
+    if adaptive is False and events is not None and events.limits:
+        raise ValueError(
+            "callback has a PositiveDomain, and PositiveDomain chooses how long steps are: pass a "
+            "solver that is adaptive, such as eo.Tsit5(), and no adaptive=False."
         )
 
 

@@ -11,7 +11,8 @@ import jax.tree_util as jtu
 from jax.interpreters import ad, batching
 
 from ..core.lane import Lane
-from ..core.plan import Result
+from ..core.moving_discontinuities import with_moving_discontinuities
+from ..core.plan import Plan, Result
 from ..ground.retcode import ReturnCode
 from .along import (
     at_times,
@@ -29,13 +30,11 @@ from .batching import batch
 from .flow import (
     augmented,
     augmented_tangents,
-    each,
     Flow,
     is_zero,
     Known,
     own_of,
     reals_of,
-    Setup,
     stacked,
     unaugmented,
     with_own,
@@ -52,6 +51,7 @@ from .primitives import (
     solve_p,
     unpack,
 )
+from .results import each
 
 
 #
@@ -62,7 +62,6 @@ from .primitives import (
 def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, list] | None:
     """The tangents of x as operands, that of the first state with what it moves along the field
     when `t0` does; None where nothing moves."""
-    _refuse_moving_jumps(dlanes)
     v0, reals = dlanes.u0, reals_of(flow.plan, dlanes)
     if is_zero(v0) and is_zero(dlanes.t0) and all(map(is_zero, reals)):
         return None
@@ -73,19 +72,37 @@ def _moving(flow: Flow, lanes: Lane, known: Known, dlanes: Lane) -> tuple[Flow, 
     return flow.with_moved(moved, groups=1), [v0, *(x for x in reals if not is_zero(x))]
 
 
-def _refuse_moving_jumps(dlanes: Lane) -> None:
+def _with_moving_jumps(flow: Flow, lanes: Lane, dlanes: Lane) -> tuple[Flow, Lane, Lane]:
+    """The flow that has derivatives by the times where the field jumps, where these have tangents.
+    (That of other known times is nothing: there the solution is as smooth as elsewhere.)
+
+    **Raises:** `NotImplementedError` where the engine has none.
     """
-    **Raises:** `NotImplementedError` for a tangent of the times where the field jumps. (That of
-    other known times is nothing: there the solution is as smooth as elsewhere.)
-    """
-    moving = dlanes.d_discontinuities
-    if moving is not None and not is_zero(moving):
+    moving, table = dlanes.d_discontinuities, lanes.d_discontinuities
+    if moving is None or is_zero(moving):
+        return flow, lanes, dlanes
+    if not flow.plan.engine.has_jumps:
         raise NotImplementedError(
             "d_discontinuities depend on what this solve is differentiated by, and the steps of "
-            "ReplayAdjoint() are constants: use engine='lanes' with sensealg="
-            "ForwardDiffSensitivity(), whose steps move with these times, or take them for "
-            "constants, jax.lax.stop_gradient(times)."
+            "ReplayAdjoint() are constants: use engine='compiled', which has that derivative, or "
+            "engine='lanes' with sensealg=ForwardDiffSensitivity(), whose steps move with these "
+            "times, or take them for constants, jax.lax.stop_gradient(times)."
         )
+    own = bool(flow.plan.batched.d_discontinuities)
+    like = jax.ShapeDtypeStruct(table.shape[own:], table.dtype)
+    plan = with_moving_discontinuities(flow.plan, like)
+    fixed = jax.lax.stop_gradient(table)
+    lanes = lanes._replace(consts=(), p=(*lanes.parameters, table), d_discontinuities=fixed)
+    still = ad.Zero(moving.aval.to_tangent_aval())
+    p = (*dlanes.parameters, moving)
+    dlanes = dlanes._replace(consts=(), p=p, d_discontinuities=still)
+    # (There is no tangent of the times among those that the flow has.)
+    return flow.with_moved((*flow.moved, None), plan=plan), lanes, dlanes
+
+
+def _without_jumps(found: Sequence, flow: Flow) -> list:
+    """Of cotangents of the numbers, and perhaps of the times of jumps, those of the flow's."""
+    return list(found[: len(numbers_avals(flow))])
 
 
 def _solve_dot(flow: Flow, dlanes: Lane, rows: Any, lanes: Lane, known: Known) -> Any:
@@ -122,7 +139,7 @@ def _pull_dot(
         more.append([None, *to_reals])
     if moving is not None:
         with_v, v = moving
-        with_v = with_v.with_moved(with_v.moved, groups=flow.setup.groups)
+        with_v = with_v.with_moved(with_v.moved, groups=flow.groups)
         w = ad.instantiate_zeros(dc)
         more.append(bind(bend_p, with_v, lanes, known, c, *v, w))
     elif not is_zero(dc):
@@ -150,7 +167,7 @@ def _sum(a: Any, b: Any) -> Any:
 
 def _by_group(flow: Flow, lanes: Lane) -> list:
     """The real parameters, of those that all share one a group."""
-    k = flow.setup.groups
+    k = flow.groups
     return [
         x if own else jnp.broadcast_to(x, (k, *x.shape))
         for x, own in zip(reals_of(flow.plan, lanes), own_of(flow.plan), strict=True)
@@ -159,7 +176,7 @@ def _by_group(flow: Flow, lanes: Lane) -> list:
 
 def _of_groups(flow: Flow, lanes: Lane, by_group: Sequence) -> tuple[Flow, Lane]:
     """With these parameters."""
-    k, own = flow.setup.groups, own_of(flow.plan)
+    k, own = flow.groups, own_of(flow.plan)
     if k == 1:
         reals = [x if o else x[0] for x, o in zip(by_group, own, strict=True)]
         return flow, with_reals(flow.plan, lanes, reals)
@@ -180,6 +197,7 @@ def _solve_jvp(primals, tangents, *, flow):
     lanes, known, *_ = unpack(flow, primals)
     dlanes, *_ = unpack(flow, tangents)
     outs = solve_p.bind(*primals, flow=flow)
+    flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     out = _solve_dot(flow, dlanes, lambda: outs[0], lanes, known)
     return outs, [ad.Zero(rows_avals(flow)[0]) if out is None else out]
 
@@ -191,6 +209,7 @@ def _push_jvp(primals, tangents, *, flow):
     if _is_still(dlanes):
         with_v, dv = _linear(flow, dv)
         return outs, bind(push_p, with_v, lanes, known, *dv)
+    flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     wide, both = augmented(flow, lanes, v)
 
     def rows():
@@ -214,7 +233,9 @@ def _pull_jvp(primals, tangents, *, flow):
     lanes, known, c = unpack(flow, primals)
     dlanes, _, dc = unpack(flow, tangents)
     outs = pull_p.bind(*primals, flow=flow)
-    return outs, _pull_dot(flow, dlanes, dc, lanes, known, c, lambda: outs)
+    jumping, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
+    found = _pull_dot(jumping, dlanes, dc, lanes, known, c, lambda: outs)
+    return outs, _without_jumps(found, flow)
 
 
 def _bend_jvp(primals, tangents, *, flow):
@@ -227,6 +248,8 @@ def _bend_jvp(primals, tangents, *, flow):
         with_v, dv = _linear(flow, dv)
         dw = ad.instantiate_zeros(dw)
         return outs, bind(bend_p, with_v, lanes, known, c, *dv, dw)
+    given = flow
+    flow, lanes, dlanes = _with_moving_jumps(flow, lanes, dlanes)
     wide, both = augmented(flow, lanes, v)
     c2 = jnp.stack([w, c], axis=2)
     dc2 = stacked(dw, dc, axis=2)
@@ -237,7 +260,7 @@ def _bend_jvp(primals, tangents, *, flow):
     moved = augmented_tangents(flow, dlanes, dv, wide)
     u0, *parameters = _pull_dot(wide, moved, dc2, both, known, c2, pulled)
     to_u0 = ad.Zero(numbers_avals(flow)[0]) if is_zero(u0) else u0[:, 0]
-    return outs, [to_u0, *unaugmented(flow, wide, parameters)]
+    return outs, _without_jumps([to_u0, *unaugmented(flow, wide, parameters)], given)
 
 
 #
@@ -248,7 +271,7 @@ def _bend_jvp(primals, tangents, *, flow):
 def _as_tangents(flow: Flow, cts: Sequence) -> tuple[Flow, list]:
     """Cotangents of cotangents of the numbers, as what `push` and `bend` are linear in."""
     z0, *zs = cts
-    k = flow.setup.groups
+    k = flow.groups
     moved, found = [], []
     for z, own in zip(zs, own_of(flow.plan), strict=True):
         moved.append(None if is_zero(z) else own or k > 1)
@@ -262,8 +285,7 @@ def _to_tangents(
 ) -> list:
     """Cotangents of the tangents of `like`: each trajectory's own, or their sum."""
     wanted = [bool(m) for m in like.moved]
-    setup, lanes = with_own(flow.setup._replace(groups=1), lanes, wanted)
-    flow = dataclasses.replace(flow, setup=setup)
+    flow, lanes = with_own(dataclasses.replace(flow, groups=1), lanes, wanted)
     to_u0, *found = bind(prim, flow, lanes, known, *others)
     out = [to_u0]
     for x, own, m in zip(found, own_of(flow.plan), like.moved, strict=True):
@@ -329,7 +351,7 @@ for _prim, _jvp, _transpose in (
 #
 
 
-def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Result:
+def differentiable(plan: Plan, lanes: Lane, ok: Any, result: Result, more: Any = None) -> Result:
     """A result whose saved states and events have derivatives of any order by the numbers.
 
     **Arguments:**
@@ -337,8 +359,7 @@ def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any
     - `ok`: which trajectories are wanted: `[trajectory]`.
     - `more`: see `Known`.
     """
-    plan, n, u = setup.plan, setup.n, result.u
-    saving, events = plan.saving, result.events
+    saving, events, u = plan.saving, result.events, result.u
     ended = result.retcode == ReturnCode.Terminated.value
     ok = ok & ((result.retcode == ReturnCode.Success.value) | ended)
     if saving.mode == "steps" and plan.events is None:
@@ -348,10 +369,10 @@ def differentiable(setup: Setup, lanes: Lane, ok: Any, result: Result, more: Any
     known = Known(ok, reached, more)
     if plan.events is not None:
         known = known._replace(ended=ended, happened=None if events is None else events.count)
-    u0 = each(lanes.u0, plan.batched.u0, n)
+    u0 = each(lanes.u0, plan.batched.u0, len(u))
     plan = dataclasses.replace(plan, batched=plan.batched._replace(u0=True))
     lanes = jax.tree.map(jnp.asarray, lanes._replace(u0=u0))
-    flow = Flow(setup._replace(plan=plan))
+    flow = Flow(plan, len(u))
     rows = u[:, -1:] if saving.mode == "ends" else u
     size = rows.shape[1]
     if events is not None:

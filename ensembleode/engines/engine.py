@@ -80,6 +80,14 @@ class Engine(abc.ABC):
         **Raises:** `ValueError` and `TypeError` for options that don't go together.
         """
 
+    def counts(self, method: Static) -> tuple[str, ...]:
+        """The names of the counts that a result has (see `solution.Stats`)."""
+        value = method.value
+        of_f = () if value.stages is None else ("nf",)
+        ours = getattr(value, "method", None)
+        of_matrices = ("njac", "nw", "nsolve") if getattr(ours, "is_implicit", False) else ()
+        return "naccept", "nreject", *of_f, *of_matrices
+
     def versions(self, method: Static) -> dict[str, str]:
         """The versions of what results depend on, besides ensembleode and JAX."""
         del method

@@ -4,7 +4,7 @@
 import dataclasses
 import functools
 from collections.abc import Sequence
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import jax
 import jax.core
@@ -16,6 +16,7 @@ from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
 from ..fields import parameters_of
 from ..tracing.program import equations, Program, trace
+from .results import each
 
 
 class Known(NamedTuple):
@@ -35,84 +36,37 @@ class Known(NamedTuple):
     ended: Any = None
 
 
-@runtime_checkable
-class Setup(Protocol):
-    """What an engine offers: the solve of `n` trajectories as a function of their numbers, in which
-    each has its own first state, and what pulls back through it. A static record, whose `plan` is
-    replaced by that of the field with tangents: of its state the step-size control looks at as many
-    components as there were at first.
+@dataclasses.dataclass(frozen=True, repr=False)
+class Flow:
+    """What a primitive is of, but for the numbers: the solve of `n` trajectories, each of which has
+    its own first state.
+
+    The plan of the field with tangents takes the place of the plan, and step-size control looks at
+    as many components as before.
 
     - `groups`: how many groups of as many, each of which has its own sum of the gradients by shared
         parameters.
-    """
-
-    @property
-    def plan(self) -> Plan: ...
-
-    @property
-    def n(self) -> int: ...
-
-    @property
-    def groups(self) -> int: ...
-
-    def _replace(self, **fields: Any) -> Any: ...
-
-    def widens(self, size: int) -> bool:
-        """Whether `size` times as many are better solved at once, than so many times these."""
-        ...
-
-    def rows(self, lanes: Lane, known: Known) -> Any:
-        """What is saved of those that succeeded, the last state alone where only ends are:
-        `[trajectory, row, *state]`; and behind that three rows an event, as far as there is room,
-        the states before and after it, and its time as the first component. Of others it is
-        any."""
-        ...
-
-    def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
-        """From the cotangents of the rows those of the first states, and of the real parameters,
-        one a trajectory, or one a group where all share them. Of trajectories that failed they are
-        any."""
-        ...
-
-
-@dataclasses.dataclass(frozen=True, repr=False)
-class Flow:
-    """What a primitive is of, but for the numbers.
-
-    - `setup`: the solve, a `Setup`.
     - `moved`: of each real parameter, whether there is a tangent (None: there is not), and whether
         each trajectory has its own. (The first state has one always.)
     - `tree`: the structure of its numbers, a `Lane`, and of what is `Known`.
     """
 
-    setup: Any
+    plan: Plan
+    n: int
+    groups: int = 1
     moved: tuple[bool | None, ...] = ()
     tree: Any = None
 
-    @property
-    def n(self) -> int:
-        return self.setup.n
-
-    @property
-    def plan(self) -> Plan:
-        return self.setup.plan
-
-    def with_moved(self, moved: Sequence[bool | None] = (), **setup: Any) -> "Flow":
-        return Flow(self.setup._replace(**setup), tuple(moved))
+    def with_moved(self, moved: Sequence[bool | None] = (), **changes: Any) -> "Flow":
+        return dataclasses.replace(self, moved=tuple(moved), tree=None, **changes)
 
     def __repr__(self) -> str:
-        return f"Flow({self.setup.plan.field}, n={self.n})"
+        return f"Flow({self.plan.field}, n={self.n})"
 
 
 #
 # Parameters
 #
-
-
-def each(x: Any, is_own: bool, n: int) -> Any:
-    """One a trajectory, also of what they share."""
-    x = jnp.asarray(x)
-    return x if is_own else jnp.broadcast_to(x, (n, *x.shape))
 
 
 def real_of(plan: Plan) -> list[int]:
@@ -140,19 +94,19 @@ def own_of(plan: Plan) -> list[bool]:
     return list(map(bool, reals_of(plan, plan.batched)))
 
 
-def with_own(setup: Any, lanes: Lane, own: Sequence[bool]) -> tuple[Any, Lane]:
-    """With these parameters as each trajectory's own, too."""
-    plan, n, was = setup.plan, setup.n, own_of(setup.plan)
+def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
+    """The flow and its numbers with these parameters as each trajectory's own, too."""
+    plan, was = flow.plan, own_of(flow.plan)
     wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
     if wanted == was:
-        return setup, lanes
+        return flow, lanes
     reals = [
-        jnp.broadcast_to(x, (n, *x.shape)) if now and not before else x
+        each(x, before or not now, flow.n)
         for x, now, before in zip(reals_of(plan, lanes), wanted, was, strict=True)
     ]
     lanes = with_reals(plan, lanes, reals)
     plan = dataclasses.replace(plan, batched=with_reals(plan, plan.batched, wanted))
-    return setup._replace(plan=plan), lanes
+    return dataclasses.replace(flow, plan=plan), lanes
 
 
 #
@@ -231,7 +185,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
         p=(*lanes.parameters, *tangents),
         consts=tuple(consts),
     )
-    return Flow(flow.setup._replace(plan=wide)), lanes
+    return flow.with_moved(plan=wide), lanes
 
 
 def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> Lane:
@@ -271,12 +225,12 @@ def is_zero(x: Any) -> bool:
 #
 
 
-def widened(setup: Any, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
+def widened(flow: Flow, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
     """For an axis of this size, which comes first in what is `batched`: as many more trajectories.
 
     What all share, but not over that axis, becomes each trajectory's own.
     """
-    n, own = setup.n, setup.plan.batched
+    n, own = flow.n, flow.plan.batched
     lanes_batched, *more_batched = batched
 
     def fold(x, is_batched, is_own=True):
@@ -286,8 +240,8 @@ def widened(setup: Any, size: int, batched: Any, lanes: Lane, *more: Any) -> tup
         return x.reshape(size * n, *x.shape[2:])
 
     now_own = jax.tree.map(lambda a, b: bool(a or b), own, lanes_batched)
-    plan = dataclasses.replace(setup.plan, batched=now_own)
-    wide = setup._replace(plan=plan, n=size * n, groups=size * setup.groups)
+    plan = dataclasses.replace(flow.plan, batched=now_own)
+    wide = flow.with_moved(plan=plan, n=size * n, groups=size * flow.groups)
     lanes = jax.tree.map(fold, lanes, lanes_batched, own)
     folded = [jax.tree.map(fold, x, b) for x, b in zip(more, more_batched, strict=True)]
     return (wide, lanes, *folded)

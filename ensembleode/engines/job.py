@@ -1,5 +1,6 @@
 """From an ensemble to the job of solving it, and the engine that does so."""
 
+import math
 from typing import Any
 
 import jax.tree_util as jtu
@@ -14,7 +15,7 @@ from ..core.trajectories import describe
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from ..tracing.program import is_tracer
-from .checks import check_bounds, say_if_it_switches, say_if_too_tight
+from .checks import check_bounds, check_limits, say_if_it_switches, say_if_too_tight
 from .choice import choose
 
 
@@ -37,24 +38,26 @@ def job_for(
     if every.events is not None:
         every = every.with_one_list().after_start()
         (state,) = every.field.out_avals
-    has_dt = every.batched.dt is not None
+    has_dt, extension = every.batched.dt is not None, every.extension
     plan = Plan(
         engine=module,
         method=module.method(alg, every.options, has_dt=has_dt),
         field=every.field,
         state=state,
+        controlled=extension.controlled if extension else math.prod(state.shape),
         saving=every.saving,
         maxiters=every.options["maxiters"],
         width=module.width(state, n or 1),
         batched=every.batched,
         tree=every.tree,
         beside=every.beside,
-        extension=every.extension,
+        extension=extension,
         events=every.events,
         max_events=first_room(every),
     )
     adaptive = getattr(plan.method.value, "adaptive", None)
     check_bounds(adaptive, every.batched)
+    check_limits(adaptive, every.events)
     say_if_too_tight(adaptive, state.dtype, every.shared)
     say_if_it_switches(adaptive, every)
     traced = every.traced or any(map(is_tracer, jtu.tree_leaves(ens.u_init)))

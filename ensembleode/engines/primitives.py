@@ -53,7 +53,8 @@ def half(rows: Any, i: int) -> Any:
 
 
 def _solve(flow: Flow, lanes: Lane, known: Known) -> list:
-    return [where(is_there(flow, known), flow.setup.rows(lanes, known))]
+    rows = flow.plan.engine.rows(flow.plan, lanes, known.ok)
+    return [where(is_there(flow, known), rows)]
 
 
 def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
@@ -64,7 +65,7 @@ def _push(flow: Flow, lanes: Lane, known: Known, *v: Any) -> list:
 def _pull(flow: Flow, lanes: Lane, known: Known, c: Any) -> list:
     # (Of what was not reached they may be NaN.)
     c = where(is_there(flow, known), c)
-    u0, *parameters = flow.setup.pull_back(lanes, known, c)
+    u0, *parameters = flow.plan.engine.pull_back(flow, lanes, known, c)
     own = own_of(flow.plan)
     parameters = [where(known.ok, x) if o else x for x, o in zip(parameters, own, strict=True)]
     return [where(known.ok, u0), *parameters]
@@ -86,7 +87,7 @@ def numbers_avals(flow: Flow) -> list:
     """Cotangents: of what all share, one a group."""
     plan = flow.plan
     avals = [parameters_of(plan.field)[i] for i in real_of(plan)]
-    lead = [flow.n if own else flow.setup.groups for own in own_of(plan)]
+    lead = [flow.n if own else flow.groups for own in own_of(plan)]
     parameters = [
         jax.core.ShapedArray((k, *a.shape), a.dtype) for k, a in zip(lead, avals, strict=True)
     ]

@@ -9,117 +9,106 @@ from jaxtyping import Array, Float, Inexact, Int, Int8
 
 from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
+from ..core.saving import meant
 from ..ground.retcode import ReturnCode
-from ..solvers.method import Method
 from ..tracing.program import Program, trace
 
 
-class Numbers(NamedTuple):
-    """The numbers of trajectories: where they begin, their spans (`[]` where all have the same),
-    and the times to save."""
+class Left(NamedTuple):
+    """What a time loop of ours leaves behind, the trajectories first.
 
-    u0: Inexact[Array, "lane *state"]
-    t0: Float[Array, ""] | Float[Array, "lane"]
-    t1: Float[Array, ""] | Float[Array, "lane"]
-    times: Float[Array, "time"] | Float[Array, "lane time"] | Any
+    - `u`: the saved states, or the last ones alone where only ends are; `t`: their times, where
+        every step is saved; `rows`: how many there are of each trajectory, or of all.
+    - `codes`: the return codes. `naccept`, `ntried`: how many steps were accepted and tried.
+    - `restarts`: how often what the method carries was made anew on the way; None: never.
+    - `events`: None without callbacks whose events are kept.
+    """
 
-
-class Saved(NamedTuple):
-    """What was saved on the way: the states, their times where every step is saved, and how many
-    rows; all None where only the end is saved."""
-
-    u: Inexact[Array, "lane row *state"] | Any
-    t: Float[Array, "lane row"] | Any
-    rows: Int[Array, ""] | Int[Array, "lane"] | Any
-
-
-class Counts(NamedTuple):
-    """Return codes, how many steps were accepted and tried, and how often what a method carries was
-    made anew on the way (None: never)."""
-
+    u: Inexact[Array, "lane row *state"]
+    t: Float[Array, "lane row"] | None
+    rows: Int[Array, ""] | Int[Array, "lane"]
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
     ntried: Int[Array, "lane"]
     restarts: Int[Array, "lane"] | None = None
+    events: Happened | None = None
 
 
-def result_of(
-    plan: Plan,
-    method: Method,
-    has_dt: bool,
-    numbers: Numbers,
-    end: Any,
-    saved: Saved,
-    counts: Counts,
-    controlled: int,
-    events: Happened | None = None,
-) -> Result:
-    """The result, NaN where nothing was reached. Trajectories whose saved states overflow, or which
-    miss a time, have not succeeded.
-
-    **Arguments:** `end`: the last state, `[lane, *state]`; `controlled`: how many of its components
-    say whether it is finite (the first ones).
-    """
-    saving, codes = plan.saving, counts.codes
+def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
+    """The result of these numbers, NaN where nothing was reached; its times only where each
+    trajectory has its own. Trajectories whose saved states overflow, or which miss a time, have not
+    succeeded."""
+    saving, codes, events = plan.saving, left.codes, left.events
+    method = plan.method.value.method
     success = codes == ReturnCode.Success.value
     ended = codes == ReturnCode.Terminated.value
-    lanes = len(codes)
-    if saved.u is None:
-        u = jnp.stack([numbers.u0, end][-saving.rows :], axis=1)
+    n = len(codes)
+    t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
+    times = meant(lanes.saveat, lanes.count, t0, t1)
+    if saving.mode == "ends":
+        u0 = each(lanes.u0, plan.batched.u0, n)[:, None]
+        u = jnp.concatenate([u0, left.u], axis=1)[:, -saving.rows :]
         # The last state of a failed trajectory is not its state at t1.
-        reached = jnp.ones((lanes, saving.rows), bool).at[:, -1].set(success | ended)
+        reached = jnp.ones((n, saving.rows), bool).at[:, -1].set(success | ended)
     else:
-        u = saved.u[:, : saving.rows]
-        rows = saved.rows if saved.rows.ndim == 0 else saved.rows[:, None]
+        u = left.u[:, : saving.rows]
+        rows = left.rows if left.rows.ndim == 0 else left.rows[:, None]
         reached = jnp.arange(saving.rows, dtype=rows.dtype)[None] < rows
         if saving.mode == "times":
-            asked, astray = _asked_for(numbers)
+            asked, astray = _asked_for(times, t0, t1)
             reached = reached & ~astray
             missed = jnp.any(asked & ~reached, axis=1) & success
             codes = jnp.where(missed, jnp.asarray(ReturnCode.Failure.value, codes.dtype), codes)
-    first = u.reshape(*u.shape[:2], -1)[..., :controlled]
+    first = u.reshape(*u.shape[:2], -1)[..., : plan.controlled]
     finite = jnp.all(jnp.isfinite(first), axis=2)
     overflow = jnp.any(reached & ~finite, axis=1)
     codes = jnp.where(overflow, jnp.asarray(ReturnCode.Unstable.value, codes.dtype), codes)
     reached = reached & finite
-    u = jnp.where(reached.reshape(lanes, -1, *(1,) * (u.ndim - 2)), u, jnp.nan)
+    u = jnp.where(reached.reshape(n, -1, *(1,) * (u.ndim - 2)), u, jnp.nan)
     t = None
     if plan.own_times:
-        if saved.u is None:
-            ends = [jnp.broadcast_to(x, (lanes,)) for x in (numbers.t0, numbers.t1)]
+        if saving.mode == "ends":
+            ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
             if events is not None:
                 last = jnp.clip(events.count - 1, 0)[:, None]
                 last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
                 ends[1] = jnp.where(ended, last, ends[1])
             t = jnp.stack(ends[-saving.rows :], axis=1)
         else:
-            t = numbers.times if saved.t is None else saved.t[:, : saving.rows]
+            t = times if left.t is None else left.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
-    nf = method.evaluations(counts.ntried)
-    if counts.restarts is not None:
-        nf = nf + counts.restarts * method.evaluations(0)
-    if not has_dt:
+    nf = method.evaluations(left.ntried)
+    if left.restarts is not None:
+        nf = nf + left.restarts * method.evaluations(0)
+    if lanes.dt is None:
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
-    nreject = counts.ntried - counts.naccept
-    about = length, codes, counts.naccept, nreject, nf
+    about = length, codes, left.naccept, left.ntried - left.naccept, nf
     return Result(u, t, None, *about, events=events)
 
 
-def _asked_for(numbers: Numbers) -> tuple:
+def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:
     """Which rows have a time; and which have one before `t0`, or before that of an earlier row (as
     traced times may): `[1, row]` or `[lane, row]`."""
-    times = numbers.times if numbers.times.ndim == 2 else numbers.times[None]
-    t0, t1 = (x if x.ndim == 0 else x[:, None] for x in (numbers.t0, numbers.t1))
+    times = jnp.asarray(times)
+    times = times if times.ndim == 2 else times[None]
+    t0, t1 = (x if x.ndim == 0 else x[:, None] for x in (t0, t1))
     forwards = jnp.sign(t1 - t0) * times
     first = jnp.broadcast_to(jnp.sign(t1 - t0) * t0, (*forwards.shape[:-1], 1))
     before = jnp.concatenate([first, forwards[:, :-1]], axis=1)
     return jnp.isfinite(times), forwards < before
 
 
+def each(x: Any, is_own: bool, n: int) -> Any:
+    """The numbers `x` of trajectories, `n` of them where all share it."""
+    x = jnp.asarray(x)
+    return x if is_own else jnp.broadcast_to(x, (n, *x.shape))
+
+
 def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
-    """The plan and the numbers of one trajectory without an axis of trajectories; a field that is
-    no program (that of the columns of a matrix, say) is traced."""
+    """The plan and the numbers of one trajectory without an axis of trajectories, for which nothing
+    need be as wide as for several; a field that is no program (that of the columns of a matrix,
+    say) is traced."""
     if not isinstance(plan.field, Program):
 
         def field(u, p, t):
@@ -130,9 +119,11 @@ def for_one(plan: Plan, lane: Lane) -> tuple[Plan, Lane]:
         program, consts = trace(field, u0, lane.p, t, rules=True)
         batched = plan.batched._replace(consts=(False,) * len(consts))
         state = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-        plan = dataclasses.replace(plan, field=program, batched=batched, state=state)
+        changes: dict[str, Any] = {"field": program, "state": state, "controlled": u0.size}
+        plan = dataclasses.replace(plan, batched=batched, **changes)
         lane = lane._replace(consts=tuple(consts))
-    return dataclasses.replace(plan, batched=jax.tree.map(lambda _: False, plan.batched)), lane
+    none = jax.tree.map(lambda _: False, plan.batched)
+    return dataclasses.replace(plan, batched=none, width=1), lane
 
 
 def only(plan: Plan, result: Result) -> Result:

@@ -29,6 +29,8 @@ class ReturnCode(enum.IntEnum):
     """An affect ended it, by [`terminate`][ensembleode.terminate]: it is successful."""
     MaxEvents = 7
     """`max_events` events were not enough; what happened until then is there."""
+    ConvergenceFailure = 8
+    """A [`ManifoldProjection`][ensembleode.ManifoldProjection] did not find the manifold."""
 
     def __str__(self) -> str:
         return self.name

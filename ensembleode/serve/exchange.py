@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ..ground.retcode import ReturnCode
-from ..solution import EngineChoice, EnsembleSolution, Events, ODESolution, Stats
+from ..solution import COUNTS, EngineChoice, EnsembleSolution, Events, ODESolution, Stats
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"
@@ -130,7 +130,7 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
         u, t = _floats(answer["u"]), _floats(answer["t"])
         retcode = codes(answer["retcode"])
         counts = answer["stats"]
-        stats = [_integers(counts.get(name)) for name in ("naccept", "nreject", "nf")]
+        stats = [_integers(counts.get(name)) for name in COUNTS]
         lengths = _integers(answer.get("lengths"))
         if lengths is None:
             lengths = np.full(retcode.shape, t.shape[-1], np.int32)

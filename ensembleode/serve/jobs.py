@@ -30,6 +30,7 @@ import numpy as np
 from ..ground.files import written_whole
 from ..ground.retcode import ReturnCode
 from ..problem import EnsembleProblem
+from ..solution import COUNTS
 from ..solving import solve
 from ..store import open_ensemble, StoreError
 from . import wire
@@ -261,7 +262,7 @@ class Jobs:
         at = slice(start, end)
         t = sim.t if isinstance(sim.t, np.ndarray) else sim.t[at]
         arrays = {"u": sim.u[at], "t": t, "retcode": sim.retcode[at], "lengths": sim.lengths[at]}
-        counts = {name: getattr(sim.stats, name) for name in ("naccept", "nreject", "nf")}
+        counts = {name: getattr(sim.stats, name) for name in COUNTS}
         stats = {name: x[at] for name, x in counts.items() if x is not None}
         events = {} if sim.events is None else {k: x[at] for k, x in vars(sim.events).items()}
         if npz:

@@ -23,7 +23,7 @@ from ..core.plan import NO_CALLBACK
 from ..engines.lanes import ENGINE as LANES
 from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
 from ..problem import EnsembleProblem, remake
-from ..solution import EnsembleSolution, Events
+from ..solution import COUNTS, EnsembleSolution, Events
 from ..solving import solve
 from ..tracing.program import equations, is_tracer
 from .registry import Entry, state_of
@@ -33,8 +33,6 @@ logger = logging.getLogger("ensembleode.serve")
 
 # Bytes of an array of a batch: saved states, or gradients by parameters.
 _BATCH = 2**26
-# How many numbers of a trajectory an answer has besides states and events.
-_COUNTS = 5
 # Saved times are padded to a multiple of this, or to as many as there may be.
 _ROWS = 8
 
@@ -54,8 +52,8 @@ class Numbers(NamedTuple):
 
 class Answer(NamedTuple):
     """Of some trajectories: `u [n, rows, *state]`, NaN where not reached; how many times each
-    reached, its return code, and counts (`nf` None where it isn't counted); with callbacks their
-    events, `[n, room, ...]`, None without."""
+    reached, its return code, and counts (the last ones None where they are not counted); with
+    callbacks their events, `[n, room, ...]`, None without."""
 
     u: Any
     lengths: Any
@@ -63,6 +61,9 @@ class Answer(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
+    njac: Any = None
+    nw: Any = None
+    nsolve: Any = None
     events: Events | None = None
 
 
@@ -235,8 +236,7 @@ class Solver:
         if program.pulls:
             return result
         u, counts, events = jax.tree.map(np.asarray, result)
-        # (The last may not be counted.)
-        return Answer(u, *counts, *[None] * (_COUNTS - len(counts)), events)
+        return Answer(u, *counts, *[None] * (len(Answer._fields) - 2 - len(counts)), events)
 
     def _with_few_arrays(self, pulls: bool, own: bool, leaves, u0, p, times, cotangent) -> Any:
         """For each array that goes in or out, the interpreter is given up and waited for again."""
@@ -244,6 +244,7 @@ class Solver:
         if pulls:
             return self._vjp(own, leaves, u0, p, t0, t1, times, cotangent)
         u, *counts, events = self._solve(own, leaves, u0, p, t0, t1, times)
+        # (The last ones may not be counted.)
         return u, jnp.stack([x.astype(jnp.int32) for x in counts if x is not None]), events
 
     def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> Answer:
@@ -264,8 +265,7 @@ class Solver:
         many = EnsembleProblem(prob, prob_func)
         sim = solve(many, entry.alg, self.ensemblealg, trajectories=n, batch_size=n, **options)
         assert isinstance(sim, EnsembleSolution)
-        stats = sim.stats
-        counts = stats.naccept, stats.nreject, stats.nf
+        counts = [getattr(sim.stats, name) for name in COUNTS]
         return Answer(sim.u, sim.lengths, sim.retcode, *counts, self._in_room(sim.events))
 
     def _in_room(self, events: Events | None) -> Events | None:

@@ -13,7 +13,7 @@ from ..core.job import Job
 from ..core.plan import Happened, Outcome
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
-from ..solution import Events
+from ..solution import COUNTS, Events
 from .registry import is_parameter
 from .solving import Answer, joined, Numbers, Program, Solver
 
@@ -105,10 +105,10 @@ class _Executor(Executor):
         t = None
         if plan.own_times:
             t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
-        return Outcome(
-            answer.u[:, :rows], t, None, lengths, answer.retcode, answer.naccept, answer.nreject,
-            answer.nf, _happened(answer.events),
-        )  # fmt: skip
+        counts = {name: getattr(answer, name) for name in COUNTS}
+        events = _happened(answer.events)
+        about = (t, None, lengths, answer.retcode)
+        return Outcome(answer.u[:, :rows], *about, **counts, events=events)
 
 
 def _happened(events: Events | None) -> Happened | None:

@@ -16,7 +16,7 @@ import orjson
 
 from ..core.saving import grid, Spacing
 from ..ground.retcode import ReturnCode
-from ..solution import Events, first_events
+from ..solution import COUNTS, Events, first_events
 from .exchange import BINARY as BINARY, JSON as JSON
 from .registry import Entry
 from .solving import Answer, Gradients, Numbers
@@ -463,7 +463,7 @@ def _short(e: Exception) -> str:
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
     """The object of a response; arrays are NumPy's."""
     rows = asked.rows
-    counts = {name: getattr(answer, name) for name in ("naccept", "nreject", "nf")}
+    counts = {name: getattr(answer, name) for name in COUNTS}
     if asked.many:
         # Filled-up times that the engine saved as well are not among those asked for.
         lengths = np.minimum(answer.lengths, asked.counts)

@@ -14,7 +14,7 @@ from ..ground.aside import Aside
 from ..ground.keys import is_key
 from ..ground.on_disk import OnDisk
 from ..ground.state_tree import is_tree
-from ..solution import EngineChoice, EnsembleError, EnsembleSolution, Events, Stats
+from ..solution import COUNTS, EngineChoice, EnsembleError, EnsembleSolution, Events, Stats
 from .described import described, put_together, Variable
 from .kept_given import known_in
 
@@ -84,8 +84,9 @@ def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Var
     taken = {"trajectory", "digest"} & set(names)
     if len(set(names)) < len(names) or taken:
         raise TypeError(
-            "a store has variables retcode, length, naccept, nreject, nf, trajectory and digest of "
-            f"its own; give the outputs of output_func other names than {names}."
+            "a store has variables retcode, length, trajectory, digest and those of counts "
+            f"({', '.join(COUNTS)}) of its own; give the outputs of output_func other names than "
+            f"{names}."
         )
     return variables, tree
 
@@ -132,7 +133,7 @@ def solution_in(group: Any, kept: dict[str, Any], whole: bool, elapsed: float) -
     t = lazily("time") if kind == "trajectories" else None
     if t is not None and t.ndim == 1:
         t = np.asarray(t)
-    stats = Stats(*(lazily(name) for name in ("naccept", "nreject", "nf")))
+    stats = Stats(*(lazily(name) for name in COUNTS))
     retcode, lengths, engine = lazily("retcode"), lazily("length"), EngineChoice(*kept["engine"])
     order = tuple(kept["order"]) if kept["order"] else None
     integral, events, given = made(kept.get("integral")), None, None

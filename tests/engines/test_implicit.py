@@ -14,6 +14,7 @@ import pytest
 
 import ensembleode as eo
 from ensembleode.engines.diffrax.implicit import SimplifiedNewton
+from ensembleode.solution import COUNTS
 
 from ..marks import slow_unless
 
@@ -238,23 +239,28 @@ def test_return_codes_of_failures():
 
 
 def counting(f):
-    """A field that is `f`, and a list to which each evaluation adds an item.
+    """A field that is `f`, and two lists: to one each evaluation adds an item, to the other each
+    evaluation of its derivative."""
+    calls, jacobians = [], []
 
-    Of its derivative none does, so that Jacobians are not counted.
-    """
-    calls = []
+    def zero_and(counted, u):
+        def called(u):
+            counted.append(u)
+            return np.zeros_like(u)
 
-    def called(u):
-        calls.append(u)
-        return np.zeros_like(u)
+        zero = jax.ShapeDtypeStruct(u.shape, u.dtype)
+        return jax.pure_callback(called, zero, u, vmap_method="sequential")
 
     @jax.custom_jvp
     def field(u, p, t):
-        zero = jax.ShapeDtypeStruct(u.shape, u.dtype)
-        return f(u, p, t) + jax.pure_callback(called, zero, u, vmap_method="sequential")
+        return f(u, p, t) + zero_and(calls, u)
 
-    field.defjvp(lambda at, tangents: jax.jvp(f, at, tangents))
-    return field, calls
+    @field.defjvp
+    def _(at, tangents):
+        du, change = jax.jvp(f, at, tangents)
+        return du, change * (1 + zero_and(jacobians, at[0]))
+
+    return field, calls, jacobians
 
 
 QUICK_COUNT = eo.KenCarp3
@@ -274,18 +280,26 @@ QUICK_COUNT = eo.KenCarp3
     ],
     ids=lambda case: ids(case) if isinstance(case, eo.solvers.ODESolver) else "-".join(case),
 )
-def test_nf_counts_evaluations(method, options):
+def test_counts_of_evaluations_and_jacobians(method, options):
     """Those of steps that are rejected or fail, and of the first step size, too."""
-    field, calls = counting(no_root)
+    field, calls, jacobians = counting(no_root)
     prob = eo.ODEProblem(field, jnp.array([1.0]), (0.0, 0.9), jnp.array([0.0, 1.0]))
     rejected = 0
     for kind in range(len(ENDS)):
         calls.clear()
+        jacobians.clear()
         prob = eo.remake(prob, p=jnp.array([1.0 * kind, 1.0]))
         sol = eo.solve(prob, method, reltol=1e-5, abstol=1e-5, maxiters=200, **options)
         jax.block_until_ready(sol.u)
         assert sol.stats.nf == len(calls)
-        assert sol.stats.nf > sol.stats.naccept + sol.stats.nreject
+        tried = sol.stats.naccept + sol.stats.nreject
+        assert sol.stats.nf > tried
+        # (There is another one of each explicit stage, which is the identity whatever it is.)
+        explicit = tried if options.get("adaptive", True) else tried + sol.stats.nf
+        assert sol.stats.njac + tried <= len(jacobians) <= sol.stats.njac + explicit
+        assert sol.stats.nw == sol.stats.njac >= tried
+        # The first stage of first steps, and what finds the first step size.
+        assert 0 < sol.stats.nf - sol.stats.nsolve <= 2 * (sol.stats.nreject + 2)
         rejected += sol.stats.nreject
     assert rejected > 0
 
@@ -293,7 +307,7 @@ def test_nf_counts_evaluations(method, options):
 @pytest.mark.slow
 def test_nf_backwards_and_of_every_step():
     """In single precision; without `f` at the saved states, which is for interpolation."""
-    field, calls = counting(lambda u, p, t: jnp.cos(t) - 20 * u)
+    field, calls, _ = counting(lambda u, p, t: jnp.cos(t) - 20 * u)
     prob = eo.ODEProblem(field, jnp.ones(2, jnp.float32), (1.0, 0.8))
     sol = eo.solve(prob, eo.KenCarp3())
     jax.block_until_ready(sol.u)
@@ -312,15 +326,23 @@ def test_nf_backwards_and_of_every_step():
     ],
     ids=lambda alg: type(alg).__name__,
 )
-def test_nf_of_ensembles(ensemblealg, tmp_path):
-    """It is that of each trajectory alone, in whatever batches, and in a store."""
+def test_counts_of_ensembles(ensemblealg, tmp_path):
+    """They are those of each trajectory alone, in whatever batches, and in a store."""
     options = {"trajectories": 4, "dt": 1e-4, "reltol": 1e-5, "abstol": 1e-5}
     ens = ensemble_without_roots()
-    alone = eo.solve(ens, eo.KenCarp3(), eo.EnsembleSerial(), **options).stats.nf
-    assert len(set(alone.tolist())) == 4
+    alone = eo.solve(ens, eo.KenCarp3(), eo.EnsembleSerial(), **options).stats
+    assert len(set(alone.nf.tolist())) == 4
     where = {"batch_size": 3, "store": tmp_path / "store.zarr"}
     sim = eo.solve(ens, eo.KenCarp3(), ensemblealg, **options, **where)
-    np.testing.assert_array_equal(sim.stats.nf, alone)
+    labelled = sim.to_xarray()
+    for name in COUNTS:
+        expected = getattr(alone, name)
+        np.testing.assert_array_equal(getattr(sim.stats, name), expected)
+        np.testing.assert_array_equal(labelled[name], expected)
+    added = {"output_func": lambda sol, ctx: (sol.u[-1], False), "reduction": eo.sum_reduction}
+    total = eo.solve(eo.EnsembleProblem(ens.prob, ens.prob_func, **added), eo.KenCarp3(), **options)
+    # (Another program, which rounds otherwise.)
+    np.testing.assert_allclose(total.stats.nsolve, alone.nsolve.sum(), rtol=0.02)
 
 
 @pytest.mark.slow

@@ -248,8 +248,8 @@ def moving(p, **options):
 
 
 @pytest.mark.slow
-def test_gradients_by_the_times_of_jumps():
-    """Lanes whose steps move have them in forward mode; elsewhere they are refused."""
+def test_gradients_by_the_times_of_jumps_on_lanes():
+    """Steps that move have them in forward mode; others are refused."""
     p = {"on": 3.0, "off": 3.5}
 
     def forwards(p):
@@ -258,9 +258,127 @@ def test_gradients_by_the_times_of_jumps():
     found = jax.jacfwd(forwards)(p)
     at_end = np.exp(-0.5 * (10 - np.array([3.0, 3.5]))) * 10
     np.testing.assert_allclose([found["on"], found["off"]], at_end * [-1, 1], rtol=1e-7)
-    for engine in OURS:
-        with pytest.raises(NotImplementedError, match=r"stop_gradient\(times\)"):
-            jax.grad(lambda p, engine=engine: moving(p, engine=engine))(p)
+    with pytest.raises(NotImplementedError, match=r"stop_gradient\(times\)"):
+        jax.grad(lambda p: moving(p, engine="lanes"))(p)
+
+
+X = jnp.array([3.0, 3.5, 10.0, 0.5])
+
+
+def ramped(u, p, t):
+    """An infusion from p[0] to p[1] whose rate grows."""
+    return jnp.where((t > p[0]) & (t <= p[1]), p[2] * (1 + t), 0.0) - p[3] * u
+
+
+def ramps(x, n=2, **options):
+    """Of each patient the last state, and those within the infusion and behind it."""
+
+    def prob_func(prob, ctx):
+        own = x * (1 + 0.1 * ctx.index)
+        return eo.remake(prob, p=own, d_discontinuities=own[1::-1])
+
+    prob = eo.ODEProblem(ramped, jnp.ones(1), (0.0, 10.0), x)
+    options = {"engine": "compiled", "saveat": jnp.array([3.4, 10.0])} | TIGHT | options
+    return eo.solve(eo.EnsembleProblem(prob, prob_func), trajectories=n, **options).u[..., 0]
+
+
+def ramps_exactly(x, n=2):
+    def one(x, t):
+        on, off, rate, k = x
+
+        def until(s):
+            return jnp.exp(-k * (t - s)) * ((1 + s) / k - 1 / k**2)
+
+        return jnp.exp(-k * t) + rate * (until(jnp.minimum(off, t)) - until(jnp.minimum(on, t)))
+
+    each = [x * (1 + 0.1 * i) for i in range(n)]
+    return jnp.stack([jnp.stack([one(p, t) for t in (3.4, 10.0)]) for p in each])
+
+
+def total(u):
+    return jnp.sum(jnp.sin(u) * jnp.arange(1.0, 1 + u.size).reshape(u.shape))
+
+
+def test_derivatives_by_the_times_of_jumps():
+    """In closed form, of first and second order, in both modes."""
+
+    def found(x):
+        return total(ramps(x))
+
+    def expected(x):
+        return total(ramps_exactly(x))
+
+    pushed = jax.jit(lambda x: jax.jvp(found, (x,), (X,))[1])(X)
+    np.testing.assert_allclose(pushed, jax.grad(expected)(X) @ X, rtol=1e-8)
+    gradient, hessian = jax.jit(lambda x: (jax.grad(found)(x), jax.hessian(found)(x)))(X)
+    np.testing.assert_allclose(gradient, jax.grad(expected)(X), rtol=1e-7, atol=1e-8)
+    np.testing.assert_allclose(hessian, jax.hessian(expected)(X), rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_derivatives_by_the_times_of_jumps_of_third_order():
+    """One by the others first, and by the times last."""
+
+    def third(fn):
+        def by_others(y):
+            return jax.grad(lambda z: total(fn(jnp.concatenate([X[:2], z]))))(y)
+
+        def mixed(times):
+            return jax.jacfwd(jax.grad(lambda z: total(fn(jnp.concatenate([times, z])))))(X[2:])
+
+        return by_others(X[2:]), jax.jacfwd(mixed)(X[:2])
+
+    for a, b in zip(third(ramps), third(ramps_exactly), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-6)
+
+
+def stirred(u, p, t):
+    return jnp.stack([u[1], -p[0] * u[0] * jnp.where((t - p[1]) * p[2] > 0, 2.0, 1.0)])
+
+
+@pytest.mark.parametrize(
+    ("direction", "also"), [(1, True), slow_unless(False, -1, True), slow_unless(False, -1, False)]
+)
+def test_moving_jumps_with_events(direction, also):
+    """Backwards in time, and with a callback that acts before or behind the jump: against
+    differences."""
+    strike = eo.ContinuousCallback(
+        lambda u, t, i: u[0], lambda i: eo.remake(i, u=jnp.stack([0 * i.u[0], -0.8 * i.u[1]]))
+    )
+
+    def found(x):
+        u0, when = x[:2], direction * x[3]
+        p = jnp.stack([x[2], when, jnp.asarray(float(direction))])
+        prob = eo.ODEProblem(stirred, u0, (0.0, 2.0 * direction), p, integrand=lambda u, p, t: u[0])
+        how = {"callback": strike, "max_events": 6} if also else {}
+        sol = eo.solve(prob, eo.Vern7(), d_discontinuities=when, abstol=1e-12, reltol=1e-12, **how)
+        return jnp.concatenate([sol.u[-1], sol.integral[-1:]])
+
+    x, h = jnp.array([1.0, 0.5, 2.0, 0.7]), 1e-5
+    got, value = jax.jit(jax.jacrev(found))(x), jax.jit(found)
+    differences = [(value(x + d) - value(x - d)) / (2 * h) for d in h * np.eye(4)]
+    assert np.abs(got[:, 3]).min() > 1e-3
+    np.testing.assert_allclose(got, np.stack(differences, axis=1), rtol=1e-7, atol=1e-7)
+
+
+@pytest.mark.slow
+def test_moving_jumps_of_a_method_that_remembers():
+    def loss(x):
+        when = x[4]
+
+        def f(u, p, t):
+            rate = p[0] * jnp.sin(u[0]) * (1 + p[1] * jnp.where(t > p[2], t, 0.0))
+            return jnp.stack([u[1], -rate])
+
+        prob = eo.ODEProblem(f, x[:2], (0.0, 1.0), x[2:])
+        options = {"adaptive": False, "dt": 0.0002, "d_discontinuities": when}
+        return jnp.sum(eo.solve(prob, Lags(), engine="compiled", **options).u[-1] ** 2)
+
+    x, step = jnp.array([1.0, 0.5, 2.0, 1.0, 0.25]), 1e-4
+    found, value = jax.jit(jax.grad(loss))(x), jax.jit(loss)
+    expected = [(value(x + d) - value(x - d)) / (2 * step) for d in step * np.eye(len(x))]
+    # (In differences the times of steps move, too, and with them the solution's error.)
+    np.testing.assert_allclose(found, expected, rtol=3e-3)
 
 
 #

@@ -280,6 +280,9 @@ def test_implicit_methods():
         np.testing.assert_allclose(np.squeeze(answer["u"])[1], 2 * np.exp([-1.0, -2.0]), rtol=1e-2)
         assert answer["lengths"] == [2, 2]
         assert min(answer["stats"]["nf"]) > max(answer["stats"]["naccept"])
+        assert min(answer["stats"]["nsolve"]) > max(answer["stats"]["njac"])
+        single = running.solve("stiff", u0=[1.0], saveat=[1.0]).json()
+        assert single["stats"]["nw"] == answer["stats"]["nw"][0]
 
 
 #

@@ -9,8 +9,7 @@ own end and its own return code, and takes the next trajectory when it has finis
     `products.py`, `reading.py` and `uniformity.py`: its parts.
 - `numbers.py`: where the numbers of a trajectory are. `loop.py`: the time loop. `replay.py`: its
     reverse mode, of the steps that were recorded; `steps.py`: of a method's step.
-- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays. `gradients.py`: solves
-    with derivatives.
+- `kernel.py`: both as kernels. `solves.py`: these as functions of arrays.
 - `gpu.py`: the same on NVIDIA GPUs, a thread a trajectory. `entry.py`, `launch.py`: to a launch of
     XLA's; `ptxas.py`: what it takes there.
 - `machine.py`, `compiler.py`, `object_cache.py`: from IR to machine code, kept on disk.
@@ -24,21 +23,18 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from ... import sensitivity
 from ...core.events import Events
 from ...core.lane import Lane
-from ...core.plan import Plan, Result
 from ...ensemble import EnsembleGPUKernel
 from ...fields import Inputs, lower, parameters_of, UntranslatableError
 from ...fields.walking import length
 from ...ground.logs import log_once
-from ...tracing.program import Program, Static
+from ...tracing.program import Program
 from ..checks import refusal_of_ours
-from ..engine import Engine
-from ..explicit import method
-from ..results import with_times
+from ..closed import Closed
+from . import solves
 from .compiler import available
 from .kernel import transposed
 from .operations import check
@@ -87,13 +83,14 @@ def _read_program(program: Program, what: str) -> _Reading:
     return _Reading(None, length(fn.body))
 
 
-class Compiled(Engine):
+class Compiled(Closed):
     """Small systems as one loop of machine code, on CPUs."""
 
     name = "compiled"
     default_sensealg = "ReplayAdjoint"
-    chunked = True
-    closed = True
+    solved = staticmethod(solves.solve)
+    rows = staticmethod(solves.rows)
+    pull_back = staticmethod(solves.pull_back)
     solves_columns = False
     shares_work = True
     numbers_apart = True
@@ -152,10 +149,6 @@ class Compiled(Engine):
             return f"with {shared} numbers that all share, an f is better solved as arrays."
         return _read_derivative(field).refusal
 
-    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """See `explicit.method`."""
-        return method(alg, options, has_dt=has_dt)
-
     def is_stoppable(self) -> bool:
         """It can be stopped: its loop looks at the flag itself."""
         return True
@@ -165,13 +158,6 @@ class Compiled(Engine):
         # (Neighbours in memory, where there are many.)
         del state
         return 2 ** max(0, min(6, int(math.log2(max(1, n))) - 4))
-
-    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
-        """Solve `n` trajectories in one call."""
-        from .gradients import solved
-
-        mask = np.ones(n, bool) if mask is None else mask
-        return with_times(plan, lanes, solved(plan, lanes, n, jnp.asarray(mask)))
 
 
 ENGINE = Compiled()

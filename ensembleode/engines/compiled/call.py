@@ -65,21 +65,15 @@ class Kernel:
         return f"Kernel({self.name}, {self.target.removeprefix('ensembleode_')[:8]})"
 
 
-class Share(NamedTuple):
-    """How work is shared out: how many items there are, how many threads may do them, and how many
-    items a thread takes at least (all parts but the last are a multiple of that)."""
-
-    n: int
-    threads: int
-    least: int
-
-
 def call(
     text: str,
     name: str,
     operands: Sequence[Any],
     outputs: Sequence[jax.ShapeDtypeStruct],
-    share: Share | None = None,
+    *,
+    items: int | None = None,
+    threads: int = 1,
+    least: int = 1,
 ) -> list[Array]:
     """The `outputs` that a function of a module writes.
 
@@ -90,17 +84,18 @@ def call(
         operands, then to the outputs, each row-major. It has to write all of the outputs, which
         share no memory with the operands, and start as whatever was there before. Sizes that are
         not in its code go as operands. It may be called on several threads at once.
-    - `share`: then it is `void @name(i64 first, i64 end, i64 thread, ptr a0, ...)`, which does
-        these items, and is called until all are done, on threads of XLA's and on the one that
-        calls: `thread` says which of them it is, below `share.threads`.
+    - `items`: how many items of work there are; then it is `void @name(i64 first, i64 end, i64
+        thread, ptr a0, ...)`, which does these items, and is called until all are done, on threads
+        of XLA's and on the one that calls: `thread` says which of them it is, below `threads`. Each
+        takes `least` items at least (all parts but the last are a multiple of that).
     - `operands`: arrays of the dtypes that the function reads; nothing checks that it does.
 
     **Raises:** `CompileError` when the program is compiled; `TypeError` for operands that are no
     arrays of JAX, and would change their dtype.
     """
-    if share is not None:
-        operands = [np.array(share, np.int32), *operands]
-    kernel = Kernel(text, name, len(operands), len(outputs), chosen(), share is not None)
+    if items is not None:
+        operands = [np.array([items, threads, least], np.int32), *operands]
+    kernel = Kernel(text, name, len(operands), len(outputs), chosen(), items is not None)
     avals = tuple(jax.core.ShapedArray(x.shape, x.dtype) for x in outputs)
     return _call_p.bind(*map(_of_same_dtype, operands), kernel=kernel, avals=avals)
 

@@ -14,13 +14,15 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, TYPE_CHECKING
 
-from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Part
+from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
 from ...core.moving_jumps import follow
 from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
-from .root_finding import Search
+from .quiet import Quiet
+from .root_finding import differs, Search
 from .saved_rows import Step
+from .step_limits import hold
 
 
 if TYPE_CHECKING:
@@ -55,10 +57,14 @@ class Happening:
         # how far its condition was from zero then; and which of several it was.
         self.last = b.variable(I32, 0)
         self.residual = b.variable(dtype, 0)
+        # Whether any may have acted in any lane.
+        self.recent = b.variable(BOOL, False, of_lanes=False)
         self.crossed: list[list[Variable]] = [
             [b.variable(I32, 0) for _ in range(x.length)] if x.is_vector else []
             for x in events.continuous
         ]
+        # Which steps have none, where that can be known at once.
+        self._quiet = Quiet.of(loop, events)
         # How many events the trajectory has had; and what acted at the end of this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
@@ -68,7 +74,7 @@ class Happening:
     def variables(self) -> list[Variable]:
         """All that goes on from turn to turn."""
         crossed = [x for xs in self.crossed for x in xs]
-        return [*self.values, self.last, self.residual, *crossed, self.count]
+        return [*self.values, self.last, self.residual, self.recent, *crossed, self.count]
 
     #
     # Conditions
@@ -116,24 +122,60 @@ class Happening:
             x.set(0)
         if not self.events.continuous:
             return step, verdict
-        search = Search(self, step)
-        search.notice()
         dtype, y2 = loop.problem.dtype, step.attempt.y2
         t2 = b.variable(dtype, step.t2)
         end = [b.variable(dtype, x) for x in y2]
+        next_h = b.variable(dtype, verdict.next_h, of_lanes=bool(verdict.next_h.lanes))
+        lost = b.variable(BOOL, verdict.lost)
+
+        def look() -> None:
+            self._search(step, t2, end, next_h, lost)
+
+        if self._quiet is None:
+            look()
+        else:
+            found = self.conditions(y2, step.t2, step.accepted)
+            low = [x.get() for x in self.values]
+            pairs = zip(self._of_each(), low, found, strict=True)
+            quiet = self._quiet.steps(step, low, [differs(x, *both) for x, *both in pairs])
+            loud = b.any(step.accepted & ~quiet) | self.recent.get()
+
+            def go_on() -> None:
+                for variable, x in zip(self.values, found, strict=True):
+                    variable.set_where(step.accepted, x)
+
+            b.if_(loud, look, go_on, likely=False)
+        attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
+        step = step._replace(t2=t2.get(), attempt=attempt)
+        return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
+
+    def _of_each(self) -> list[Continuous]:
+        """The callback of each condition."""
+        return [x for x in self.events.continuous for _ in range(x.length)]
+
+    def _search(
+        self,
+        step: Step,
+        t2: Variable,
+        end: list[Variable],
+        next_h: Variable,
+        lost: Variable,
+    ) -> None:
+        """Look for events in the step, and change where it ends and how it goes on."""
+        b, loop = self.b, self.loop
+        search = Search(self, step)
+        search.notice()
         which = b.variable(I32, 0)
-        relaxed = b.variable(dtype, 1)
+        relaxed = b.variable(loop.problem.dtype, 1)
         b.if_(b.any(search.any_fires()), lambda: search.run(t2, end, which, relaxed), likely=False)
         # (What acted last is asked until here.)
         self.last.set_where(step.accepted, which.get())
-        met = which.get().ne(0)
-        attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
-        step = step._replace(t2=t2.get(), attempt=attempt)
-        if not loop.problem.adaptive:
-            return step, verdict
-        next_h = loop.bounds(loop.held).bounded(b, loop.h.get() * relaxed.get())
-        next_h = b.where(met, next_h, verdict.next_h)
-        return step, verdict._replace(next_h=next_h, lost=verdict.lost & ~met)
+        self.recent.set(b.any(self.last.get().ne(0)))
+        if loop.problem.adaptive:
+            met = which.get().ne(0)
+            bounds = loop.bounds(loop.held)
+            next_h.set_where(met, bounds.bounded(b, loop.h.get() * relaxed.get()))
+            lost.set(lost.get() & ~met)
 
     #
     # What it does
@@ -146,11 +188,18 @@ class Happening:
         for i, x in enumerate(self.moved):
             x.set(0 if i else step.t2)
         jumped = b.variable(BOOL, False)
-        met = arrived & self.last.get().ne(0)
         if self.events.continuous:
-            b.if_(b.any(met), lambda: self._act_continuous(step, met, jumped), likely=False)
+
+            def act() -> None:
+                self._act_continuous(step, arrived & self.last.get().ne(0), jumped)
+
+            b.if_(self.recent.get(), act, likely=False)
         place = self.events.components
         for i, x in enumerate(self.events.discrete):
+            if x.limit is not None and loop.problem.adaptive:
+                # (Where the state has jumped, the step before foretells nothing.)
+                here = arrived & loop.active.get() & ~jumped.get()
+                hold(loop, step, here, self._tolerance(x.limit, here), x.limit.scalefactor)
             self._act_discrete(step, x, self.marks[place + i], jumped)
 
         def go_on_anew() -> None:
@@ -159,6 +208,13 @@ class Happening:
             self._restart(here & loop.active.get())
 
         b.if_(b.any(jumped.get()), go_on_anew, likely=False)
+
+    def _tolerance(self, limit: Limit, mask: Value) -> tuple:
+        """How far below zero the components may be that step-size control looks at."""
+        loop = self.loop
+        if limit.tolerance is None:
+            return loop.tolerances(loop.held, loop.problem.controlled).abstol
+        return self.part_at(limit.tolerance, loop.state(), loop.t.get(), mask)
 
     def _act_continuous(self, step: Step, met: Value, jumped: Variable) -> None:
         b = self.b
@@ -229,8 +285,10 @@ class Happening:
             for variable, x in zip(self.moved, times_of(self.moved, rows[-1]), strict=True):
                 variable.set_where(mask, x)
             if jump.ends is not False:
-                over = mask & (ends > 0.0)
-                loop.code.set_where(over & ~self._is_out(), verdicts.TERMINATED)
+                over, code = mask & (ends > 0.0), verdicts.TERMINATED
+                if jump.fails:
+                    code = b.where(ends > 1.0, verdicts.NOT_CONVERGED, code)
+                loop.code.set_where(over & ~self._is_out(), code)
                 loop.active.set(loop.active.get() & ~over)
             jumped.set(jumped.get() | mask)
 

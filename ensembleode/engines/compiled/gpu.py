@@ -12,7 +12,7 @@ from ...fields import parameters_of
 from ..lanes import Lanes
 from . import Compiled, kernel
 from .launch import Kernel
-from .solves import Setup
+from .solves import described
 
 
 class OnGpu(Compiled):
@@ -57,7 +57,7 @@ def kernels(plan: Plan, lanes: Lane) -> dict[str, Kernel | None]:
 
     **Arguments:** `lanes`: the numbers of trajectories, which may be abstract.
     """
-    d = Setup(plan, plan.controlled, 1).description(lanes)
+    d = described(plan, lanes, 1)
     in_reverse = plan.method.value.direction == "reverse"
     back = kernel.pulling_back(d)[0] if in_reverse else None
     texts = {"solve": kernel.solving(d), "pull_back": back}

@@ -78,7 +78,7 @@ class Search:
         for _, x, places in self._slices:
             for k in self._numbers(places):
                 self.high[k].set(end[k])
-                self.fires[k].set(step.accepted & _differs(x, low[k], end[k]))
+                self.fires[k].set(step.accepted & differs(x, low[k], end[k]))
         # (Where the next step begins; events look again.)
         for variable, x in zip(self.on.values, end, strict=True):
             variable.set_where(step.accepted, x)
@@ -153,7 +153,7 @@ class Search:
             for i, x, places in chosen:
                 values = self.on.part_at(x.conditions, u, t, step.accepted)
                 for k, value in zip(self._numbers(places), values, strict=True):
-                    seen.set(seen.get() | (looks[i] & _differs(x, low[k], value)))
+                    seen.set(seen.get() | (looks[i] & differs(x, low[k], value)))
 
         thetas = [self.dtype.type(j / (n - 1)) for j in range(1, n - 1)]
         for theta in thetas:
@@ -168,9 +168,9 @@ class Search:
                     values = self.on.part_at(x.conditions, u, t, step.accepted)
                     numbers = self._numbers(places)
                     pairs = list(zip(numbers, values, strict=True))
-                    differs = [_differs(x, self.low[k].get(), value) for k, value in pairs]
-                    here = left[i].get() & self._either(differs)
-                    for (k, value), y in zip(pairs, differs, strict=True):
+                    crossed = [differs(x, self.low[k].get(), value) for k, value in pairs]
+                    here = left[i].get() & self._either(crossed)
+                    for (k, value), y in zip(pairs, crossed, strict=True):
                         self.fires[k].set_where(here, y)
                         self.high[k].set_where(here, value)
                     self.top[i].set_where(here, t)
@@ -313,7 +313,7 @@ class Search:
         return b.where(x.eq(0.0), least, b.bitcast(up, self.dtype))
 
 
-def _differs(x: Continuous, low: Value, high: Value) -> Value:
+def differs(x: Continuous, low: Value, high: Value) -> Value:
     """Whether a condition crosses zero from one value to another, where that makes an event."""
     rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
     if x.down is None:

@@ -3,7 +3,8 @@ becomes more trajectories of the same call."""
 
 import functools
 import math
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +14,13 @@ import numpy as np
 from ...core.events import EVENT_ROWS
 from ...core.interrupts import NEVER
 from ...core.lane import Lane
-from ...core.plan import Happened, Plan
+from ...core.plan import Happened, Plan, Result
 from ...fields import parameters_of
 from ...tracing.program import Program
-from ..flow import Known, widened
-from ..results import Counts, Saved
+from ..flow import Flow, Known, widened
+from ..results import Left, result_of
 from . import kernel, launch, machine
-from .call import call, Share
+from .call import call
 from .description import Description
 from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
@@ -39,66 +40,39 @@ _TURNS = 512
 _WORKSPACE = 2**30
 
 
-class Setup(NamedTuple):
-    """What a call is for, but for the numbers: `flow.Setup` of the two kernels.
+def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> Description:
+    """All that decides the kernel that solves `n` trajectories, or pulls back through them."""
+    solver, on_gpu = plan.method.value, plan.engine.on_gpu
+    assert isinstance(plan.field, Program)
+    return Description(
+        plan.field,
+        plan.controlled,
+        solver.method,
+        solver.controller,
+        solver.norm,
+        # The number of rows is no part of the code.
+        plan.saving._replace(rows=0),
+        layout_of(plan, lanes),
+        bool(plan.batched.saveat),
+        1 if on_gpu else _width(plan, -(-n // _threads(plan, n)), backwards=backwards),
+        on_gpu or machine.current().has_fma,
+        on_gpu,
+        plan.events,
+    )
 
-    - `controlled`: how many components of the state step-size control looks at (the first ones).
-    - `n`: how many trajectories; `groups`: how many groups of as many, each of which has its own
-        sum of the gradients by shared parameters.
-    """
 
-    plan: Plan
-    controlled: int
-    n: int
-    groups: int = 1
+def _threads(plan: Plan, n: int) -> int:
+    """How many threads of the CPU share the trajectories: one where they fit into its lanes."""
+    width = _width(plan, n)
+    return 1 if n <= width else min(plan.threads, -(-n // width))
 
-    def widens(self, size: int) -> bool:
-        del size
-        return True
 
-    def rows(self, lanes: Lane, known: Known) -> Any:
-        return solve(self, lanes, known.ok).rows
-
-    def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
-        return pull_back(self, lanes, known, cotangent)
-
-    def description(self, lanes: Lane, *, backwards: bool = False) -> Description:
-        plan, solver = self.plan, self.plan.method.value
-        assert isinstance(plan.field, Program)
-        here = machine.current()
-        return Description(
-            plan.field,
-            self.controlled,
-            solver.method,
-            solver.controller,
-            solver.norm,
-            # The number of rows is no part of the code.
-            plan.saving._replace(rows=0),
-            layout_of(plan, lanes),
-            bool(plan.batched.saveat),
-            1 if self.on_gpu else self._width(-(-self.n // self.threads), backwards=backwards),
-            self.on_gpu or here.has_fma,
-            self.on_gpu,
-            plan.events,
-        )
-
-    @property
-    def on_gpu(self) -> bool:
-        return self.plan.engine.on_gpu
-
-    @property
-    def threads(self) -> int:
-        """How many threads of the CPU share the trajectories: one where they fit into its lanes."""
-        width = self._width(self.n)
-        return 1 if self.n <= width else min(self.plan.threads, -(-self.n // width))
-
-    def _width(self, n: int, *, backwards: bool = False) -> int:
-        """How many lanes a thread has that solves so many trajectories."""
-        size, adaptive = math.prod(self.plan.state.shape), self.plan.method.value.controller
-        here = machine.current()
-        width = width_of(size, self.plan.state.dtype, n, here, adaptive=adaptive is not None)
-        most = _VECTORS_BACKWARDS * here.lanes(self.plan.state.dtype)
-        return min(width, most) if backwards else width
+def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
+    """How many lanes a thread has that solves so many trajectories."""
+    size, dtype, here = math.prod(plan.state.shape), plan.state.dtype, machine.current()
+    adaptive = plan.method.value.controller is not None
+    width = width_of(size, dtype, n, here, adaptive=adaptive)
+    return min(width, _VECTORS_BACKWARDS * here.lanes(dtype)) if backwards else width
 
 
 def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
@@ -120,89 +94,77 @@ def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: 
 #
 
 
-class Found(NamedTuple):
-    """What the kernel has written, the trajectories first.
-
-    - `rows [trajectory, row, *state]`: what is saved, the last state alone where only ends are; and
-        then those of events (see `saved_rows.Outputs`).
-    - `t [trajectory, row]`: where every step is saved, their times; `length`: how many rows.
-    - `marks [trajectory, number]`, `count`: of events, where there are callbacks.
-    """
-
-    rows: Any
-    t: Any
-    length: Any
-    counts: Counts
-    marks: Any
-    count: Any
-
-
-def solve(setup: Setup, lanes: Lane, mask: Any) -> Found:
-    """Solve.
+def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
+    """The result of these trajectories, its times only where each has its own.
 
     **Arguments:**
 
-    - `lanes`: the numbers, the trajectories first where `setup.plan.batched` says so.
+    - `lanes`: the numbers, the trajectories first where `plan.batched` says so.
     - `mask`: which are wanted: [n].
     """
-    run = jax.custom_batching.custom_vmap(functools.partial(_solve, setup))
+    return _mapped(plan, rows_alone=False)(lanes, mask)
+
+
+def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
+    """What is saved of these trajectories, the last state alone where only ends are; and then the
+    rows of events (see `saved_rows.Outputs`): `[trajectory, row, *state]`."""
+    return _mapped(plan, rows_alone=True)(lanes, mask)
+
+
+def _mapped(plan: Plan, *, rows_alone: bool) -> Callable:
+    """`_solve` of the numbers and the mask, of which an axis that is mapped over makes more
+    trajectories."""
+    run = jax.custom_batching.custom_vmap(functools.partial(_solve, plan, rows_alone))
 
     @run.def_vmap
     def _(size, batched, lanes, mask):
-        wide, lanes, mask = widened(setup, size, batched, lanes, mask)
-        out = solve(wide, lanes, mask)
+        flow, lanes, mask = widened(Flow(plan, mask.shape[-1]), size, batched, lanes, mask)
+        out = _mapped(flow.plan, rows_alone=rows_alone)(lanes, mask)
         return _folded(out, size), jax.tree.map(lambda _: True, out)
 
-    _.stands_for = setup.plan.stands_for
-    return run(lanes, mask)
+    _.stands_for = plan.stands_for
+    return run
 
 
-def _solve(setup: Setup, lanes: Lane, mask: Any) -> Found:
-    plan, n = setup.plan, setup.n
-    d = setup.description(lanes)
-    saving, events, room = plan.saving, plan.events, plan.max_events
-    rows = _saved_rows(plan)
-    outputs = [_array(d, n, (rows + room * EVENT_ROWS) * d.size)]
+def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
+    n, saving, events, room = len(mask), plan.saving, plan.events, plan.max_events
+    d = described(plan, lanes, n)
+    saved = _saved_rows(plan)
+    outputs = [_array(d, n, (saved + room * EVENT_ROWS) * d.size)]
     if saving.mode == "steps":
-        outputs.append(_array(d, n, rows))
+        outputs.append(_array(d, n, saved))
     if events is not None:
         marks = max(1, room * (1 + events.longest))
         outputs.append(_array(d, n, marks, np.dtype(np.int32)))
     outputs.append(jax.ShapeDtypeStruct((4 + len(d.counted), n), jnp.int32))
-    operands = _operands(d, setup, lanes, mask, rows)
-    threads = n if d.on_gpu else setup.threads
-    *found, counts = _run(d, kernel.solving(d), "solve", threads, n, operands, outputs)
+    operands = _operands(d, plan, lanes, mask, saved)
+    threads = n if d.on_gpu else _threads(plan, n)
+    *found, counts = _run(plan, kernel.solving(d), "solve", operands, outputs, n, threads, d.width)
     u, *more = [_trajectories_first(d, x) for x in found]
-    u = u.reshape(n, rows + room * EVENT_ROWS, *plan.state.shape)
+    u = u.reshape(n, saved + room * EVENT_ROWS, *plan.state.shape)
+    if rows_alone:
+        return u
     counted = dict(zip(d.counted, counts[4:], strict=True))
-    codes = Counts(counts[0].astype(jnp.int8), counts[1], counts[2], counted.get("restarts"))
-    marks = None if events is None else more.pop()
-    length = None if saving.mode == "ends" else counts[3]
-    return Found(u, more[0] if more else None, length, codes, marks, counted.get("events"))
+    left = Left(
+        u[:, :saved],
+        more[0] if saving.mode == "steps" else None,
+        counts[3],
+        counts[0].astype(jnp.int8),
+        counts[1],
+        counts[2],
+        counted.get("restarts"),
+        _happened(plan, u[:, saved:], more[-1], counted["events"]) if room else None,
+    )
+    return result_of(plan, lanes, left)
 
 
 def _saved_rows(plan: Plan) -> int:
     return 1 if plan.saving.mode == "ends" else plan.saving.rows
 
 
-def parted(plan: Plan, found: Found) -> tuple[Any, Saved, Counts, Happened | None]:
-    """The last states where nothing else is saved, what is saved, the counts, and the events where
-    there are callbacks whose events are kept."""
-    rows = _saved_rows(plan)
-    u, happened = found.rows[:, :rows], None
-    if plan.events is not None:
-        happened = _happened(plan, found.rows[:, rows:], found.marks, found.count)
-    if plan.saving.mode == "ends":
-        return u[:, 0], Saved(None, None, None), found.counts, happened
-    return None, Saved(u, found.t, found.length), found.counts, happened
-
-
-def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened | None:
+def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened:
     """The events, of their rows `[trajectory, 3 event, *state]`."""
-    assert plan.events is not None
     n, room = rows.shape[0], plan.max_events
-    if not room:
-        return None
     rows = rows.reshape(n, room, EVENT_ROWS, *plan.state.shape)
     marks = marks.reshape(n, room, -1)
     there = jnp.arange(room, dtype=count.dtype)[None] < count[:, None]
@@ -217,13 +179,20 @@ def _happened(plan: Plan, rows: Any, marks: Any, count: Any) -> Happened | None:
 
 
 def _run(
-    d: Description, text: str, name: str, threads: int, n: int, operands: list, outputs: list
+    plan: Plan,
+    text: str,
+    name: str,
+    operands: list,
+    outputs: list,
+    n: int,
+    threads: int,
+    width: int,
 ) -> list[Any]:
     """Call a kernel for `n` trajectories, on so many threads; on a CPU at most."""
-    if d.on_gpu:
+    if plan.engine.on_gpu:
         which = launch.Kernel(text, name, len(operands), len(outputs))
         return launch.launch(which, threads, operands, outputs)
-    return call(text, name, operands, outputs, Share(n, threads, d.width))
+    return call(text, name, operands, outputs, items=n, threads=threads, least=width)
 
 
 def _array(d: Description, n: int, size: int, dtype: Any = None) -> jax.ShapeDtypeStruct:
@@ -237,16 +206,16 @@ def _trajectories_first(d: Description, x: Any) -> Any:
 
 
 def _operands(
-    d: Description, setup: Setup, lanes: Lane, mask: Any, rows: int, *more: int
+    d: Description, plan: Plan, lanes: Lane, mask: Any, rows: int, *more: int
 ) -> list[Any]:
-    sizes = np.array([setup.n, rows, setup.plan.maxiters, *more], np.int32)
+    sizes = np.array([len(mask), rows, plan.maxiters, *more], np.int32)
     stop = [] if d.on_gpu else [NEVER if lanes.stop is None else lanes.stop]
-    operands = [sizes, mask, *stop, *operands_of(setup.plan, lanes, on_gpu=d.on_gpu)]
+    operands = [sizes, mask, *stop, *operands_of(plan, lanes, on_gpu=d.on_gpu)]
     if d.saving.mode == "times":
         times = jnp.asarray(lanes.saveat, d.dtype)
         operands.append(trajectories_last(times) if d.on_gpu and d.own_times else times)
     if d.events is not None:
-        operands.append(np.array([setup.plan.max_events], np.int32))
+        operands.append(np.array([plan.max_events], np.int32))
     return operands
 
 
@@ -255,22 +224,22 @@ def _operands(
 #
 
 
-def pull_back(setup: Setup, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """Pull back through the trajectories that are `ok`: see `flow.Setup`.
+def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+    """Pull back through the trajectories that are `ok`: see `closed.Closed`.
 
     **Arguments:** `cotangent`: that of the rows (of the last states, or of the saved ones, and of
     events), `[trajectory, row, *state]`.
     """
-    plan, n, groups = setup.plan, setup.n, setup.groups
-    d = setup.description(lanes, backwards=True)
+    plan, n, groups = flow.plan, flow.n, flow.groups
+    d = described(plan, lanes, n, backwards=True)
     text, checkpoint = kernel.pulling_back(d)
     which = kernel.with_gradients(d)
     avals = parameters_of(plan.field)
     own, shared = (kernel.size_of(d, part) for part in which)
     record = _record_on_gpu if d.on_gpu else _record_on_cpu
-    threads, sizes, memory = record(d, setup, checkpoint, shared)
+    threads, sizes, memory = record(d, flow, checkpoint, shared)
     rows = cotangent.reshape(n, -1, d.size)
-    operands = _operands(d, setup, lanes, known.ok, _saved_rows(plan), *sizes)
+    operands = _operands(d, plan, lanes, known.ok, _saved_rows(plan), *sizes)
     operands += [trajectories_last(rows) if d.on_gpu else rows, known.reached.astype(jnp.int32)]
     if d.events is not None:
         happened = known.happened
@@ -278,7 +247,8 @@ def pull_back(setup: Setup, lanes: Lane, known: Known, cotangent: Any) -> list:
         operands.append(none if happened is None else happened.astype(jnp.int32))
     outputs = [_array(d, n, d.size), _array(d, n, max(1, own))]
     outputs.append(_array(d, threads if d.on_gpu else n, max(1, shared)))
-    results = _run(d, text, "pull_back", threads, n, operands, [*outputs, *memory])
+    outputs += memory
+    results = _run(plan, text, "pull_back", operands, outputs, n, threads, d.width)
     to_u0, to_own, to_shared = [_trajectories_first(d, x) for x in results[:3]]
     to_shared = to_shared.reshape(groups, -1, max(1, shared)).sum(1)
     found = {}
@@ -293,14 +263,14 @@ def pull_back(setup: Setup, lanes: Lane, known: Known, cotangent: Any) -> list:
     return [to_u0.reshape(n, *plan.state.shape), *(found[i] for i in sorted(found))]
 
 
-def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
+def _record_on_cpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> tuple:
     """How many threads, the other sizes (see `kernel.TURNS`), and memory."""
     del shared
-    threads = setup.threads
-    group = min(setup.n, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
+    threads = _threads(flow.plan, flow.n)
+    group = min(flow.n, d.width * (_GROUP if d.controller else _GROUP_OF_FIXED_STEPS))
     turn = d.recorded * d.width
     # All turns of a group, at most: a lane's are those of its trajectories.
-    most = (setup.plan.maxiters + 1) * (group // d.width + 2)
+    most = (flow.plan.maxiters + 1) * (group // d.width + 2)
     turns = _segment_turns(most, _SEGMENT // (turn * d.dtype.itemsize))
     segments = -(-most // turns) + 1
     events = (group + 1) * EVENT_CELLS * d.width
@@ -309,19 +279,19 @@ def _record_on_cpu(d: Description, setup: Setup, checkpoint: int, shared: int) -
     return threads, (turns, group, *lengths), memory
 
 
-def _record_on_gpu(d: Description, setup: Setup, checkpoint: int, shared: int) -> tuple:
+def _record_on_gpu(d: Description, flow: Flow, checkpoint: int, shared: int) -> tuple:
     """The same. Every thread has room for a trajectory at a time; each group the same number of
     them."""
     # (A trajectory that is lost has another turn.)
-    most = setup.plan.maxiters + 1
+    most = flow.plan.maxiters + 1
     turns = _segment_turns(most, _TURNS)
     segments = -(-most // turns) + 1
     each = turns * d.recorded, 2 * EVENT_CELLS, segments * checkpoint
     bytes_ = sum(math.prod(x.shape) * x.dtype.itemsize for x in _memory(d, *each))
     bytes_ += shared * d.dtype.itemsize
-    group = setup.n // setup.groups
-    of_group = min(group, max(1, _WORKSPACE // bytes_ // setup.groups))
-    threads = setup.groups * of_group
+    group = flow.n // flow.groups
+    of_group = min(group, max(1, _WORKSPACE // bytes_ // flow.groups))
+    threads = flow.groups * of_group
     memory = _memory(d, *(size * threads for size in each))
     return threads, (turns, group, of_group), memory
 

@@ -35,6 +35,10 @@ class Diffrax(Engine):
         """See `solving.method`."""
         return _solving().method(alg, options, has_dt=has_dt)
 
+    def counts(self, method: Static) -> tuple[str, ...]:
+        """See `solving.counts`."""
+        return _solving().counts(method)
+
     def versions(self, method: Static) -> dict[str, str]:
         """The versions of the packages that do the arithmetic."""
         del method

@@ -180,15 +180,17 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         # A first step of no length stands for a trajectory that can't begin.
         usable = jnp.isfinite(first) & _finite(y0)
         # Of those controllers that are met here, only ours evaluate `f` for the first step.
-        nf = jnp.full((), 2 if dt0 is None and isinstance(self.inner, OwnController) else 0)
-        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0), nf)
+        nf = 2 if dt0 is None and isinstance(self.inner, OwnController) else 0
+        work = implicit.Work(*(jnp.full((), x) for x in (nf, 0, 0, 0)))
+        return jnp.where(usable, first, t0), (state, jnp.asarray(0), jnp.asarray(t1 - t0), work)
 
     def adapt_step_size(
         self, t0, t1, y0, y1_candidate, args, y_error, error_order, controller_state
     ):
-        controller_state, failures, span, nf = controller_state
+        controller_state, failures, span, work = controller_state
         if isinstance(y_error, implicit.Counted):
-            y_error, nf = y_error.error, nf + y_error.nf.astype(nf.dtype)
+            work = jax.tree.map(lambda x, new: x + new.astype(x.dtype), work, y_error.work)
+            y_error = y_error.error
         y1, error = y1_candidate, y_error
         usable: Any = None
         if self.adaptive:
@@ -229,7 +231,7 @@ class Controller(diffrax.AbstractAdaptiveStepSizeController):
         result = diffrax.RESULTS.where(lost, NONFINITE, result)
         if self.stop is not None:
             result = diffrax.RESULTS.where(stopped(self.stop, t1), STOPPED, result)
-        return keep, next_t0, next_t1, jump, (state, failures, span, nf), result
+        return keep, next_t0, next_t1, jump, (state, failures, span, work), result
 
 
 def controller_for(method: Any, lane: Lane) -> Any:

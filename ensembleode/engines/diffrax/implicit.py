@@ -153,11 +153,20 @@ def _finite(factors: Any) -> Any:
 #
 
 
+class Work(NamedTuple):
+    """Evaluations of `f`, Jacobians, factorisations, and solutions with the factors."""
+
+    nf: Any
+    njac: Any
+    nw: Any
+    nsolve: Any
+
+
 class Counted(NamedTuple):
-    """What controllers are told of each step: its error, and how often `f` was evaluated."""
+    """What controllers are told of each step: its error, and what it took."""
 
     error: Any
-    nf: Any  # a float, as diffrax looks for NaN here
+    work: Work  # floats, as diffrax looks for NaN here
 
 
 class _Stages(NamedTuple):
@@ -165,7 +174,7 @@ class _Stages(NamedTuple):
 
     - `f`: the derivative at the stage before; `fs`: those at all stages.
     - `factors`: of the Jacobian; `result`: of the root finder.
-    - `nf`: how often the field was evaluated.
+    - `nf`: how often the field was evaluated; `nsolve`: in implicit stages.
     """
 
     i: Any
@@ -174,6 +183,7 @@ class _Stages(NamedTuple):
     fs: Any
     result: Any
     nf: Any
+    nsolve: Any
 
 
 class Method(diffrax.AbstractESDIRK):
@@ -228,14 +238,20 @@ class Method(diffrax.AbstractESDIRK):
             fs = jtu.tree_map(lambda x, xs: xs.at[i].set(x), found.value, fs)
             this = results.promote(found.result)
             result = results.where(result == results.successful, this, result)
-            nf = now.nf + jnp.where(first | (i > 0), found.stats["num_steps"], 0)
-            return _Stages(i + 1, found.value, factors, fs, result, nf)
+            # (An explicit stage solves with the identity.)
+            iterations = found.stats["num_steps"]
+            nf = now.nf + jnp.where(first | (i > 0), iterations, 0)
+            nsolve = now.nsolve + jnp.where(i > 0, iterations, 0)
+            return _Stages(i + 1, found.value, factors, fs, result, nf, nsolve)
 
         # The Jacobian of an explicit stage is the identity.
         explicit = (jnp.zeros((), dtype), terms, t0, y0, args, control)
         factors, rest = linearised(jtu.tree_map(jnp.zeros_like, f0), explicit)
-        begin = _Stages(jnp.where(anew, 0, 1), f0, factors, fs, results.successful, jnp.array(0))
-        _, f1, _, fs, result, nf = eqxi.while_loop(
+        nothing = jnp.array(0)
+        begin = _Stages(
+            jnp.where(anew, 0, 1), f0, factors, fs, results.successful, nothing, nothing
+        )
+        _, f1, _, fs, result, nf, nsolve = eqxi.while_loop(
             lambda now: now.i < stages,
             stage,
             begin,
@@ -252,7 +268,10 @@ class Method(diffrax.AbstractESDIRK):
         lost, solved = result == results.nonfinite, result == results.successful
         y1 = jtu.tree_map(lambda y: jnp.where(lost, jnp.nan, y), y1)
         error = jtu.tree_map(lambda e: jnp.where(solved, e, jnp.inf), _combined(b_error, ks))
-        return y1, Counted(error, nf.astype(c.dtype)), dense, (False, f1), result
+        # The first implicit stage begins with a Jacobian, however it goes on.
+        njac = 1 + nsolve if isinstance(self.root_finder, FullNewton) else jnp.array(1)
+        work = Work(*(x.astype(c.dtype) for x in (nf, njac, njac, nsolve)))
+        return y1, Counted(error, work), dense, (False, f1), result
 
 
 def _residual(f: Any, inputs: Any) -> tuple[Any, None]:

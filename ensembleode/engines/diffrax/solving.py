@@ -29,6 +29,7 @@ from .control import ARRAYS, controller_for, NONFINITE, STOPPED
 from .within_steps import AS_OURS, interpolant as interpolant, keeps, within_steps
 
 
+_OF_MATRICES = ("njac", "nw", "nsolve")
 _IMEX = (diffrax.KenCarp3, diffrax.KenCarp4, diffrax.KenCarp5, diffrax.Sil3)
 
 
@@ -161,6 +162,14 @@ def solve_trajectories(plan: Plan, lanes: Lane, n: int) -> Result:
     out_axes = Result(*[0] * len(Result._fields))._replace(t=t)
     solve = functools.partial(integrate, plan)
     return jax.vmap(solve, in_axes=(in_axes,), out_axes=out_axes, axis_size=n)(lanes)
+
+
+def counts(method: Static) -> tuple[str, ...]:
+    """The names of the counts of its results."""
+    value: _Method = method.value
+    of_f = () if value.stages is None else ("nf",)
+    of_matrices = _OF_MATRICES if isinstance(value.solver, implicit.Method) else ()
+    return "naccept", "nreject", *of_f, *of_matrices
 
 
 def factorises(plan: Plan) -> bool:
@@ -381,11 +390,12 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
     steps, naccept = (
         jnp.asarray(sol.stats[k], jnp.int32) for k in ("num_steps", "num_accepted_steps")
     )
-    nf = None
+    nf, of_matrices = None, {}
     if isinstance(method.solver, implicit.Method):
         # (With known times, it is within the state of what steps onto them.)
         state = getattr(sol.controller_state, "inner_state", sol.controller_state)
-        nf = jnp.asarray(state[-1], jnp.int32)
+        counted = jax.tree.map(lambda x: jnp.asarray(x, jnp.int32), state[-1])
+        nf, of_matrices = counted.nf, {x: getattr(counted, x) for x in _OF_MATRICES}
     elif method.stages is not None:
         nf = steps * (method.stages - 1) + 1 if method.fsal else steps * method.stages
         if method.adaptive and lane.dt is None:
@@ -398,4 +408,5 @@ def _result(plan: Plan, lane: Lane, sol: Any) -> Result:
             here = jnp.arange(len(times), dtype=jnp.int32) < jnp.asarray(passed, jnp.int32)
             nf = nf + jnp.sum((times > before) & here, dtype=jnp.int32)
     length = jnp.sum(reached, dtype=jnp.int32)
-    return Result(u, t, inner, length, retcode, naccept, steps - naccept, nf)
+    nreject = steps - naccept
+    return Result(u, t, inner, length, retcode, naccept, nreject, nf, **of_matrices)

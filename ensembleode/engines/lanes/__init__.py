@@ -6,7 +6,7 @@ size, its own acceptance, its own end and its own return code.
 
 - `field.py`: the vector field over lanes, from its jaxpr.
 - `loop.py`: the time loop of a chunk, and what it saves.
-- `gradients.py`: solves with derivatives; `replay.py`, `continuous_adjoints.py`: the reverse mode
+- `gradients.py`: solves, and the way back through them; `replay.py`, `continuous_adjoints.py`: that
     of a chunk.
 - `chunks.py`: trajectories to chunks and back.
 """
@@ -21,14 +21,16 @@ from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ...fields.lanes.field import LaneField
 from ...fields.lanes.interpreter import NotInLanesError
-from ...tracing.program import Program, Static
+from ...tracing.program import Program
 from ..checks import refusal_backwards, refusal_of_ours
+from ..closed import Closed
 from ..compiled.compiler import available
-from ..engine import Engine
-from ..explicit import method, REVERSE
-from ..results import for_one, only
+from ..explicit import REVERSE
+from ..flow import Flow
+from . import gradients
 from .chunks import width_of
-from .gradients import solve_trajectories
+from .gradients import Found
+from .replay import SavedRows
 
 
 _SENSEALGS = (*REVERSE, sensitivity.ForwardDiffSensitivity)
@@ -47,13 +49,16 @@ def _field_refusal(field, shape, dtype, batched_consts, batched_p) -> str | None
     return None
 
 
-class Lanes(Engine):
+class Lanes(Closed):
     """Our own integrator over arrays of JAX, whose last axis is the lane."""
 
     name = "lanes"
     default_sensealg = "ReplayAdjoint"
-    chunked = True
-    closed = True
+    moves_steps = True
+    has_jumps = False
+    solved = staticmethod(gradients.solve)
+    rows = staticmethod(gradients.rows)
+    pull_back = staticmethod(gradients.pull_back)
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""
@@ -79,10 +84,6 @@ class Lanes(Engine):
             return "sensealg=BacksolveAdjoint() has no integrands: use ReplayAdjoint()."
         return None
 
-    def method(self, alg: Any, options: dict, *, has_dt: bool) -> Static:
-        """See `explicit.method`."""
-        return method(alg, options, has_dt=has_dt)
-
     def is_stoppable(self) -> bool:
         """Where there is LLVM, for the kernel that reads the flag."""
         return available() is None
@@ -91,14 +92,15 @@ class Lanes(Engine):
         """How many lanes a chunk has."""
         return width_of(state, n)
 
-    def integrate(self, plan: Plan, lane: Lane) -> Result:
-        """Solve one trajectory: a chunk on its own, as narrow as goes."""
-        plan, lane = for_one(plan, lane)
-        return only(plan, solve_trajectories(plan, lane, 1, alone=True))
+    def more_of(self, plan: Plan, result: Result) -> Found:
+        """How many steps trajectories took, and what was saved, where that is wanted."""
+        keeps = plan.saving.mode == "steps" or plan.method.value.adjoint == "BacksolveAdjoint"
+        saved = SavedRows(result.u, result.t, result.length) if keeps else None
+        return Found(result.naccept + result.nreject, saved)
 
-    def solve_trajectories(self, plan: Plan, lanes: Lane, n: int, mask: Any = None) -> Result:
-        """Solve `n` trajectories, chunk by chunk."""
-        return solve_trajectories(plan, lanes, n, mask)
+    def widens(self, flow: Flow, size: int) -> bool:
+        """Where a chunk is full they are solved in turn, and what they share stays shared."""
+        return 2 * flow.n <= width_of(flow.plan.state, size * flow.n)
 
 
 ENGINE = Lanes()

@@ -17,9 +17,9 @@ from ...solvers.norms import AbstractNorm
 from ...solvers.step_size import Tolerances
 from ...solvers.time import StepBounds
 from ...tracing.program import Program
-from ..results import Counts, Numbers, result_of, Saved
+from ..results import Left, result_of
 from .leaves import first_of, Leaves
-from .loop import Chunk, Output, solve_chunk, State, Stepping
+from .loop import Chunk, solve_chunk, Stepping
 from .replay import Wide
 from .stops import has_jumps
 
@@ -57,28 +57,18 @@ class _OfFirst(AbstractNorm):
 
 
 class Setup(NamedTuple):
-    """What is needed to solve chunks of a plan, besides their numbers; `controlled`: how many
-    components of the state step-size control looks at (the first ones)."""
+    """What is needed to solve chunks of a plan, besides their numbers."""
 
     plan: Plan
     field: LaneField
     width: int
-    controlled: int
-
-    def for_n(self, n: int) -> "Setup":
-        """As wide as is best for `n` trajectories. Where components are vectors of their own, whose
-        bits don't depend on the width, no wider than XLA runs them in turn."""
-        width = max(self.width, width_of(self.plan.state, n))
-        if self.field.scalarised and jax.default_backend() == "cpu":
-            width = min(width, _IN_TURN // self.field.dtype.itemsize)
-        return self._replace(width=width)
 
     @property
     def stepping(self) -> Stepping:
-        solver, norm = self.plan.method.value, self.plan.method.value.norm
-        if self.controlled < self.field.size:
-            norm = _OfFirst(norm, self.controlled)
-        return Stepping(solver.method, solver.controller, norm, self.plan.maxiters, self.controlled)
+        plan, solver, norm = self.plan, self.plan.method.value, self.plan.method.value.norm
+        if plan.controlled < self.field.size:
+            norm = _OfFirst(norm, plan.controlled)
+        return Stepping(solver.method, solver.controller, norm, plan.maxiters, plan.controlled)
 
     def field_of(self, args: Any) -> Callable:
         return lambda y, t: self.field(args, y, t)
@@ -103,15 +93,21 @@ class Setup(NamedTuple):
         return Wide(args, rest, has_lanes), narrow
 
 
-def setup_of(plan: Plan, lanes: Lane, controlled: int, *, alone: bool) -> Setup:
-    """**Arguments:** `alone`: whether the chunk may be narrower than that of an ensemble."""
+def setup_of(plan: Plan, lanes: Lane, n: int) -> Setup:
+    """The chunks of `n` trajectories, as wide as is best for them. Where components are vectors of
+    their own, whose bits don't depend on the width, no wider than XLA runs them in turn; and that
+    of a trajectory alone is as narrow as goes."""
     u0 = lanes.u0
     shape = u0.shape[1:] if plan.batched.u0 else u0.shape
     state = jax.ShapeDtypeStruct(shape, u0.dtype)
     assert isinstance(plan.field, Program)
     field = LaneField(plan.field, state, plan.batched.consts, plan.batched.p)
-    narrowest = _NARROWEST if field.scalarised else 1
-    return Setup(plan, field, narrowest if alone else plan.width, controlled)
+    if n == plan.width == 1:
+        return Setup(plan, field, _NARROWEST if field.scalarised else 1)
+    width = max(plan.width, width_of(plan.state, n))
+    if field.scalarised and jax.default_backend() == "cpu":
+        width = min(width, _IN_TURN // field.dtype.itemsize)
+    return Setup(plan, field, width)
 
 
 def in_chunks(x: Any, chunks: int, width: int) -> Any:
@@ -123,13 +119,14 @@ def in_chunks(x: Any, chunks: int, width: int) -> Any:
     return x.reshape(chunks, width, *x.shape[1:])
 
 
-def solve(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
+def solve_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
     """The solutions of all chunks, one after the other: `every` leaf is `[chunk, lane, ...]`, and
     so is the mask."""
     forward_mode = setup.plan.method.value.direction == "forward"
 
     def one(numbers):
-        chunk = chunk_of(setup, numbers[0], shared, numbers[1])
+        each, wanted = numbers
+        chunk = chunk_of(setup, each, shared, wanted)
         if not forward_mode:
             # The same bits, whatever the program does with these numbers before.
             chunk = jax.lax.optimization_barrier(chunk)
@@ -137,7 +134,16 @@ def solve(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
         state, out = solve_chunk(
             stepping, field, setup.plan.saving, chunk, setup.field.join, forward_mode=forward_mode
         )
-        return _result(setup, chunk, state, out)
+        u, t, count = None, None, state.naccept
+        if out is None:
+            u = jnp.moveaxis(setup.field.join(state.y), -1, 0)[:, None]
+        else:
+            u, t, count = out.u, out.t, out.row
+        restarts = None
+        if has_jumps(chunk.more):
+            restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
+        counts = state.code.astype(jnp.int8), state.naccept, state.ntried, restarts
+        return result_of(setup.plan, eqx.combine(each, shared), Left(u, t, count, *counts))
 
     if mask.shape[0] > 1:
         return jax.lax.map(one, (every, mask))
@@ -180,17 +186,3 @@ def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
         return x
     x = x if batched else x[..., None]
     return field.split(jnp.broadcast_to(x, (*field.shape, x.shape[-1])))
-
-
-def _result(setup: Setup, chunk: Chunk, state: State, out: Output | None) -> Result:
-    field, stepping = setup.field, setup.stepping
-    u0, end = (jnp.moveaxis(field.join(x), -1, 0) for x in (chunk.u0, state.y))
-    saved = Saved(None, None, None) if out is None else Saved(out.u, out.t, out.row)
-    numbers = Numbers(u0, chunk.t0, chunk.t1, chunk.times)
-    restarts = None
-    if has_jumps(chunk.more):
-        restarts = jnp.broadcast_to(state.stops.restarts, state.code.shape)
-    counts = Counts(state.code.astype(jnp.int8), state.naccept, state.ntried, restarts)
-    has_dt = chunk.dt is not None
-    about = numbers, end, saved, counts, setup.controlled
-    return result_of(setup.plan, stepping.method, has_dt, *about)

@@ -1,8 +1,7 @@
-"""Solves over lanes, with derivatives (see `engines/derivatives.py`): of any order by replay, the
-first alone, in reverse mode, by a continuous adjoint.
+"""Solves over lanes, and the way back through them, for derivatives (see `engines/derivatives.py`):
+of any order by replay, the first alone, in reverse mode, by a continuous adjoint."""
 
-"""
-
+import dataclasses
 import math
 from typing import Any, NamedTuple
 
@@ -11,21 +10,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
 from ..along import where
-from ..derivatives import differentiable
-from ..flow import Known, own_of, reals_of, with_own, with_reals
-from ..results import with_times
-from .chunks import chunk_of, in_chunks, Setup, setup_of, solve, width_of
+from ..flow import Flow, Known, own_of, reals_of, with_own, with_reals
+from .chunks import chunk_of, in_chunks, Setup, setup_of, solve_chunks
 from .continuous_adjoints import backsolve, gauss
 from .loop import Chunk
-from .replay import buffers, Cotangent, pull_back, Replay, SavedRows
+from .replay import buffers, Cotangent, pull_back as replayed, Replay, SavedRows
 
 
 # How a chunk is pulled back, by the name of its `sensealg`.
-_ADJOINTS = {"ReplayAdjoint": pull_back, "GaussAdjoint": gauss, "BacksolveAdjoint": backsolve}
+_ADJOINTS = {"ReplayAdjoint": replayed, "GaussAdjoint": gauss, "BacksolveAdjoint": backsolve}
 
 
 class Found(NamedTuple):
@@ -36,98 +32,56 @@ class Found(NamedTuple):
     saved: SavedRows | None = None
 
 
-def solve_trajectories(
-    plan: Plan, lanes: Lane, n: int, mask: Any = None, *, alone: bool = False
-) -> Result:
-    """Solve `n` trajectories, chunk by chunk; the leaves of the result have their axis first.
-
-    (But `t`, which has it where the trajectories have their own times.)
+def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
+    """The result of these trajectories, chunk by chunk, in turn; times only where each has its own.
 
     **Arguments:**
 
     - `lanes`: the numbers, a leading axis on the leaves that `plan.batched` marks.
     - `mask`: false for those that only fill a place, and are not solved: [n].
-    - `alone`: whether the chunk may be narrower than that of an ensemble.
     """
-    mask = jnp.ones(n, bool) if mask is None else mask
-    solver = plan.method.value
-    setup = Trajectories(plan, plan.controlled, n, alone=alone)
-    if solver.direction == "forward":
-        result = sensitivity.forward_only(_solved(setup, lanes, mask))
-        return with_times(plan, lanes, result)
-    if solver.adjoint != "ReplayAdjoint":
-        lanes = sensitivity.reverse_only(lanes, solver.adjoint + "()")
-    result = _solved(setup, jax.lax.stop_gradient(lanes), mask)
-    keeps = plan.saving.mode == "steps" or solver.adjoint == "BacksolveAdjoint"
-    saved = SavedRows(result.u, result.t, result.length) if keeps else None
-    found = Found(result.naccept + result.nreject, saved)
-    result = differentiable(setup, lanes, mask, result, found)
-    return with_times(plan, lanes, result)
-
-
-class Trajectories(NamedTuple):
-    """`flow.Setup` of chunks of lanes.
-
-    - `controlled`: how many components of the state step-size control looks at (the first ones).
-    - `alone`: whether the chunk of a single trajectory may be narrower than that of an ensemble.
-    """
-
-    plan: Plan
-    controlled: int
-    n: int
-    groups: int = 1
-    alone: bool = False
-
-    def widens(self, size: int) -> bool:
-        # Where a chunk is full they are solved in turn, and what they share stays shared.
-        return 2 * self.n <= width_of(self.plan.state, size * self.n)
-
-    def chunks(self, lanes: Lane) -> Setup:
-        """The setup of the chunks that the trajectories are solved in."""
-        alone = self.alone and self.n == 1
-        setup = setup_of(self.plan, lanes, self.controlled, alone=alone)
-        return setup if alone else setup.for_n(self.n)
-
-    def rows(self, lanes: Lane, known: Known) -> Any:
-        u = _solved(self, lanes, known.ok).u
-        return u[:, -1:] if self.plan.saving.mode == "ends" else u
-
-    def pull_back(self, lanes: Lane, known: Known, cotangent: Any) -> list:
-        own = own_of(self.plan)
-        if self.groups == 1:
-            return _pulled_back(self, lanes, known, cotangent)
-        setup, lanes = with_own(self._replace(groups=1), lanes, [True] * len(own))
-        u0, *parameters = _pulled_back(setup, lanes, known, cotangent)
-
-        def summed(x, is_own):
-            return x if is_own else where(known.ok, x).reshape(self.groups, -1, *x.shape[1:]).sum(1)
-
-        return [u0, *map(summed, parameters, own)]
-
-
-def _solved(setup: Trajectories, lanes: Lane, mask: Any) -> Result:
-    """The result of all chunks, solved in turn; times only where each lane has its own."""
-    chunked, n = setup.chunks(lanes), setup.n
-    width = chunked.width
-    every, shared = eqx.partition(lanes, setup.plan.batched)
+    n = len(mask)
+    setup = setup_of(plan, lanes, n)
+    width = setup.width
+    every, shared = eqx.partition(lanes, plan.batched)
     chunks = -(-n // width)
     every = jax.tree.map(lambda x: in_chunks(x, chunks, width), every)
     wanted = in_chunks(jnp.asarray(mask), chunks, width)
     wanted = wanted & jnp.asarray(np.arange(chunks * width).reshape(chunks, width) < n)
-    result = solve(chunked, every, shared, wanted)
+    result = solve_chunks(setup, every, shared, wanted)
     return jax.tree.map(lambda x: _merged(x)[:n], result)
 
 
-def _pulled_back(setup: Trajectories, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """`flow.Setup.pull_back`, chunk by chunk; of what is shared, cotangents are summed."""
-    plan = setup.plan
+def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
+    """What is saved of these trajectories, the last state alone where only ends are."""
+    u = solve(plan, lanes, mask).u
+    return u[:, -1:] if plan.saving.mode == "ends" else u
+
+
+def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+    """See `closed.Closed`."""
+    own = own_of(flow.plan)
+    if flow.groups == 1:
+        return _pulled_back(flow, lanes, known, cotangent)
+    alone, lanes = with_own(dataclasses.replace(flow, groups=1), lanes, [True] * len(own))
+    u0, *parameters = _pulled_back(alone, lanes, known, cotangent)
+
+    def summed(x, is_own):
+        return x if is_own else where(known.ok, x).reshape(flow.groups, -1, *x.shape[1:]).sum(1)
+
+    return [u0, *map(summed, parameters, own)]
+
+
+def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
+    """`pull_back` of one group, chunk by chunk; of what is shared, cotangents are summed."""
+    plan = flow.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
-    if saving.mode == "steps" and setup.controlled < math.prod(plan.state.shape):
+    if saving.mode == "steps" and plan.controlled < math.prod(plan.state.shape):
         # With their tangents, which were not saved.
-        result = _solved(setup, lanes, known.ok)
+        result = solve(plan, lanes, known.ok)
         saved = SavedRows(result.u, result.t, result.length)
-    chunked = setup.chunks(lanes)
+    chunked = setup_of(plan, lanes, flow.n)
     own, reals = own_of(plan), reals_of(plan, lanes)
     every = [lanes.u0, *(x for x, o in zip(reals, own, strict=True) if o)]
     shared = [x for x, o in zip(reals, own, strict=True) if not o]

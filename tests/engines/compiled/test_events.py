@@ -349,3 +349,77 @@ def test_ended_by_a_callback_and_still_asking_for_a_rerun():
     half = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, eo.terminate)
     sim = eo.solve(ens, trajectories=2, callback=half, max_repeats=2)
     assert sim.retcode.tolist() == [eo.ReturnCode.Terminated, eo.ReturnCode.Failure]
+
+
+#
+# Cases in closed form
+#
+
+
+def test_a_condition_that_reads_p():
+    """By p, where the state and the time of the event depend on it by the condition alone.
+    (DiffEqGPU #533.)"""
+
+    def found(p):
+        halved = eo.ContinuousCallback(
+            lambda u, t, i: u[0] - i.p, lambda i: eo.remake(i, u=i.u / 2), None
+        )
+        prob = eo.ODEProblem(lambda u, p, t: u + 0.0 * p, [1.0], (0.0, 1.0), p, callback=halved)
+        sol = eo.solve(prob, abstol=1e-11, reltol=1e-11, max_events=4)
+        return jnp.stack([sol.events.t[0], sol.u[-1, 0], sol.events.u_after[0, 0]])
+
+    # (It is at log(p), is halved there, and at p again not before log(2p) > 1.)
+    p = 2.0
+    np.testing.assert_allclose(found(p), [np.log(p), np.e / 2, p / 2], rtol=1e-9)
+    np.testing.assert_allclose(jax.jacrev(found)(p), [1 / p, 0.0, 0.5], rtol=1e-8, atol=1e-8)
+
+
+def test_an_affect_that_stays_on_the_root():
+    """The event is one, and the next one is where the condition comes back to zero."""
+    nothing = eo.ContinuousCallback(lambda u, t, i: u[0], lambda i: i)
+    prob = eo.ODEProblem(
+        lambda u, p, t: jnp.stack([u[1], -u[0]]), [0.0, 1.0], (0.0, 10.0), callback=nothing
+    )
+    sol = eo.solve(prob, abstol=1e-11, reltol=1e-11)
+    np.testing.assert_allclose(sol.events.t, np.pi * np.arange(1, 4), rtol=1e-9)
+
+
+@pytest.mark.parametrize("direction", [1.0, -1.0])
+def test_at_the_end_of_a_stretch(direction):
+    """An event at a known time acts once, whichever of the two comes first by rounding."""
+    reset = eo.ContinuousCallback(lambda u, t, i: u[0] - 0.5, lambda i: eo.remake(i, u=0 * i.u))
+    prob = eo.ODEProblem(
+        lambda u, p, t: direction * jnp.ones(1), [0.0], (0.0, 0.875 * direction), callback=reset
+    )
+    stop = 0.5 * direction
+    sol = eo.solve(prob, tstops=[stop], d_discontinuities=[stop], save_everystep=True)
+    np.testing.assert_allclose(sol.events.t, [stop], rtol=1e-14)
+    np.testing.assert_allclose(sol.u[-1], 0.375, rtol=1e-12)
+
+
+def test_every_step_inside_jit():
+    """Rows and gradients as those of a solve that is not staged."""
+    halved = eo.ContinuousCallback(lambda u, t, i: u[0] - 2.0, lambda i: eo.remake(i, u=i.u / 2))
+
+    def solve(p, **options):
+        prob = eo.ODEProblem(lambda u, p, t: p * u, [1.0], (0.0, 1.0), p, callback=halved)
+        return eo.solve(prob, save_everystep=True, **TIGHT_STEPS, **options)
+
+    eager, staged = solve(2.0), jax.jit(lambda p: solve(p, maxiters=100, max_events=3))(2.0)
+    n = len(eager.t)
+    np.testing.assert_array_equal(staged.t[:n], eager.t)
+    np.testing.assert_allclose(staged.u[:n], eager.u, rtol=1e-14)
+    assert np.isnan(staged.t[n:]).all()
+    assert int(staged.events.count) == 2
+    # Both sides of each event, at one time.
+    assert (np.diff(eager.t) == 0).sum() == 2
+
+    def end(p):
+        sol = solve(p, maxiters=100, max_events=3)
+        return sol.u[sol.length - 1, 0]
+
+    value, slope = jax.jit(jax.value_and_grad(end))(2.0)
+    np.testing.assert_allclose([value, slope], np.exp(2.0) / 4 * np.ones(2), rtol=1e-7)
+
+
+TIGHT_STEPS = {"abstol": 1e-9, "reltol": 1e-9}

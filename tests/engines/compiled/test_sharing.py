@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given, settings, strategies as st
 
 import ensembleode as eo
-from ensembleode.engines.compiled.call import call, Share
+from ensembleode.engines.compiled.call import call
 
 from .ffi import Runtime
 
@@ -49,7 +49,7 @@ out:
 def counted(schedule, n, threads, least, work=1):
     """How often each item was done, and by which thread."""
     runtime = Runtime(COUNT, "count", 2, 2, schedule=schedule, shared=True)
-    share = np.array(Share(n, threads, least), np.int32)
+    share = np.array([n, threads, least], np.int32)
     times, who = np.zeros(n + 1, np.int64), np.full(n + 1, -1)
     frame = runtime.frame(share, np.array([work]), results=[times, who])
     assert runtime.call(frame) is None
@@ -136,7 +136,7 @@ def test_within_a_program_of_jax():
 
     def count(work):
         outputs = [jax.ShapeDtypeStruct((1000,), jnp.int64)] * 2
-        return call(COUNT_INTO, "count", [work], outputs, Share(1000, 4, 8))
+        return call(COUNT_INTO, "count", [work], outputs, items=1000, threads=4, least=8)
 
     @jax.jit
     def several(work):

@@ -1,4 +1,4 @@
-"""A batch solved, and again those of its trajectories that `output_func` wants solved again."""
+"""A job as it is run: batch by batch, and again those trajectories that `output_func` wants."""
 
 import dataclasses
 import functools
@@ -10,9 +10,13 @@ import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
 
+from ..ensemble import EnsembleAlgorithm
 from ..ground.keys import as_before, raw
 from ..ground.retcode import is_successful, ReturnCode
-from .every_event import check_room, with_all_events
+from ..problem import EnsembleProblem
+from ..solution import EngineChoice
+from .batch_size import default_batch_size
+from .every_event import check_room, lacks_room, of_whole, with_more_room
 from .every_step import count_steps
 from .executor import Executor
 from .interrupts import check
@@ -20,13 +24,36 @@ from .job import cause_of, integers, Job, may_rerun, Unfinished
 from .plan import Outcome
 
 
-class Batches(NamedTuple):
-    """Solves batches eagerly, with their reruns, and reports the return codes to the job."""
+class Run(NamedTuple):
+    """A job, and where and how it is run: an ensemble of `n` trajectories.
+
+    - `batch_size`: how many are solved at a time; None until that is known (see `size`).
+    - `started`: seconds by `time.perf_counter`.
+    """
 
     job: Job
+    ens: EnsembleProblem
+    ensemblealg: EnsembleAlgorithm
     executor: Executor
-    batch_size: int
+    choice: EngineChoice
+    n: int
+    batch_size: int | None
     max_repeats: int
+    progress: bool
+    store: Any
+    store_key: str | None
+    started: float
+
+    @property
+    def size(self) -> int:
+        """The size of batches that was given, or one for the memory that there is; with a progress
+        bar, twenty of them at least."""
+        if self.batch_size is not None:
+            return self.batch_size
+        size = default_batch_size(self.job, self.executor, self.n)
+        if self.progress and self.executor.vectorised:
+            size = min(size, -(-self.n // 20))
+        return size
 
     def solve(self, wanted: np.ndarray) -> Outcome:
         """The outcome of these trajectories.
@@ -34,7 +61,7 @@ class Batches(NamedTuple):
         **Raises:** `Unfinished`, with what was done, where it is stopped.
         """
         try:
-            outcome = self._once(wanted, 1, self.batch_size)
+            outcome = self._once(wanted, 1, self.size)
         except Unfinished as e:
             if e.outcome.rerun is None:
                 raise
@@ -46,7 +73,7 @@ class Batches(NamedTuple):
 
     def solve_traced(self, indices: Any) -> Outcome:
         """`solve` as one traced program."""
-        job, executor, _, max_repeats = self
+        job, executor = self.job, self.executor
         first = executor.run(job, indices, 1)
         if first.rerun is None:
             return first
@@ -63,7 +90,7 @@ class Batches(NamedTuple):
 
             return jax.lax.cond(jnp.any(outcome.rerun), redo, lambda: outcome), None
 
-        outcome, _ = jax.lax.scan(again, first, integers(np.arange(2, max_repeats + 1)))
+        outcome, _ = jax.lax.scan(again, first, integers(np.arange(2, self.max_repeats + 1)))
         return _give_up(outcome, jnp)
 
     def solve_into(self, gather: Any, wanted: np.ndarray) -> Outcome:
@@ -76,14 +103,15 @@ class Batches(NamedTuple):
     def total(self, wanted: np.ndarray) -> tuple[Any, Outcome]:
         """The sum of the outputs of these trajectories, added up where they were computed, and
         their return codes and counts."""
-
-        def once(job: Job) -> Outcome:
+        job = self.job
+        while True:
             u, outcome = self.executor.total(job, integers(wanted))
-            return outcome._replace(u=u)
-
-        outcome = with_all_events(self.job, once)
+            more = with_more_room(job, outcome)
+            if more is None:
+                break
+            job = more
         self._report(outcome)
-        return outcome.u, outcome
+        return u, outcome
 
     def _once(self, wanted: np.ndarray, repeat: int, size: int) -> Outcome:
         job, executor = self.job, self.executor
@@ -93,7 +121,16 @@ class Batches(NamedTuple):
         indices = indices.astype(jax.dtypes.canonicalize_dtype(int))
         if not job.plan.saving.rows:
             job = count_steps(job, executor, indices, repeat)
-        outcome = with_all_events(job, lambda job: executor.run(job, indices, repeat))
+        while True:
+            try:
+                outcome = executor.run(of_whole(job), indices, repeat)
+            except Unfinished as e:
+                done = e.done & ~lacks_room(job, e.outcome)
+                raise Unfinished(e.outcome, done, e.cause) from None
+            more = with_more_room(job, outcome)
+            if more is None:
+                break
+            job = more
         if missing:
             # (On the host, as JAX would compile a program for each length.)
             first = slice(len(wanted))
@@ -108,7 +145,7 @@ class Batches(NamedTuple):
             if not len(pending):
                 break
             # Powers of two, so that few shapes are compiled (where a batch can be filled up).
-            size = min(2 ** math.ceil(math.log2(len(pending))), self.batch_size)
+            size = min(2 ** math.ceil(math.log2(len(pending))), self.size)
             try:
                 again = self._once(wanted[pending], repeat, size)
             except (Unfinished, KeyboardInterrupt) as e:
