@@ -29,17 +29,6 @@ def first_room(every: Trajectories) -> int:
     return every.options["max_events"] or MOST_EVENTS
 
 
-def check_room(had: tuple, has: tuple) -> None:
-    """**Raises:** `ValueError` where an output is of another shape than it was, as there was more
-    room for events."""
-    if had != has:
-        raise ValueError(
-            f"what output_func returns has the shape {had}, and {has} where there was more room "
-            "for events: return what does not depend on how many may be, such as sol.events.count, "
-            "or pass max_events, as many as a trajectory may have."
-        )
-
-
 def with_more_room(job: Job, outcome: Outcome) -> Job | None:
     """The job with more room, to be run again, where a trajectory had more events than there was
     room for and nobody has said how many may be; else None."""
@@ -56,6 +45,17 @@ def lacks_room(job: Job, outcome: Outcome) -> Any:
     if job.plan.max_events >= _MOST_ROOM:
         return np.False_
     return np.asarray(outcome.retcode) == ReturnCode.MaxEvents.value
+
+
+def check_room(had: tuple, has: tuple) -> None:
+    """**Raises:** `ValueError` where an output is of another shape than it was, as there was more
+    room for events."""
+    if had != has:
+        raise ValueError(
+            f"what output_func returns has the shape {had}, and {has} where there was more room "
+            "for events: return what does not depend on how many may be, such as sol.events.count, "
+            "or pass max_events, as many as a trajectory may have."
+        )
 
 
 def of_whole(job: Job) -> Job:

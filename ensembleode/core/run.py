@@ -12,7 +12,7 @@ import numpy as np
 
 from ..ensemble import EnsembleAlgorithm
 from ..ground.keys import as_before, raw
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import is_successful, ReturnCode
 from ..problem import EnsembleProblem
 from ..solution import EngineChoice
 from .batch_size import default_batch_size
@@ -162,6 +162,6 @@ class Run(NamedTuple):
 
 def _give_up(outcome: Outcome, np_: Any) -> Outcome:
     """A trajectory that still asks for a rerun has not succeeded."""
-    unsettled = outcome.rerun & (outcome.retcode == ReturnCode.Success.value)
+    unsettled = outcome.rerun & is_successful(outcome.retcode)
     failure = np_.asarray(ReturnCode.Failure.value, outcome.retcode.dtype)
     return outcome._replace(retcode=np_.where(unsettled, failure, outcome.retcode), rerun=None)

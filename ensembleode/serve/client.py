@@ -193,8 +193,8 @@ class _Both:
 
         Inside `jit`, `grad` and `vmap` a `Client` makes the request when the program runs. Mapped,
         it is one request of more trajectories. Gradients are by `u0` and `p`, in reverse mode, and
-        those of the service's solver; `stats.nf` is None. An error of the service is then JAX's,
-        with the service's message in it.
+        those of the service's solver; `stats.nf` and `events` are None. An error of the service is
+        then JAX's, with the service's message in it.
 
         **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.

@@ -181,6 +181,14 @@ _SOLVED = _has(
     retcode=_CODE,
     stats=_has(),
     lengths={"description": "How many times were reached, or one a trajectory."},
+    events=_has(
+        t=_ARRAY | {"description": "With callbacks: [event], or [trajectory, event]."},
+        which=_ARRAY | {"description": "Of which callback, from 0; -1 where there is none."},
+        direction=_ARRAY | {"description": "Rising, 1, or falling, -1."},
+        u_before=_ARRAY | {"description": "[event, *state], or [trajectory, event, *state]."},
+        u_after=_ARRAY,
+        count={"description": "How many there were, or one a trajectory."},
+    ),
     seconds=_SECONDS,
 )
 _PULLED = _has(

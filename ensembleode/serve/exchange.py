@@ -17,7 +17,7 @@ import jax
 import numpy as np
 
 from ..ground.retcode import ReturnCode
-from ..solution import COUNTS, EngineChoice, EnsembleSolution, ODESolution, Stats
+from ..solution import COUNTS, EngineChoice, EnsembleSolution, Events, ODESolution, Stats
 
 
 BINARY, JSON = "application/x-msgpack", "application/json"
@@ -134,14 +134,26 @@ def solution(answer: Mapping[str, Any], engine: EngineChoice, elapsed: float = m
         lengths = _integers(answer.get("lengths"))
         if lengths is None:
             lengths = np.full(retcode.shape, t.shape[-1], np.int32)
+        events = _events(answer.get("events"), u.shape[retcode.ndim + 1 :])
     except (AttributeError, KeyError, TypeError, ValueError) as e:
         raise ServiceError("the answer is not a solution.", code="bad_answer") from e
     if retcode.ndim == 0:
         one = Stats(*(None if x is None else int(x) for x in stats))
-        return ODESolution(u, t, ReturnCode(int(retcode)), one, int(lengths), None, engine)
-    return EnsembleSolution(
-        u, t, retcode, lengths, Stats(*stats), True, elapsed, engine, kind="trajectories"
-    )
+        return ODESolution(
+            u, t, ReturnCode(int(retcode)), one, int(lengths), None, engine, events=events
+        )
+    about = (True, elapsed, engine, "trajectories")
+    return EnsembleSolution(u, t, retcode, lengths, Stats(*stats), *about, events=events)
+
+
+def _events(answer: Mapping[str, Any] | None, state: tuple[int, ...]) -> Events | None:
+    if answer is None:
+        return None
+    t = _floats(answer["t"])
+    # (Of JSON an array of none has lost its shape.)
+    states = (_floats(answer[x]).reshape(*t.shape, *state) for x in ("u_before", "u_after"))
+    which, direction, count = (_integers(answer[x]) for x in ("which", "direction", "count"))
+    return Events(t, which, direction, *states, count if count.ndim else int(count))
 
 
 def gradients(answer: Mapping[str, Any]) -> Gradients:
@@ -180,9 +192,27 @@ def concatenated(parts: list[EnsembleSolution]) -> EnsembleSolution:
         t = np.concatenate([np.broadcast_to(part.t, part.u.shape[:2]) for part in parts])
     columns = [(part.u, part.retcode, part.lengths, part.stats) for part in parts]
     u, retcode, lengths, stats = jax.tree.map(lambda *pages: np.concatenate(pages), *columns)
-    return EnsembleSolution(
-        u, t, retcode, lengths, stats, True, first.elapsed, first.engine, kind="trajectories"
-    )
+    about = (True, first.elapsed, first.engine, "trajectories")
+    events = [part.events for part in parts if part.events is not None]
+    found = _in_a_row(events) if events else None
+    return EnsembleSolution(u, t, retcode, lengths, stats, *about, events=found)
+
+
+def _in_a_row(parts: list[Events]) -> Events:
+    """Those of pages, of which each is as long as its trajectories need."""
+    most = max(part.t.shape[1] for part in parts)
+
+    def joined(name: str, fill: Any) -> np.ndarray:
+        pages = []
+        for part in parts:
+            x = np.asarray(getattr(part, name))
+            rest = np.full((len(x), most - x.shape[1], *x.shape[2:]), fill, x.dtype)
+            pages.append(np.concatenate([x, rest], axis=1))
+        return np.concatenate(pages)
+
+    fills = {"t": np.nan, "which": -1, "direction": 0, "u_before": np.nan, "u_after": np.nan}
+    count = np.concatenate([part.count for part in parts])
+    return Events(**{name: joined(name, x) for name, x in fills.items()}, count=count)
 
 
 def refusal(status: int, kind: str, content: bytes) -> ServiceError:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any
 
 import filelock
+import jax
 import numpy as np
 
 from ..ground.files import written_whole
@@ -252,7 +253,8 @@ class Jobs:
         sim = self._opened_store(id)
         if sim is None:
             raise _conflict("there is nothing to download yet.")
-        each = int(np.prod(sim.u.shape[1:])) * sim.u.dtype.itemsize
+        every = [sim.u, *jax.tree.leaves(sim.events)]
+        each = sum(int(np.prod(x.shape[1:])) * x.dtype.itemsize for x in every)
         if (end - start) * each > _DOWNLOAD:
             most = max(1, _DOWNLOAD // each)
             message = f"download at most {most} trajectories at a time."
@@ -262,11 +264,13 @@ class Jobs:
         arrays = {"u": sim.u[at], "t": t, "retcode": sim.retcode[at], "lengths": sim.lengths[at]}
         counts = {name: getattr(sim.stats, name) for name in COUNTS}
         stats = {name: x[at] for name, x in counts.items() if x is not None}
+        events = {} if sim.events is None else {k: x[at] for k, x in vars(sim.events).items()}
         if npz:
-            file = io.BytesIO()
-            np.savez(file, allow_pickle=False, **arrays, **stats)  # pyright: ignore
+            file, of_events = io.BytesIO(), {f"events.{k}": x for k, x in events.items()}
+            np.savez(file, allow_pickle=False, **arrays, **stats, **of_events)  # pyright: ignore
             return file.getvalue()
         codes = [ReturnCode(i).name for i in arrays["retcode"].tolist()]
+        arrays |= {"events": events} if events else {}
         return wire.encoded(arrays | {"retcode": codes, "stats": stats, "start": start}, True)
 
     def _opened_store(self, id: str) -> Any:

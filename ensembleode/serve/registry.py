@@ -15,6 +15,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..callbacks import all_of
+from ..core.every_event import MOST_EVENTS
 from ..core.saving import grid, Spacing
 from ..ground.state_tree import refuse_tree
 from ..options import check_count, check_option_names, merge, time_dtype_of
@@ -101,7 +102,9 @@ class Registry:
         - `limits`: a [`Limits`][ensembleode.serve.Limits].
         - `description`: a sentence for the page.
         - `labels`: the names of the components of the state; or `{"u0": [...], "p": [...]}`.
-        - `options`: of the solver (`abstol=`, `reltol=`, `dt=`, ...).
+        - `options`: of the solver (`abstol=`, `reltol=`, `dt=`, ...), and `callback=`: answers have
+            the events, of which a trajectory may have `max_events=`, by default 16 (callbacks with
+            `save_positions=(False, False)` may act as often as they like).
 
         **Returns:** the registry.
 
@@ -168,6 +171,17 @@ class Entry:
     @property
     def dtype(self) -> np.dtype:
         return self.u0.dtype
+
+    @property
+    def max_events(self) -> int:
+        """Room for the events of a trajectory."""
+        return self.options.get("max_events") or 0
+
+    @property
+    def event_bytes(self) -> int:
+        """Those of the events of a trajectory, at most."""
+        states = 2 * self.u0.size * self.dtype.itemsize
+        return self.max_events * (states + self.time_dtype.itemsize + 8)
 
     @functools.cached_property
     def time_dtype(self) -> np.dtype:
@@ -256,6 +270,8 @@ def _entry(name, prob, alg, saveat, limits, description, labels, options) -> Ent
     check_option_names(options)
     options = merge({k: v for k, v in kept.items() if not k.startswith("save")}, options)
     options |= {"maxiters": most, "engine": engine}
+    if options.get("callback") is not None:
+        options.setdefault("max_events", MOST_EVENTS)
     if prob.integrand is not None:
         raise TypeError(
             "prob has an integrand, and a service answers with states: let f return what integrand "

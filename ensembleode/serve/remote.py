@@ -21,7 +21,7 @@ from jax.interpreters import ad, batching, mlir
 from .. import sensitivity
 from ..core.saving import grid, Spacing
 from ..ground.host import host_call
-from ..ground.retcode import ReturnCode
+from ..ground.retcode import is_successful
 from ..solution import EngineChoice, EnsembleSolution, ODESolution, Stats
 from ..tracing.program import is_tracer, Static
 from . import exchange
@@ -259,7 +259,7 @@ def _answered_bwd(call: Call, kept: tuple, cotangents: list) -> tuple:
 def _masked(cotangent: Any, retcode: Any, length: Any) -> Any:
     """Of one trajectory: zero where it failed, so that a loss can mask it, and was not reached."""
     rows = jnp.arange(cotangent.shape[0], dtype=length.dtype)
-    keep = (rows < length) & (retcode == ReturnCode.Success.value)
+    keep = (rows < length) & is_successful(retcode)
     return jnp.where(keep.reshape(-1, *(1,) * (cotangent.ndim - 1)), cotangent, 0)
 
 

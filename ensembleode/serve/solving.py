@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import itertools
 import logging
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -18,12 +19,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..core.job import compiler_options
+from ..core.plan import NO_CALLBACK
 from ..engines.lanes import ENGINE as LANES
 from ..ensemble import EnsembleColumns, EnsembleDistributed, EnsembleSplitThreads, EnsembleThreads
 from ..problem import EnsembleProblem, remake
-from ..solution import COUNTS, EnsembleSolution
+from ..solution import COUNTS, EnsembleSolution, Events
 from ..solving import solve
-from ..tracing.program import equations
+from ..tracing.program import equations, is_tracer
 from .registry import Entry, state_of
 
 
@@ -50,7 +52,8 @@ class Numbers(NamedTuple):
 
 class Answer(NamedTuple):
     """Of some trajectories: `u [n, rows, *state]`, NaN where not reached; how many times each
-    reached, its return code, and counts (the last ones None where they are not counted)."""
+    reached, its return code, and counts (the last ones None where they are not counted); with
+    callbacks their events, `[n, room, ...]`, None without."""
 
     u: Any
     lengths: Any
@@ -58,9 +61,10 @@ class Answer(NamedTuple):
     naccept: Any
     nreject: Any
     nf: Any
-    njac: Any
-    nw: Any
-    nsolve: Any
+    njac: Any = None
+    nw: Any = None
+    nsolve: Any = None
+    events: Events | None = None
 
 
 class Gradients(NamedTuple):
@@ -139,7 +143,7 @@ class Solver:
     def _sizes(self, rows: int, pulls: bool) -> list[int]:
         """The sizes of batches, in order."""
         entry = self.entry
-        each = rows * entry.u0.size * entry.dtype.itemsize
+        each = rows * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
         if pulls:
             each = max(each, entry.p.size * entry.p.itemsize)
         fitting = _BATCH // max(1, each) // self.width * self.width
@@ -155,7 +159,7 @@ class Solver:
         entry = self.entry
         if pulls:
             return (entry.u0.size + entry.p.size) * entry.dtype.itemsize
-        return numbers.times.shape[1] * entry.u0.size * entry.dtype.itemsize
+        return numbers.times.shape[1] * entry.u0.size * entry.dtype.itemsize + entry.event_bytes
 
     def warming(self) -> Iterator[Callable[[], Any]]:
         """What compiles everything, one after the other."""
@@ -207,7 +211,9 @@ class Solver:
         result = jax.tree.map(np.asarray, self._run(program, numbers))
         ends = [*itertools.accumulate(counts)]
         of_parts = [slice(end - count, end) for count, end in zip(counts, ends, strict=True)]
-        columns = ([x if x is None else x[part] for part in of_parts] for x in result)
+        columns = (
+            [jax.tree.map(operator.itemgetter(part), x) for part in of_parts] for x in result
+        )
         return [*map(type(result)._make, zip(*columns, strict=True))]
 
     def _fill_up_times(self, numbers: Numbers, n: int) -> None:
@@ -229,17 +235,17 @@ class Solver:
         result = compiled(self._leaves, u0, p, times, cotangent)
         if program.pulls:
             return result
-        u, counts = map(np.asarray, result)
-        return Answer(u, *counts, *(None,) * (len(Answer._fields) - 1 - len(counts)))
+        u, counts, events = jax.tree.map(np.asarray, result)
+        return Answer(u, *counts, *[None] * (len(Answer._fields) - 2 - len(counts)), events)
 
     def _with_few_arrays(self, pulls: bool, own: bool, leaves, u0, p, times, cotangent) -> Any:
         """For each array that goes in or out, the interpreter is given up and waited for again."""
         t0, t1, times = times[:, 0], times[:, 1], times[:, 2:]
         if pulls:
             return self._vjp(own, leaves, u0, p, t0, t1, times, cotangent)
-        u, *counts = self._solve(own, leaves, u0, p, t0, t1, times)
+        u, *counts, events = self._solve(own, leaves, u0, p, t0, t1, times)
         # (The last ones may not be counted.)
-        return u, jnp.stack([x.astype(jnp.int32) for x in counts if x is not None])
+        return u, jnp.stack([x.astype(jnp.int32) for x in counts if x is not None]), events
 
     def _solve(self, own: bool, leaves, u0, p, t0, t1, times, cotangent=None) -> Answer:
         del cotangent
@@ -260,7 +266,22 @@ class Solver:
         sim = solve(many, entry.alg, self.ensemblealg, trajectories=n, batch_size=n, **options)
         assert isinstance(sim, EnsembleSolution)
         counts = [getattr(sim.stats, name) for name in COUNTS]
-        return Answer(sim.u, sim.lengths, sim.retcode, *counts)
+        return Answer(sim.u, sim.lengths, sim.retcode, *counts, self._in_room(sim.events))
+
+    def _in_room(self, events: Events | None) -> Events | None:
+        """As many for each batch: outside of `jit` there are as many as there were."""
+        if events is None or is_tracer(events.t):
+            return events
+        missing = self.entry.max_events - events.t.shape[1]
+
+        def filled(x: Any, fill: Any) -> np.ndarray:
+            x = np.asarray(x)
+            rest = np.full((len(x), missing, *x.shape[2:]), fill, x.dtype)
+            return np.concatenate([x, rest], axis=1)
+
+        states = (filled(x, np.nan) for x in (events.u_before, events.u_after))
+        which, direction = filled(events.which, NO_CALLBACK), filled(events.direction, 0)
+        return Events(filled(events.t, np.nan), which, direction, *states, events.count)
 
     def _vjp(self, own: bool, leaves, u0, p, t0, t1, times, cotangent) -> Gradients:
         def states(u0, p):

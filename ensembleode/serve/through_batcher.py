@@ -10,10 +10,10 @@ import numpy as np
 
 from ..core.executor import Executor
 from ..core.job import Job
-from ..core.plan import Outcome
+from ..core.plan import Happened, Outcome
 from ..ensemble import EnsembleAlgorithm
 from ..executors import EXECUTORS
-from ..solution import COUNTS
+from ..solution import COUNTS, Events
 from .registry import is_parameter
 from .solving import Answer, joined, Numbers, Program, Solver
 
@@ -106,7 +106,17 @@ class _Executor(Executor):
         if plan.own_times:
             t = np.where(np.arange(rows) < lengths[:, None], times, np.nan)
         counts = {name: getattr(answer, name) for name in COUNTS}
-        return Outcome(answer.u[:, :rows], t, None, lengths, answer.retcode, **counts)
+        events = _happened(answer.events)
+        about = (t, None, lengths, answer.retcode)
+        return Outcome(answer.u[:, :rows], *about, **counts, events=events)
+
+
+def _happened(events: Events | None) -> Happened | None:
+    if events is None:
+        return None
+    crossed = events.direction
+    crossed = crossed[..., None] if crossed.ndim == 2 else crossed
+    return Happened(events.t, events.which, crossed, events.u_before, events.u_after, events.count)
 
 
 EXECUTORS[ThroughBatcher] = _Executor

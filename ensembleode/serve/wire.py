@@ -16,7 +16,7 @@ import orjson
 
 from ..core.saving import grid, Spacing
 from ..ground.retcode import ReturnCode
-from ..solution import COUNTS
+from ..solution import COUNTS, Events, first_events
 from .exchange import BINARY as BINARY, JSON as JSON
 from .registry import Entry
 from .solving import Answer, Gradients, Numbers
@@ -219,7 +219,8 @@ def cotangent(entry: Entry, asked: Query) -> np.ndarray:
 def check_answer(entry: Entry, asked: Query, *, pulls: bool = False) -> None:
     """Raises `Refused` where the arrays of the answer are too large."""
     each = entry.p.size + entry.u0.size if pulls else asked.rows * entry.u0.size
-    size = asked.n * each * entry.dtype.itemsize
+    each = each * entry.dtype.itemsize + (0 if pulls else entry.event_bytes)
+    size = asked.n * each
     if size > entry.limits.answer:
         less = "fewer trajectories" if pulls else "fewer trajectories, or times,"
         more = "" if pulls else ", or have it kept as an ensemble, to be downloaded in parts"
@@ -480,7 +481,15 @@ def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str,
         (codes,) = _codes(answer.retcode)
         counts = {k: None if x is None else int(x[0]) for k, x in counts.items()}
     answered = {"u": u, "t": times, "retcode": codes, "stats": counts, "lengths": lengths}
+    if answer.events is not None:
+        answered["events"] = of_events(answer.events, asked.many)
     return answered | {"seconds": {"wait": wait, "solve": solve}}
+
+
+def of_events(events: Events, many: bool) -> dict[str, Any]:
+    """Their object, as long as the trajectory with most has events."""
+    events = first_events(events, int(np.max(events.count, initial=0)), several=True)
+    return {name: np.asarray(x) if many else np.asarray(x[0]) for name, x in vars(events).items()}
 
 
 def _codes(codes: np.ndarray) -> list[str]:

@@ -340,6 +340,17 @@ def test_mapped_and_staged():
         np.testing.assert_allclose(found[: len(expected)], expected, atol=1e-9)
 
 
+def test_ended_by_a_callback_and_still_asking_for_a_rerun():
+    """Has not succeeded, as one that came to its end has not."""
+    ens = eo.EnsembleProblem(
+        eo.ODEProblem(lambda u, p, t: -u, [1.0], (0.0, 1.0)),
+        output_func=lambda sol, ctx: (sol.u, ctx.index == 1),
+    )
+    half = eo.ContinuousCallback(lambda u, t, integrator: u[0] - 0.5, eo.terminate)
+    sim = eo.solve(ens, trajectories=2, callback=half, max_repeats=2)
+    assert sim.retcode.tolist() == [eo.ReturnCode.Terminated, eo.ReturnCode.Failure]
+
+
 #
 # Cases in closed form
 #
