@@ -353,7 +353,7 @@ def test_answers():
         "u": [[0.1, 0.1]] * 3,
         "t": [0.0, 1.0, 2.0],
         "retcode": "Success",
-        "stats": {"naccept": 3, "nreject": 3, "nf": 3},
+        "stats": {"naccept": 3, "nreject": 3, "nf": 3} | dict.fromkeys(("njac", "nw", "nsolve")),
         "lengths": 3,
         "seconds": {"wait": 0.1, "solve": 0.2},
     }
