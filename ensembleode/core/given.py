@@ -4,7 +4,7 @@ import dataclasses
 import functools
 import pickle
 from collections.abc import Callable
-from typing import Any, Self
+from typing import Any, TypeVar
 
 import equinox as eqx
 import jax
@@ -18,6 +18,10 @@ from ..tracing.program import is_tracer
 from .extended_state import Extension
 
 
+# (`typing.Self` is refused by beartype where it checks methods one by one.)
+_Record = TypeVar("_Record", bound="_Chosen")
+
+
 @dataclasses.dataclass(kw_only=True)
 class _Chosen:
     """Starts and parameters of `n` trajectories: of all, or of the one of this `index`."""
@@ -25,7 +29,7 @@ class _Chosen:
     n: int
     index: Any = None
 
-    def of(self, index: Any) -> Self:
+    def of(self: _Record, index: Any) -> _Record:
         """The starts and parameters of one trajectory, counted from the end where negative."""
         return dataclasses.replace(self, index=index % self.n)
 
