@@ -552,7 +552,7 @@ def test_what_is_too_large_for_an_accelerator_stays_in_the_memory_of_the_host(
             return {"bytes_limit": limit}
 
     monkeypatch.setattr(placement, "default_device", Accelerator)
-    gathered, there = blank((10, 1), np.dtype(float)), jnp.ones(3)
+    gathered, there = blank((10, 1), np.dtype(float), np.nan), jnp.ones(3)
     gathered[...] = 2.0
     result, same = placement.as_jax_arrays((gathered, there))
     assert same is there
@@ -562,7 +562,7 @@ def test_what_is_too_large_for_an_accelerator_stays_in_the_memory_of_the_host(
 
 
 def test_what_is_gathered_is_not_copied():
-    array = blank((3, 5), np.dtype(np.float32))
+    array = blank((3, 5), np.dtype(np.float32), np.nan)
     assert placement.as_jax_arrays(array).unsafe_buffer_pointer() == array.ctypes.data
 
 
