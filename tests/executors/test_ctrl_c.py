@@ -26,6 +26,14 @@ LONG = np.arange(N) % 6 == 3
 OPTIONS = {"trajectories": N, "maxiters": 2**31 - 1, "abstol": 1e-8, "reltol": 1e-8}
 
 
+@pytest.fixture(autouse=True)
+def handled_by_python():
+    """Ctrl-C is Python's own to handle, whatever a test before has left."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before or signal.default_int_handler)
+
+
 def ensemble(longest=1e9):
     until = jnp.where(jnp.asarray(LONG), longest, 1 + jnp.arange(N) / 8)
     prob = eo.ODEProblem(lambda u, p, t: jnp.stack([u[1], -u[0]]), jnp.ones(2), (0.0, 1.0))
