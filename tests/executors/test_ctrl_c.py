@@ -28,7 +28,7 @@ OPTIONS = {"trajectories": N, "maxiters": 2**31 - 1, "abstol": 1e-8, "reltol": 1
 
 @pytest.fixture(autouse=True)
 def handled_by_python():
-    """Ctrl-C is Python's own to handle, whatever a test before has left."""
+    """Ctrl-C is Python's own to handle; a shell starts what runs in its background without it."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before or signal.default_int_handler)
