@@ -5,10 +5,10 @@ where the field is small, matrix products `W @ X` where it is a network. Every l
 size, its own acceptance, its own end and its own return code.
 
 - `field.py`: the vector field over lanes, from its jaxpr.
-- `loop.py`: the time loop of a chunk, and what it saves.
-- `gradients.py`: solves, and the way back through them; `replay.py`, `continuous_adjoints.py`: that
-    of a chunk.
-- `chunks.py`: trajectories to chunks and back.
+- `chunks.py`: trajectories to chunks. `solves.py`: solves, chunk by chunk.
+- `loop.py`: the steps of the time loop of a chunk; `stops.py`: known times that it steps onto;
+    `saved_rows.py`: what it saves.
+- `gradients.py`: the way back; `replay.py`, `continuous_adjoints.py`: that of a chunk.
 """
 
 import functools
@@ -27,7 +27,7 @@ from ..closed import Closed
 from ..compiled.compiler import available
 from ..flow import Flow
 from ..own_methods import REVERSE
-from . import gradients
+from . import gradients, solves
 from .chunks import width_of
 from .gradients import Found
 from .replay import SavedRows
@@ -56,8 +56,8 @@ class Lanes(Closed):
     default_sensealg = "ReplayAdjoint"
     moves_steps = True
     has_jumps = False
-    solved = staticmethod(gradients.solve)
-    rows = staticmethod(gradients.rows)
+    solved = staticmethod(solves.solve)
+    rows = staticmethod(solves.rows)
     pull_back = staticmethod(gradients.pull_back)
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
