@@ -23,12 +23,14 @@ from .field import evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
-from .reading import Memory, Numbers
+from .reading import Loaded, Memory, Numbers
 from .steps import Calls
 
 
 # A field of more statements, loops unrolled, is a function of its own, called at every stage.
 _LONGEST_INLINED = 150
+# And so is one of more components.
+_MOST_INLINED = 400
 # A result of as many components is returned; of more, stored.
 _LARGEST_RETURNED = 10**6
 
@@ -72,9 +74,12 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
         def linearise(y: tuple, t: Value) -> tuple:
             fn = linear.function
-            entries = evaluated(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
+            entries = _called(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
             n = len(linear.jacobian.pattern)
-            return entries[:n], entries[n:] if linear.jacobian.has_dfdt else None
+            dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
+            if isinstance(entries, Loaded):
+                return Loaded(entries.memory, n), dfdt
+            return tuple(map(b.spread, entries[:n])), dfdt
 
         def factorise(jacobian: tuple, gamma_h: Value) -> Any:
             return linear.solver.factorise(jacobian, b.spread(gamma_h), checks=checks)
@@ -241,8 +246,13 @@ def evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
     """The components of a function, one a lane each."""
-    if length(fn.body) > _LONGEST_INLINED:
-        out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
-    else:
-        out = evaluate(b, fn, numbers, t, mask)
-    return tuple(map(b.spread, out))
+    return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
+
+
+def _called(
+    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
+) -> Sequence[Value]:
+    """The same; of a function of its own, where it stored them."""
+    if length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
+        return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
+    return evaluate(b, fn, numbers, t, mask)

@@ -20,7 +20,7 @@ from .builder import BOOL, Buffer, Builder, I64, Value, Variable
 from .module import Module
 from .operations import checked, operation
 from .products import product
-from .reading import copied, Memory, Numbers
+from .reading import copied, Loaded, Memory, Numbers
 from .uniformity import Region, Uniformity
 
 
@@ -59,7 +59,7 @@ def evaluate(
 
 def evaluate_apart(
     b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None = None
-) -> list[Value]:
+) -> Loaded:
     """`evaluate` in a function of its own in the module, which is written once: for long functions
     that are evaluated in many places.
 
@@ -99,7 +99,7 @@ class _Apart:
             _Printer(inside, fn, self.passed, time, lanes, result).stored()
             inside.return_()
 
-    def __call__(self, b: Builder, numbers: Numbers, t: Value, mask: Value | None) -> list[Value]:
+    def __call__(self, b: Builder, numbers: Numbers, t: Value, mask: Value | None) -> Loaded:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
         result = Memory.on_stack(b, self.fn.dtype, self.fn.size, of_lanes=True)
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
@@ -114,7 +114,7 @@ class _Apart:
                 args.append(str(memory.offsets))
                 args += [] if isinstance(memory.stride, int) else [str(memory.stride)]
         b.emit(f"call void @{self.name}({', '.join(args)})")
-        return [result.load(i) for i in range(self.fn.size)]
+        return Loaded(result, self.fn.size)
 
 
 _APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDictionary()
