@@ -35,6 +35,7 @@ class ODEFunction(eqx.Module):
     that is not `[n, n]`.
 
     >>> import ensembleode as eo
+    >>> import jax.numpy as jnp
     >>> f = eo.ODEFunction(lambda u, p, t: -p * u, jac=lambda u, p, t: -p[None])
     >>> prob = eo.ODEProblem(f, [1.0], (0.0, 1.0), jnp.array([1e3]))
     >>> eo.solve(prob, eo.Rodas5P()).retcode.name
