@@ -52,7 +52,7 @@ FLOORS = (
     {"ground"},
     {"solvers", "fields"},
     {"numbers", "aliases", "options", "sensitivity", "dense"},
-    {"callbacks", "corrections", "saving_callback"},
+    {"callbacks", "corrections", "ode_function", "saving_callback"},
     {"problem", "solution", "ensemble"},
     {"core"},
     {"engines"},

@@ -15,6 +15,7 @@ from ..solution import COUNTS
 from ..tracing.program import Program, Static
 from .events import Events
 from .extended_state import Extension, users_field
+from .implicit_form import ImplicitForm
 from .lane import Lane
 from .saving import Saving
 
@@ -43,6 +44,8 @@ class Plan:
     - `events`: its callbacks (see `core.events`), None without; `max_events`: room for as many of a
         trajectory, zero where none are kept.
     - `inner`: whether results are to have the states within steps, too, where every step is saved.
+    - `form`: what implicit methods take besides the field; None where that is nothing, or the
+        method is no such.
     - `threads`: how many threads of the CPU an engine that shares its work out may use.
     """
 
@@ -63,6 +66,7 @@ class Plan:
     extension: Extension | None = None
     events: Events | None = None
     max_events: int = 0
+    form: ImplicitForm | None = None
 
     @property
     def own_times(self) -> bool:
@@ -77,6 +81,14 @@ class Plan:
             return self.field
         assert isinstance(self.field, Program)
         return users_field(self.field, self.extension)
+
+    @property
+    def users_form(self) -> ImplicitForm | None:
+        """The form of the field of the user's components alone."""
+        if self.extension is None or self.form is None:
+            return self.form
+        assert isinstance(self.field, Program)
+        return self.form.of_user(self.field, self.extension)
 
     @property
     def may_end(self) -> bool:
@@ -94,7 +106,8 @@ class Plan:
         solver = self.method.value, self.maxiters, self.saving
         state = self.state, self.tree, self.extension
         events = self.events, self.max_events
-        return (*solver, self.field, *state, self.batched, self.output, *events, *self.beside)
+        programs = self.field, *state, self.batched, self.output, *events, *self.beside
+        return (*solver, *programs, *([] if self.form is None else [self.form]))
 
     def as_given(self, u: Any) -> Any:
         """States `[..., component]` in the structure that the user gave them; None stays None."""

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ...core.events import Events
+from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
 from ...solvers.method import carry_like, Method
@@ -28,6 +29,7 @@ class Description:
     - `layout`: what the numbers of a trajectory are.
     - `own_times`: whether each trajectory has its own times to save.
     - `events`: the callbacks, whose programs have no constants; None without.
+    - `form`: what implicit methods take besides the field; None where that is nothing.
     - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
     - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
         that come first.
@@ -45,6 +47,7 @@ class Description:
     has_fma: bool = True
     on_gpu: bool = False
     events: Events | None = None
+    form: ImplicitForm | None = None
 
     @property
     def size(self) -> int:

@@ -100,7 +100,7 @@ class _Linear:
 
     @functools.cached_property
     def jacobian(self) -> Jacobian:
-        return jacobian(self.d.field)
+        return jacobian(self.d.field, None if self.d.form is None else self.d.form.product)
 
     @functools.cached_property
     def function(self) -> Function:
@@ -126,7 +126,7 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
 
     @functools.cache
     def pulled_jacobian() -> Function:
-        jaxpr = transposed_jacobian(d.field, [*own, *shared])
+        jaxpr = transposed_jacobian(d.field, linear.jacobian, [*own, *shared])
         return translated(jaxpr, with_groups(d.layout.inputs, "forward"), "a derivative of f")
 
     def of(held: Held, mask: Value) -> Calls:
@@ -176,9 +176,9 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
     return _transposed(field, along, which, struct, [struct, time])
 
 
-def transposed_jacobian(field: Program, which: Sequence[int]) -> jex.Jaxpr:
+def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
     """The same for the Jacobian of the field, with a cotangent for each of its numbers."""
-    made, (struct, _) = jacobian(field), state_and_time(field)
+    struct, _ = state_and_time(field)
     size: Any = made.jaxpr.outvars[0].aval
     return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
 
