@@ -57,6 +57,14 @@ def evaluate(
     return _Printer(b, fn, numbers, t, mask).results()
 
 
+def evaluate_with_parts(
+    b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
+) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
+    """The same of a function of expressions only, and what gives the value of each of them."""
+    printer = _Printer(b, fn, numbers, t, mask)
+    return printer.results(), printer.expr
+
+
 def evaluate_apart(
     b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> Loaded:

@@ -20,6 +20,7 @@ from ...solvers.step_size import initial_step, Tolerances
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
+from .callback_functions import CallbackFunctions
 from .description import Description
 from .events import Happening
 from .functions import FUNCTIONS
@@ -46,7 +47,7 @@ class Loop:
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
     - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
-    - `evaluate`: where there are callbacks, their functions: see `events.Happening`.
+    - `functions`: those of callbacks, where there are any.
     """
 
     def __init__(
@@ -63,7 +64,7 @@ class Loop:
         *,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
-        evaluate: Callable[..., tuple] | None = None,
+        functions: CallbackFunctions | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.maxiters = maxiters
@@ -106,8 +107,8 @@ class Loop:
         self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
         self.happening = None
         if problem.events is not None:
-            assert evaluate is not None
-            self.happening = Happening(self, problem.events, evaluate)
+            assert functions is not None
+            self.happening = Happening(self, problem.events, functions)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
