@@ -5,8 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+import numpy as np
+
 from .builder import BOOL, Builder, Value
 from .reading import Memory
+
+
+def is_rounding(b: Builder, rest: Value, total: Value) -> Value:
+    """Whether the rest of an equation is no more than rounding leaves.
+
+    With accurate factors it is some units in the last place of the `total`, the sum of the absolute
+    values of all terms; but next to the smallest numbers there are, where rounding is absolute.
+    """
+    info = np.finfo(rest.dtype)
+    return abs(rest) <= b.mul_add(total, float(info.eps**0.375), float(info.tiny / info.eps))
 
 
 class DenseFactors:
@@ -69,8 +81,8 @@ class DenseFactors:
         self.b.for_(n, backwards)
         self._to_values(y, x)
 
-    def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value], tolerance: float) -> Value:
-        """Where the equations are, each as far as the `tolerance` says of what is summed in it."""
+    def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value]) -> Value:
+        """Where the equations are, but for rounding."""
         b, n = self.b, self.size
         zero = b.constant(0, self.dtype, of_lanes=True)
         given = self._in_memory([right.get(i, zero) for i in range(len(x))])
@@ -86,7 +98,7 @@ class DenseFactors:
                 total.set(b.mul_add(abs(entry), abs(now), total.get()))
 
             b.for_(n, column)
-            every.set(every.get() & (abs(rest.get()) <= total.get() * tolerance))
+            every.set(every.get() & is_rounding(b, rest.get(), total.get()))
 
         b.for_(n, row)
         return every.get()
