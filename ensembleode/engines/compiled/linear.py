@@ -21,7 +21,7 @@ import numpy as np
 from ...fields.elimination import Block, Elimination, Move, Place
 from ...solvers.arithmetic import Components
 from .builder import Builder, Value
-from .linear_loops import DenseFactors
+from .linear_loops import DenseFactors, is_rounding
 from .reading import Loaded
 
 
@@ -49,12 +49,6 @@ class Factors:
     def scaled(self, x: Value, k: int) -> Value:
         """Divided by a pivot."""
         return x * self.inverse[k] if k in self.inverse else x
-
-
-def _tolerance(dtype: np.dtype) -> float:
-    """How far a solution may be from one of the equations, in parts of what is summed there: with
-    accurate factors it is some units in the last place."""
-    return float(np.finfo(dtype).eps ** 0.375)
 
 
 class LinearEquations:
@@ -129,15 +123,15 @@ class LinearEquations:
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
         """Where the equations of a block are, one after the other."""
-        b, tolerance = self.b, _tolerance(x[0].dtype)
+        b = self.b
         if block in factors.dense:
-            return [factors.dense[block].fulfilled(given, x, tolerance)]
+            return [factors.dense[block].fulfilled(given, x)]
         rests, sums = dict(given), {i: abs(y) for i, y in given.items()}
         for i, j in block.inside:
             entry = factors.entries[i, j]
             rests[i] = rests[i] - entry * x[j]
             sums[i] = b.mul_add(abs(entry), abs(x[j]), sums[i])
-        return [abs(rests[i]) <= sums[i] * tolerance for i in given]
+        return [is_rounding(b, rests[i], sums[i]) for i in given]
 
     def solve_transposed(self, factors: Factors, right: Components) -> Components:
         """The solution with the transposed matrix."""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeAlias
 
+import numpy as np
+
 from .builder import BOOL, Builder, Value
 from .reading import Loaded, Memory
 
@@ -19,6 +21,16 @@ _TILE = 4
 
 # A row, a column or a tile, by its number.
 _Index: TypeAlias = Value | int
+
+
+def is_rounding(b: Builder, rest: Value, total: Value) -> Value:
+    """Whether the rest of an equation is no more than rounding leaves.
+
+    With accurate factors it is some units in the last place of the `total`, the sum of the absolute
+    values of all terms; but next to the smallest numbers there are, where rounding is absolute.
+    """
+    info = np.finfo(rest.dtype)
+    return abs(rest) <= b.mul_add(total, float(info.eps**0.375), float(info.tiny / info.eps))
 
 
 class DenseFactors:
@@ -205,8 +217,8 @@ class DenseFactors:
         for place, i in enumerate(self.components):
             x[i] = y.load(place)
 
-    def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value], tolerance: float) -> Value:
-        """Where the equations are, each as far as the `tolerance` says of what is summed in it."""
+    def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value]) -> Value:
+        """Where the equations are, but for rounding."""
         b = self.b
         zero = b.constant(0, self.dtype, of_lanes=True)
         given = self._in_memory([right.get(i, zero) for i in range(len(x))])
@@ -230,7 +242,7 @@ class DenseFactors:
             sums = [abs(y) + abs(x) for y, x in zip(right, solution, strict=True)]
             found = self._summed([*rests, *sums], add, 0)
             for r in range(n):
-                every.set(every.get() & (abs(found[r]) <= found[n + r] * tolerance))
+                every.set(every.get() & is_rounding(b, found[r], found[n + r]))
 
         self._each_tile(rows)
         return every.get()
