@@ -1,5 +1,5 @@
-"""Linear equations of a step by loops over memory, for large blocks: a dense matrix, factorised
-without exchanges of rows."""
+"""The linear equations of a step for large blocks: dense matrices, factorised without row exchanges
+by loops over memory."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from .reading import Memory
 
 
 class DenseFactors:
-    """`L U` of a dense matrix, with ones on the diagonal of L, in memory.
+    """The factors `L U` of a dense matrix in memory, with ones on the diagonal of L.
 
-    **Arguments:** `entries`: by row and column, both of which are components of a state; zero where
-    there are none.
+    **Arguments:** `entries`: entries by row and column, both of which are components of a state;
+    other entries are zero.
     """
 
     def __init__(self, b: Builder, entries: Mapping[tuple[int, int], Value]):
@@ -51,7 +51,7 @@ class DenseFactors:
         b.for_(n - 1 - k, row)
 
     def solve(self, x: list[Value]) -> None:
-        """The components of the block, in place."""
+        """Solve for the components of the block, in place."""
         n = self.size
         y = self._in_memory(x)
 
@@ -70,7 +70,8 @@ class DenseFactors:
         self._to_values(y, x)
 
     def fulfilled(self, right: Mapping[int, Value], x: Sequence[Value], tolerance: float) -> Value:
-        """Where the equations are, each as far as the `tolerance` says of what is summed in it."""
+        """The lanes where all equations are fulfilled, up to `tolerance` times the sum of the
+        magnitudes of each equation's terms."""
         b, n = self.b, self.size
         zero = b.constant(0, self.dtype, of_lanes=True)
         given = self._in_memory([right.get(i, zero) for i in range(len(x))])
@@ -92,7 +93,7 @@ class DenseFactors:
         return every.get()
 
     def solve_transposed(self, x: list[Value]) -> None:
-        """The same with the transposed matrix."""
+        """Solve with the transposed matrix for the components of the block, in place."""
         n = self.size
         y = self._in_memory(x)
 
@@ -111,7 +112,8 @@ class DenseFactors:
         self._to_values(y, x)
 
     def _subtract(self, y: Memory, now: Value, first, count, place) -> None:
-        """`now` times entries of the factors from some of the numbers."""
+        """Subtract from `count` numbers, the first of which is `first`, `now` times the entries of
+        the factors at `place`."""
 
         def one(up: Value) -> None:
             i = up + first

@@ -1,10 +1,11 @@
-"""Steps in which no condition can change its sign: known without a look within.
+"""Steps in which no condition can change its sign, recognised without evaluating conditions within.
 
-For a condition that is a component of the state, up to its sign and a number that is known: within
-a step of a Runge-Kutta method it moves by `h sum_i(w_i(theta) k_i)`, by the inequality of Cauchy
-and Schwarz no more than `h |w(theta)| |k|`. Where it is farther from zero, all points of the step
-that are looked at have the sign that it begins with, and so has the end. What is computed there is
-rounded, so the bound has a margin: the answer is that of the looks, to the bit.
+Consider a condition that is a component of the state, up to its sign and an added constant. Within
+a step of a Runge-Kutta method it changes by `h sum_i(w_i(theta) k_i)`, which by the Cauchy-Schwarz
+inequality is at most `h |w(theta)| |k|`. If the condition is farther from zero at the start, then
+all points of the step that would be looked at have the sign of the start, and so has the end. The
+evaluation of those points would be rounded, so the bound has a margin: the answer is the same as
+that of looking, bit for bit.
 """
 
 from __future__ import annotations
@@ -28,16 +29,16 @@ if TYPE_CHECKING:
     from .saved_rows import Step
 
 
-# More than all that rounding does to a bound, of its size; and of what a condition is computed
-# from, in roundings of one.
+# Bounds on the effect of rounding: on the bound itself, as a factor; and on the quantities from
+# which a condition is computed, in units of the rounding error.
 _SLACK, _ROUNDINGS = 1.02, 256
 
 
 class Quiet:
-    """Which steps are quiet.
+    """Recognises steps without events.
 
-    **Arguments:** `components`: of each condition the component that it is; None where it is
-    something else, of which the ends alone are looked at.
+    **Arguments:** `components`: for each condition, the component of the state that it is; None for
+    any other condition, which is looked at only at the ends of a step.
     """
 
     def __init__(self, loop: Loop, events: Events, components: Sequence[int | None]):
@@ -45,7 +46,8 @@ class Quiet:
 
     @staticmethod
     def of(loop: Loop, events: Events) -> Quiet | None:
-        """None where looks can't be spared, or there is nothing to look at."""
+        """None where points within a step have to be looked at anyway, or there are no
+        conditions."""
         found: list[int | None] = []
         method = loop.problem.method
         is_bounded = isinstance(method, RungeKutta) and not method.tableau.interpolant.extra_c
@@ -57,10 +59,10 @@ class Quiet:
         return Quiet(loop, events, found) if found else None
 
     def steps(self, step: Step, low: Sequence[Value], differ: Sequence[Value]) -> Value:
-        """The lanes in whose step there is no event.
+        """The lanes whose step has no event.
 
-        **Arguments:** `low`: each condition where the step begins; `differ`: whether it crosses
-        zero from there to the end.
+        **Arguments:** `low`: the value of each condition at the start of the step; `differ`:
+        whether each condition crosses zero between the start and the end.
         """
         quiet = None
         for c, value, differs in zip(self._components, low, differ, strict=True):
@@ -70,15 +72,16 @@ class Quiet:
         return quiet
 
     def _is_far(self, step: Step, c: int, value: Value) -> Value:
-        """Whether a condition is so far from zero that it can't get there within the step."""
+        """Whether a condition is so far from zero that it can't reach zero within the step."""
         b, info = self._loop.b, np.finfo(self._loop.problem.dtype)
-        # (Squares that underflow are less than this.)
+        # Squares that underflow are less than this.
         least = float(info.tiny / info.eps)
         (k, *ks) = (stage[c] for stage in step.attempt.dense)
         squares = k * k + least
         for k in ks:
             squares = k * k + squares
-        # The square of a sum is at most 65 of one term's, and 65/64 of the other's.
+        # Since 2xy <= 64 x^2 + y^2 / 64, the square of a sum is at most 65 times the one square
+        # plus 65/64 times the other.
         most = 65 / 64 * (_SLACK * self._longest()) ** 2
         rounding = 65 * (_ROUNDINGS * float(info.eps)) ** 2
         y = b.spread(step.y[c])
@@ -86,7 +89,8 @@ class Quiet:
         return value * value > (squares * step.h) * (step.h * most) + margin
 
     def _longest(self) -> float:
-        """The largest norm of weights at a point of the step that is looked at."""
+        """The largest norm of the interpolant's weights at a point of the step that would be looked
+        at."""
         method = self._loop.problem.method
         assert isinstance(method, RungeKutta)
         found = [math.hypot(*method.tableau.b)]
@@ -98,14 +102,15 @@ class Quiet:
 
 
 def components_of(condition: Part) -> list[int] | None:
-    """Which component of the state each condition is, up to its sign and one number that neither
-    state nor time has a part in; None where one is not."""
+    """For each condition, the component of the state that it is, up to its sign and one added
+    number that depends neither on the state nor on the time; None if one condition isn't of that
+    form."""
     jaxpr = condition.program.jaxpr
     inputs: list[_Found] = [_nothing(v.aval) for v in (*jaxpr.constvars, *jaxpr.invars)]
     n = len(jaxpr.constvars)
     state: Any = jaxpr.invars[0].aval
     inputs[n] = np.arange(math.prod(state.shape)).reshape(state.shape), False
-    # (Time, and what is read of the step besides, are none of it.)
+    # The time and the extras, which depend on the step, must not take part.
     for i in range(len(condition.extras) + 1):
         inputs[len(inputs) - 1 - i] = None
     (found,) = _evaluated(jaxpr, inputs)
@@ -114,8 +119,9 @@ def components_of(condition: Part) -> list[int] | None:
     return found[0].reshape(-1).tolist()
 
 
-# Of an array which component each of its entries is, -1 where it is a number, and whether one has
-# been added; None where it is something else.
+# For each entry of an array, the index of the state's component that it is (-1 for a number that
+# doesn't depend on state or time); and whether a number has been added already. None for an array
+# of any other form.
 _Found = tuple[np.ndarray, bool] | None
 
 
