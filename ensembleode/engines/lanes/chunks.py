@@ -24,18 +24,19 @@ from .replay import Wide
 from .stops import has_jumps
 
 
-# Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
+# The bytes of one array with the state of a chunk; a step needs a few tens of such arrays.
 _CHUNK = 2**14
 _WIDEST, _NARROWEST = 128, 8
-# Bytes of a vector over the lanes up to which XLA's CPU runtime runs the operations of a loop one
-# after the other; those on larger ones it hands to threads, which takes longer than they do.
+# The largest vector over the lanes, in bytes, for which XLA's CPU runtime runs the operations of a
+# loop one after the other. Operations on larger vectors it hands to threads, which takes longer
+# than the operations do.
 _IN_TURN = 512
 
 
 def width_of(state: Any, n: int) -> int:
-    """How many lanes a chunk has, from the size of the state and the number of trajectories.
+    """The number of lanes of a chunk, from the size of the state and the number of trajectories.
 
-    The same for every ensemble algorithm, as the bits of matrix products depend on it.
+    It is the same for every ensemble algorithm, as the bits of matrix products depend on it.
     """
     each = max(1, math.prod(state.shape)) * np.dtype(state.dtype).itemsize
     fitting = 2 ** int(math.log2(max(1, _CHUNK // each)))
@@ -44,7 +45,7 @@ def width_of(state: Any, n: int) -> int:
 
 
 class _OfFirst(AbstractNorm):
-    """The norm of the first `count` components alone."""
+    """The norm of the first `count` components."""
 
     norm: AbstractNorm
     count: int
@@ -57,7 +58,7 @@ class _OfFirst(AbstractNorm):
 
 
 class Setup(NamedTuple):
-    """What is needed to solve chunks of a plan, besides their numbers."""
+    """The static part of solving the chunks of a plan."""
 
     plan: Plan
     field: LaneField
@@ -74,8 +75,8 @@ class Setup(NamedTuple):
         return lambda y, t: self.field(args, y, t)
 
     def wide(self, args: Any) -> tuple[Wide, Callable]:
-        """The field's arguments widened for differentiation, and what pulls their cotangents
-        back."""
+        """The field's arguments widened for differentiation, and a function that pulls their
+        cotangents back to the arguments as they were."""
         real, rest = eqx.partition(args, eqx.is_inexact_array)
         flags = zip(real, self.field.batched, self.field.deciding, strict=True)
         has_lanes = tuple(
@@ -94,9 +95,9 @@ class Setup(NamedTuple):
 
 
 def setup_of(plan: Plan, lanes: Lane, n: int) -> Setup:
-    """The chunks of `n` trajectories, as wide as is best for them. Where components are vectors of
-    their own, whose bits don't depend on the width, no wider than XLA runs them in turn; and that
-    of a trajectory alone is as narrow as goes."""
+    """The setup for the chunks of `n` trajectories, with the best width. Where the components are
+    separate vectors, the bits don't depend on the width, and a chunk is at most as wide as XLA runs
+    it in turn. The chunk of a single trajectory is as narrow as possible."""
     u0 = lanes.u0
     shape = u0.shape[1:] if plan.batched.u0 else u0.shape
     state = jax.ShapeDtypeStruct(shape, u0.dtype)
@@ -114,21 +115,22 @@ def in_chunks(x: Any, chunks: int, width: int) -> Any:
     """`[n, ...]` as `[chunk, lane, ...]`."""
     missing = chunks * width - x.shape[0]
     if missing:
-        # Copies of the last, which are masked.
+        # The last chunk is filled up with copies, which are masked.
         x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
     return x.reshape(chunks, width, *x.shape[1:])
 
 
 def solve_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
-    """The solutions of all chunks, one after the other: `every` leaf is `[chunk, lane, ...]`, and
-    so is the mask."""
+    """The solutions of all chunks, one after the other. The leaves of `every` and the mask are
+    `[chunk, lane, ...]`."""
     forward_mode = setup.plan.method.value.direction == "forward"
 
     def one(numbers):
         each, wanted = numbers
         chunk = chunk_of(setup, each, shared, wanted)
         if not forward_mode:
-            # The same bits, whatever the program does with these numbers before.
+            # The barrier gives the same bits, whatever the program has done with these numbers
+            # before.
             chunk = jax.lax.optimization_barrier(chunk)
         stepping, field = setup.stepping, setup.field_of(chunk.args)
         state, out = solve_chunk(
@@ -152,7 +154,7 @@ def solve_chunks(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Result:
 
 
 def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
-    """The numbers of a chunk, lanes last."""
+    """The numbers of a chunk, with the lanes last."""
     field, batched = setup.field, setup.plan.batched
     left = eqx.combine(every, shared)._asdict()
     width = setup.width
@@ -181,7 +183,8 @@ def chunk_of(setup: Setup, every: Lane, shared: Lane, mask: Any) -> Chunk:
 
 
 def _tolerance(field: LaneField, x: Any, batched: bool) -> Any:
-    """A tolerance as the loop has it: a number, one a lane, or leaves like the state's."""
+    """A tolerance in the form that the loop wants: a number, a number for each lane, or leaves like
+    those of the state."""
     if x.ndim == batched:
         return x
     x = x if batched else x[..., None]

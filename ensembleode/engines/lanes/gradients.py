@@ -1,5 +1,5 @@
-"""Solves over lanes, and the way back through them, for derivatives (see `engines/derivatives.py`):
-of any order by replay, the first alone, in reverse mode, by a continuous adjoint."""
+"""Solves over lanes, and the way back through them, for derivatives (see `engines/derivatives.py`).
+Replay has derivatives of any order; a continuous adjoint only has the first, in reverse mode."""
 
 import dataclasses
 import math
@@ -21,25 +21,26 @@ from .loop import Chunk
 from .replay import buffers, Cotangent, pull_back as replayed, Replay, SavedRows
 
 
-# How a chunk is pulled back, by the name of its `sensealg`.
+# The function that pulls back through a chunk, by the name of its `sensealg`.
 _ADJOINTS = {"ReplayAdjoint": replayed, "GaussAdjoint": gauss, "BacksolveAdjoint": backsolve}
 
 
 class Found(NamedTuple):
-    """What else is known of solved trajectories: how many `steps` they took, `[trajectory]`, and
-    what was `saved`, where that is wanted."""
+    """Further data of solved trajectories: how many `steps` they took, `[trajectory]`, and the
+    `saved` states, where they are needed."""
 
     steps: Int[Array, "lane"]
     saved: SavedRows | None = None
 
 
 def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
-    """The result of these trajectories, chunk by chunk, in turn; times only where each has its own.
+    """The result of these trajectories, solved chunk by chunk in turn; it has times only where each
+    trajectory has its own.
 
     **Arguments:**
 
-    - `lanes`: the numbers, a leading axis on the leaves that `plan.batched` marks.
-    - `mask`: false for those that only fill a place, and are not solved: [n].
+    - `lanes`: the numbers, with a leading axis on the leaves that `plan.batched` marks.
+    - `mask`: false for trajectories that are not to be solved, and only fill a place: [n].
     """
     n = len(mask)
     setup = setup_of(plan, lanes, n)
@@ -54,7 +55,7 @@ def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
 
 
 def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
-    """What is saved of these trajectories, the last state alone where only ends are."""
+    """The saved states of these trajectories; where only ends are saved, their last states."""
     u = solve(plan, lanes, mask).u
     return u[:, -1:] if plan.saving.mode == "ends" else u
 
@@ -74,12 +75,12 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
 
 def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """`pull_back` of one group, chunk by chunk; of what is shared, cotangents are summed."""
+    """`pull_back` for a single group, chunk by chunk; cotangents of shared numbers are summed."""
     plan = flow.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
     if saving.mode == "steps" and plan.controlled < math.prod(plan.state.shape):
-        # With their tangents, which were not saved.
+        # The saved states don't have the tangents, so the trajectories are solved again.
         result = solve(plan, lanes, known.ok)
         saved = SavedRows(result.u, result.t, result.length)
     chunked = setup_of(plan, lanes, flow.n)
@@ -92,8 +93,9 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     def one(carry, which):
         room, grad_shared = carry
         which, ok = which
-        # A failed lane is not solved again; its numbers, which may be infinite or NaN, are replaced
-        # by those of one that succeeded, so that products with shared weights stay finite.
+        # A failed lane is not solved again. Its numbers may be infinite or NaN, so they are
+        # replaced by those of a lane that succeeded, which keeps products with shared weights
+        # finite.
         which = jnp.where(ok, which, which[jnp.argmax(ok)])
         here, fixed, c, saved_here = jax.tree.map(
             lambda x: x[which], (every, fixed_every, cotangent, saved)
@@ -110,7 +112,7 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
         _, pullback, chunk = jax.vjp(numbers_of, here, shared, has_aux=True)
         grads, room = _pull_back(chunked, chunk, where(ok, c), saved_here, room)
-        # (With no lane that succeeded, all numbers are those of one that failed.)
+        # If no lane succeeded, all numbers are those of a lane that failed.
         some = jnp.any(ok)
         grads = jax.tree.map(lambda x: jnp.where(some, x, jnp.zeros_like(x)), grads)
         grad_every, more_shared = pullback(grads)
@@ -133,10 +135,11 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
 
 def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
-    """Trajectories in chunks of about equal numbers of steps, as a chunk takes its slowest lane's.
+    """Trajectories arranged in chunks of about equal numbers of steps, since a chunk takes as long
+    as its slowest lane.
 
-    **Returns:** which trajectory is at each place, `[chunk, lane]`, at which place each is,
-    `[trajectory]`, and which places hold one that succeeded.
+    **Returns:** the number of the trajectory at each place, `[chunk, lane]`; the place of each
+    trajectory, `[trajectory]`; and a mask of the places whose trajectory succeeded.
     """
     n = len(steps)
     chunks = -(-n // setup.width)
@@ -152,16 +155,17 @@ def _by_cost(setup: Setup, steps: Any, ok: Any) -> tuple:
 
 
 def _merged(x: Any) -> Any:
-    """An array without its axis of chunks."""
+    """An array with its axes of chunks and lanes joined."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def _pull_back(
     setup: Setup, chunk: Chunk, cotangent: Any, saved: SavedRows | None, room: Any
 ) -> tuple:
-    """The cotangents of the first states and of the arguments that are real, from that of the rows.
+    """The cotangents of the initial states and of the real arguments, from the cotangent of the
+    rows.
 
-    `saved`: what was saved, where that is wanted.
+    **Arguments:** `saved`: the saved states, where they are needed.
     """
     saving, field = setup.plan.saving, setup.field
     at_end = tuple(map(jnp.zeros_like, chunk.u0))

@@ -1,4 +1,5 @@
-"""The time loop of a chunk: every lane with its own step size, acceptance, end and return code."""
+"""The time loop of a chunk, in which every lane has its own step size, acceptance, end and return
+code."""
 
 import functools
 from collections.abc import Callable
@@ -22,13 +23,13 @@ from .leaves import first_of, is_finite, LANES, Leaves, OfLanes, over, select
 from .stops import arrive, begin, has_jumps, has_own, Stops
 
 
-# Turns between two looks at whether the loop is to stop.
+# The flag that stops the loop is read once in so many turns.
 _TURNS = 256
 
 
 class Stepping(NamedTuple):
-    """What is fixed about the steps: static. Whether a state went wrong is told by the first
-    `controlled` components of it, or by all."""
+    """The static properties of the steps. The first `controlled` components of a state, or all,
+    tell whether it went wrong."""
 
     method: Method
     controller: AbstractController | None  # None with a fixed step
@@ -47,12 +48,12 @@ class Stepping(NamedTuple):
 class Chunk(NamedTuple):
     """The numbers of the lanes of a chunk.
 
-    - `u0`: leaves of the state.
-    - `args`: what the field wants besides `(u, t)`.
-    - `tol`: None with a fixed step.
+    - `u0`: the leaves of the initial state.
+    - `args`: the inputs of the field besides `(u, t)`.
+    - `tol`: the tolerances; None with a fixed step.
     - `dt`: the size of the (first) step; None for an automatic one.
-    - `bounds`: of an adaptive step.
-    - `times`: the times to save; None where there are none. Those past the count of a lane are
+    - `bounds`: the bounds of an adaptive step.
+    - `times`: the times to save; None where none are given. Those past the count of a lane are
         infinite, in the direction of time.
     - `mask`: false in the lanes that only fill up the chunk.
     - `stop`: as in a `Lane`.
@@ -73,17 +74,17 @@ class Chunk(NamedTuple):
 
 
 class State(NamedTuple):
-    """Where the lanes are.
+    """The variables of the loop.
 
-    (Where all lanes share a fixed step, `t` and `h` have no axis.)
+    Where all lanes share a fixed step, `t` and `h` have no axis.
 
-    - `t`, `y`: the time and the state; `carry`: what the method carries to the next step.
+    - `t`, `y`: the time and the state; `carry`: the method's carry.
     - `h`: the size of the next step, positive.
-    - `memory`: what the controller remembers, a tuple; None with a fixed step.
-    - `code`: the return code; `GOING` where the lane goes on, which is `active` then.
+    - `memory`: the controller's memory, a tuple; None with a fixed step.
+    - `code`: the return code; `GOING` where the lane goes on, which is then `active`.
     - `failures`: see `count_failures`; None with a fixed step.
-    - `stops`: where the lanes are among their known times; None without such times.
-    - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk.
+    - `stops`: the position of the lanes among their known times; None without such times.
+    - `naccept`, `ntried`: each lane's numbers of steps; `tries`: the number of turns of the chunk.
     """
 
     tries: Int[Array, ""]
@@ -104,8 +105,8 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`; `accepted` is
-    true in the lanes that took it."""
+    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`; `accepted` has
+    the lanes that took it."""
 
     t: Any
     t2: Any
@@ -116,10 +117,10 @@ class Step(NamedTuple):
 
 
 class Output(NamedTuple):
-    """What is saved on the way.
+    """The saved states so far.
 
-    - `u`: the saved states, NaN where not reached, with a row past the end; `t`: the times, where
-        every step is saved.
+    - `u`: the saved states, NaN where not reached, with one additional row at the end; `t`: their
+        times, where every step is saved.
     - `row`: the next row to write; `time`: the next time to save, where times are given.
     """
 
@@ -134,7 +135,7 @@ def lanes_of(chunk: Chunk) -> int:
 
 
 def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
-    """The state of the loop at `t0`."""
+    """The variables of the loop at `t0`."""
     lanes = lanes_of(chunk)
     dtype = chunk.u0[0].dtype
     y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
@@ -173,10 +174,10 @@ def start(stepping: Stepping, field: Callable, chunk: Chunk) -> State:
 def _beyond(
     stepping: Stepping, field: Callable, chunk: Chunk, jumps: Any, y: Leaves, t: Any, carry: Any
 ) -> tuple[Any, Any]:
-    """The time right after `t`, and what the method carries from there, in the lanes where `f`
-    jumps."""
+    """The time just after `t` and the method's carry from there, in the lanes where `f` jumps; the
+    time and the carry as they are in the others."""
     following = next_time(LANES, t, jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(t))
-    # (The derivative of `t` remains.)
+    # The time keeps the derivative of `t`.
     t = t + jax.lax.stop_gradient(jnp.where(jumps, following - t, 0))
 
     def anew():
@@ -191,24 +192,24 @@ def _beyond(
 
 
 def of_each_lane(carry: Any, lanes: int) -> Any:
-    """What is carried, its numbers one a lane."""
+    """The method's carry with each number extended to one for each lane."""
     return jax.tree.map(lambda x: x if x.ndim else jnp.broadcast_to(x, (lanes,)), carry)
 
 
 def first_step(
     stepping: Stepping, field: Callable, chunk: Chunk, y: Leaves, t: OfLanes
 ) -> tuple[Any, OfLanes]:
-    """What the method carries to a step from the state `y` at `t`, and the size of that step."""
+    """The method's carry for a step from the state `y` at `t`, and the size of that step."""
     h: Any = chunk.dt
     field = evaluated_once(field, y, t)
     carry = stepping.method.init(LANES, equations_of(field), y, t)
     if h is None:
-        assert chunk.tol is not None  # (A fixed step is given.)
+        assert chunk.tol is not None  # a fixed step has `dt`
         at = jax.lax.stop_gradient((t, y, field(y, t), chunk.t1 - chunk.t0))
         order, dtmax = stepping.method.order, chunk.bounds.dtmax
         norm = stepping.norm
         h = initial_step(LANES, norm, power_of_ten, field, *at, chunk.tol, order, dtmax)
-    # Steps are constants to whoever differentiates, but for the last.
+    # For derivatives, the sizes of steps are constants, except for the last step's.
     return carry, jax.lax.stop_gradient(jnp.abs(h))
 
 
@@ -218,7 +219,7 @@ def running(state: State) -> Any:
 
 
 def advance(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> tuple[State, Step]:
-    """Try one step in every lane that is active: attempt, control, commit."""
+    """Try one step in every active lane: attempt it, judge it, and commit the result."""
     tried = _attempt(stepping, field, chunk, state)
     state, step = _commit(stepping, chunk, state, *_control(stepping, chunk, state, tried))
     if state.stops is None:
@@ -229,12 +230,12 @@ def advance(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> 
 def _go_on(
     stepping: Stepping, field: Callable, chunk: Chunk, state: State, stops: Stops, step: Step
 ) -> State:
-    """The state in the next stretch of time, in lanes that have come to the end of one."""
+    """The variables in the next stretch of time, for lanes that have come to the end of one."""
     t1 = chunk.t1 + jnp.zeros_like(state.t)
     direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(state.t)
     stepped, here = step.accepted, step.accepted & state.active & (state.t == stops.tstop)
     if not state.t.ndim:
-        # (All lanes go on together.)
+        # All lanes go on together.
         stepped, here = jnp.array(True), state.t == stops.tstop
     stops = stops._replace(anew=stops.anew & ~stepped)
     arrival = state.t, t1, direction, state.tries, here
@@ -246,8 +247,9 @@ def _go_on(
 
 
 class _Tried(NamedTuple):
-    """A step before it is judged: `size` is what it was to be, positive; `h` is its signed size,
-    `t2` its end. `unresolved`: where time can't resolve it; None of an adaptive step."""
+    """A step before it is judged. `size` is its nominal size, positive; `h` is its signed size, and
+    `t2` its end. `unresolved` has the lanes where time can't resolve the step; None for an adaptive
+    step."""
 
     size: Any
     h: Any
@@ -257,31 +259,33 @@ class _Tried(NamedTuple):
 
 
 def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> _Tried:
-    """A step, as long as time has it."""
+    """A step that ends at the latest where the stretch of time does."""
     t, y, active = state.t, state.y, state.active
     tstop, stops = chunk.t1 + jnp.zeros_like(t), state.stops
     anchor, number = chunk.t0, state.tries
     if stops is not None:
         tstop, anchor, number = stops.tstop, stops.anchor, number - stops.tried
-    # Steps are constants to whoever differentiates, but for the last, which moves with its end.
+    # For derivatives, the sizes of steps are constants, except for the last step's, which moves
+    # with its end.
     size = jax.lax.stop_gradient(state.h)
     unresolved = None
     if stepping.adaptive:
         t2 = adaptive_step(LANES, t, tstop, jnp.sign(chunk.t1 - chunk.t0), size)
         size = jnp.minimum(size, jax.lax.stop_gradient(jnp.abs(tstop - t)))
     else:
-        # All lanes that go on have taken as many steps.
+        # All lanes that go on have taken equally many steps.
         t2, unresolved = fixed_step(LANES, anchor, tstop, t, size, number)
         unresolved = unresolved & (active if t.ndim else jnp.any(active))
         t2 = jnp.where(unresolved, t, t2)
-    # As time has it after rounding: otherwise the state would be ahead of it, or behind.
+    # The size after the end was rounded; with the size before, the state would be ahead of the time
+    # or behind.
     h = t2 - t
     if has_jumps(chunk.more):
         direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(t)
         within = size_within(LANES, *jax.lax.stop_gradient((t, t2, direction)))
         h = h + jax.lax.stop_gradient(within - h)
     if unresolved is not None:
-        # The state becomes NaN, and the lane ends.
+        # The state becomes NaN there, which ends the lane.
         h = jnp.where(unresolved, jnp.nan, h)
     attempt = stepping.method.step(LANES, equations_of(field), y, state.carry, t, h)
     return _Tried(size, h, t2, attempt, unresolved)
@@ -290,7 +294,7 @@ def _attempt(stepping: Stepping, field: Callable, chunk: Chunk, state: State) ->
 def _control(
     stepping: Stepping, chunk: Chunk, state: State, tried: _Tried
 ) -> tuple[Step, Verdict, Any]:
-    """The verdict on the step, and the count of failures."""
+    """The verdict on the step, and the number of failures."""
     t, y, active = state.t, state.y, state.active
     size, h, t2, attempt, unresolved = tried
     if stepping.controller is None:
@@ -301,7 +305,7 @@ def _control(
     else:
         assert chunk.tol is not None
         assert state.memory is not None
-        # The steps are constants to whoever differentiates the solution.
+        # For derivatives of the solution, the sizes of steps are constants.
         at = jax.lax.stop_gradient((attempt, y))
         squared = squared_error(LANES, stepping.norm, chunk.tol, *at)
         tstop = chunk.t1 if state.stops is None else state.stops.tstop
@@ -310,7 +314,7 @@ def _control(
         judged = times, size, squared, before, active, is_first
         verdict = verdicts.judge(LANES, stepping.controller, chunk.bounds, *judged)
         verdict, failures = verdicts.counted(LANES, verdict, state.failures, size, times.span)
-        # (Where it is rejected, it ends where it began.)
+        # A rejected step ends where it began.
         t2 = jnp.where(verdict.accepted, t2, t)
     return Step(t, t2, h, y, attempt, verdict.accepted), verdict, failures
 
@@ -318,7 +322,7 @@ def _control(
 def _commit(
     stepping: Stepping, chunk: Chunk, state: State, step: Step, verdict: Verdict, failures: Any
 ) -> tuple[State, Step]:
-    """The state after a step."""
+    """The variables after a step."""
     accepted, active = step.accepted, state.active
     tries = state.tries + 1
     arrived = accepted & (step.t2 == chunk.t1 + jnp.zeros_like(step.t))
@@ -329,7 +333,7 @@ def _commit(
     if step.t.ndim > 0:
         carry = jax.tree.map(lambda a, b: jnp.where(over(accepted, a), a, b), carry, state.carry)
         t2, y = jnp.where(accepted, t2, step.t), select(accepted, y, step.y)
-    # (Else all lanes end together, and what is NaN stays NaN.)
+    # With a shared step all lanes end together, and a state that is NaN stays NaN.
     state = state._replace(t=t2, y=y, carry=carry)
     h = verdict.next_h
     if stepping.adaptive:
@@ -351,16 +355,17 @@ def _count(count: Any, here: Any) -> Any:
 
 
 #
-# Output
+# Saved states
 #
 
 
 def first_output(
     field: Callable | None, saving: Saving, chunk: Chunk, state: State, join: Callable
 ) -> Output | None:
-    """Room for what is saved, with what is saved at the start; `join` puts leaves together.
+    """Arrays for the saved states, with those of the start filled in; `join` puts leaves together.
 
-    `field` is given where this is differentiated forwards, by the times to save, perhaps.
+    `field` is given where the solve is differentiated forwards, possibly with respect to the times
+    to save.
     """
     if saving.mode == "ends":
         return None
@@ -383,16 +388,16 @@ def first_output(
 
 
 def _at_start(field: Callable | None, chunk: Chunk, u0: Any, join: Callable) -> Any:
-    """The state at times that are those of the start: `[lane, row or 1, *state]`.
+    """The state at those times that equal the start: `[lane, row or 1, *state]`.
 
-    Its derivative by such a time is the field there.
+    Its derivative with respect to such a time is the field at the start.
     """
     u0 = u0[:, None]
     if field is None or chunk.times is None:
         return u0
     rate = _lane_first(join(field(chunk.u0, chunk.t0)))[:, None]
     since = chunk.times - (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])
-    # Nothing, but for its derivative.
+    # Zero, but with a derivative.
     since = since - jax.lax.stop_gradient(since)
     since = since.reshape(-1, since.shape[-1], *(1,) * (u0.ndim - 2))
     return u0 + since * jnp.where(jnp.isfinite(rate), rate, 0)
@@ -407,7 +412,7 @@ def save(
     out: Output,
     join: Callable,
 ) -> Output:
-    """Save what lies in the step just taken."""
+    """Save the states at times within the step just taken."""
     if out.t is not None:
         row = jnp.where(step.accepted, jnp.minimum(out.row, saving.rows), saving.rows)
         u = _write(out.u, row, _lane_first(join(step.attempt.y2)))
@@ -427,7 +432,7 @@ def save(
         return method.dense(LANES, equations_of(field), *at)[len(dense) :]
 
     if structs := jax.eval_shape(more):
-        # Only where something is saved.
+        # This runs only where something is saved.
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), structs)
         dense = (*dense, *jax.lax.cond(jnp.any(due(out)), more, lambda: nothing))
 
@@ -443,7 +448,7 @@ def save(
 
 
 def _next_time(chunk: Chunk, row: Any) -> Any:
-    """The time of the row, infinitely far where there are no more."""
+    """The time of a row; infinitely far where there are no more rows."""
     assert chunk.times is not None
     times, rows = chunk.times, chunk.times.shape[-1]
     if times.ndim == 1:
@@ -454,10 +459,10 @@ def _next_time(chunk: Chunk, row: Any) -> Any:
 
 
 def _write(array: Any, row: Any, value: Any) -> Any:
-    """Set row `row` of each lane; the row past the end is there for what is not wanted.
+    """Set row `row` of each lane; unwanted values go to the additional row at the end.
 
-    (Lane by lane: XLA's CPU compiler turns a loop over time into one function, many times as fast,
-    unless there is a scatter in it.)
+    This is written lane by lane, since XLA's CPU compiler turns a loop over time into one function,
+    which is many times as fast, unless there is a scatter in it.
     """
     if row.ndim == 0:
         return jax.lax.dynamic_update_index_in_dim(array, value, row, 1)
@@ -522,8 +527,8 @@ def solve_chunk(
 
 
 def _conclude(stepping: Stepping, field: Callable, chunk: Chunk, state: State) -> State:
-    """The state with the codes of the lanes that go on, which was stopped, and of those that have
-    another turn first."""
+    """The variables with the return codes decided: those of lanes that were stopped while going on,
+    and those of lanes that take another turn first to find out."""
     code, tol = jnp.where(state.active, verdicts.STOPPED, state.code), chunk.tol
     if tol is None or not stepping.adaptive:
         return state._replace(code=code)

@@ -2,9 +2,9 @@
 
 The backward pass runs a chunk again, recording its steps, and replays them backwards with the step
 sizes held constant (the discrete adjoint; Hager, "Runge-Kutta methods in optimal control and the
-transformed adjoint system", Numer. Math. 87, 2000). A chunk's record holds one segment of its
-steps: of those before it checkpoints are kept, a segment apart, from which they are recorded anew.
-So memory grows with the square root of `maxiters`, the cost with the steps that were taken, and
+transformed adjoint system", Numer. Math. 87, 2000). The record has room for one segment of steps.
+For earlier segments only checkpoints at their starts are kept, from which they are recorded again.
+So the memory grows with the square root of `maxiters`, the cost with the number of steps taken, and
 nothing is kept from one chunk to the next.
 """
 
@@ -25,16 +25,18 @@ from .loop import advance, Chunk, lanes_of, of_each_lane, running, start, State,
 from .stops import has_jumps, steps_between
 
 
-# Bytes of a record: longer segments need fewer runs, until they leave the cache.
+# The bytes of a record. Longer segments need fewer runs, until they leave the cache.
 _RECORD = 2**20
 
 
 class Record(NamedTuple):
-    """The steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
+    """The steps of a segment, each field with a leading axis `[step, ...]`; `h` is zero in lanes
+    that did not take the step.
 
-    `carry` is what the step was carried, where cotangents of it are (see `_is_chained`); else None.
-    `anew` is true where that was made anew from the state, at the first step after a discontinuity;
-    None where there are none, or nothing is carried.
+    - `carry`: the method's carry at the start of the step, if cotangents pass through it (see
+        `_is_chained`); else None.
+    - `anew`: whether the carry was made anew from the state, for the first step after a
+        discontinuity; None where there are no discontinuities, or no carry is recorded.
     """
 
     t: Any
@@ -45,10 +47,11 @@ class Record(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What has been pulled back to the start of a step.
+    """The cotangents, pulled back to the start of a step.
 
-    - `y`, `carry`: the cotangents of the state and of what is carried (where that is recorded).
-    - `grad`: of the arguments; `rows`: how many of the saved rows are left, `[lane]`.
+    - `y`, `carry`: the cotangents of the state and of the method's carry (where it is recorded).
+    - `grad`: the cotangents of the arguments.
+    - `rows`: how many of the saved rows are left, `[lane]`.
     """
 
     y: Leaves
@@ -58,14 +61,14 @@ class Pulled(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Room for the record of a segment and for the checkpoints, reused by chunk after chunk."""
+    """Memory for the record of a segment and for the checkpoints, which all chunks use in turn."""
 
     record: Record
     checkpoints: State
 
 
 class SavedRows(NamedTuple):
-    """The saved states themselves, their times, and how many of them there are."""
+    """The saved states, their times, and the number of rows of each lane."""
 
     u: Inexact[Array, "lane row *state"]
     t: Float[Array, "row"] | Float[Array, "lane row"]
@@ -73,10 +76,10 @@ class SavedRows(NamedTuple):
 
 
 class Cotangent(NamedTuple):
-    """What is pulled back through a chunk.
+    """The input of a pull-back through a chunk.
 
     - `end`: the cotangent of the state at `t1`.
-    - `saved`: what was saved; None where it is not wanted.
+    - `saved`: the saved states; None where they are not needed.
     """
 
     end: Leaves
@@ -84,13 +87,14 @@ class Cotangent(NamedTuple):
 
 
 class Wide(NamedTuple):
-    """The arguments of the field as they are differentiated.
+    """The arguments of the field in the form in which they are differentiated.
 
-    Numbers that all lanes share are one a lane, as their cotangents are summed over the lanes only
-    once, at the end; but for those on which it depends what the field computes (the predicate of a
-    `lax.cond`, say), which stay one, so that it is the same as forwards.
+    A number that all lanes share is extended to one number for each lane, so that its cotangents
+    are summed over the lanes only once, at the end. The exceptions are numbers that decide what the
+    field computes (such as the predicate of a `lax.cond`), which stay single, so that the field
+    takes the same branch as forwards.
 
-    - `args`: those that are real; None in the place of the others, which are in `rest`.
+    - `args`: the real arguments; None in the place of the others, which are in `rest`.
     - `has_lanes`: which of `args` have an axis of lanes.
     """
 
@@ -102,7 +106,8 @@ class Wide(NamedTuple):
         return eqx.combine(args, self.rest)
 
     def added(self, grad: Any, more: Any, mask: Any) -> Any:
-        """Both cotangents added, `more` in the lanes of the mask: elsewhere it may be NaN."""
+        """The sum of both cotangents, where `more` counts only in the lanes of the mask: it may be
+        NaN in the others."""
 
         def add(x, y, has_lanes):
             return x + jnp.where(over(mask, y), y, jnp.zeros_like(y)) if has_lanes else x + y
@@ -111,15 +116,15 @@ class Wide(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are arguments whose cotangents are summed over the lanes at once."""
+        """Whether there are arguments whose cotangents are summed over the lanes in every step."""
         return not all(jax.tree.leaves(self.has_lanes))
 
 
 def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
-    """Room for chunks like this one (it may be abstract); None where every step is saved."""
+    """Memory for chunks like this one, which may be abstract; None where every step is saved."""
     if saving.mode == "steps":
         return None
-    # (Any field will do, for shapes.)
+    # For the shapes alone, any field will do.
     state = jax.eval_shape(lambda c: start(stepping, lambda y, t: y, c), like)
     lanes = like.u0[0].shape[-1]
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
@@ -143,16 +148,16 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
 
 
 def _is_chained(stepping: Stepping, saving: Saving) -> bool:
-    """Whether cotangents pass through what a step hands on to the next (the method's carry).
+    """Whether cotangents pass through the method's carry from step to step.
 
-    What `init` makes of the state is otherwise evaluated again; but where dense output depends on
-    what is handed on, that is pulled back only once.
+    Otherwise the carry is computed from the state again by `init`. But where dense output depends
+    on the carry, it is better to pull back through it only once.
     """
     return stepping.method.remembers or saving.mode == "times"
 
 
 def _anew(chunk: Chunk, state: State) -> Any:
-    """Where what is carried to the next step was made anew, one a lane."""
+    """For each lane, whether the carry for the next step was made anew; None where it never is."""
     if state.stops is None or not has_jumps(chunk.more):
         return None
     return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
@@ -161,9 +166,10 @@ def _anew(chunk: Chunk, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `field(args)`: the vector field of `(y, t)`, with arguments that are `wide`.
+    - `field(args)`: returns the vector field, a function of `(y, t)`, for arguments in the form of
+        `wide`.
     - `rows`: the cotangents of the saved states, if any.
-    - `split`: takes a state `[*state, lane]` apart.
+    - `split`: takes a state `[*state, lane]` apart into leaves.
     """
 
     stepping: Stepping
@@ -177,8 +183,8 @@ class Replay(NamedTuple):
     def safe(self, taken: Record) -> Record:
         """The step, moved to the start of the trajectory in lanes that did not take it.
 
-        There the field may be evaluated: elsewhere its derivative may be infinite, and times a
-        cotangent of zero that is NaN, in the sum over the lanes.
+        The field can be evaluated at the start. Elsewhere its derivative may be infinite, and NaN
+        when multiplied by a cotangent of zero, which would spoil the sum over the lanes.
         """
         if not self.wide.is_shared:
             return taken
@@ -192,13 +198,13 @@ class Replay(NamedTuple):
 def pull_back(
     replay: Replay, cotangent: Cotangent, room: Buffers | None, through: Callable | None = None
 ) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Pull back through a chunk in which the lanes of the mask succeed; the others are not solved,
-    and their cotangents are zero.
+    """Pull back through a chunk in which all lanes of the mask succeed. The other lanes are not
+    solved, and their cotangents are zero.
 
-    `through` pulls back through one step, by default the step itself.
+    **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
-    **Returns:** the cotangents of the state just after `t0`, of `u0` (which may be saved, too) and
-    of `wide.args`; and the room.
+    **Returns:** the cotangents of the state just after `t0`, of `u0` (which may also be saved) and
+    of `wide.args`; and the memory, to be used again.
     """
     stepping, field, saving, chunk, rows, split, wide = replay
     args = wide.args
@@ -241,7 +247,7 @@ def pull_back(
 
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
-    """Record and replay, the last segment first."""
+    """Record and replay the segments, the last first."""
     stepping, chunk = replay.stepping, replay.chunk
     field = replay.field(chunk.args)
     state = start(stepping, field, chunk)
@@ -252,13 +258,13 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 
     def segment(carry):
         number, again, length, record, pulled = carry
-        # Recorded before it is read, in this order: XLA would copy the record otherwise.
+        # The segment is recorded before it is replayed, as XLA would copy the record otherwise.
         state = _read(room.checkpoints, number)
         _, record, steps = _record_segment(stepping, field, chunk, state, record, again)
         length = jnp.where(again, steps, length)
         return number - 1, jnp.array(True), length, record, replayed(record, length, pulled)
 
-    # The last is in the record.
+    # The last segment is in the record already.
     carry = (last, jnp.array(False), length, room.record, pulled)
     *_, record, pulled = jax.lax.while_loop(going, segment, carry)
     return pulled, Buffers(record, room.checkpoints)
@@ -270,7 +276,7 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 
 
 def _record_all(stepping, field, chunk, state, room) -> tuple:
-    """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
+    """Run to the end, keeping checkpoints; the last segment stays in the record."""
 
     def going(carry):
         return running(carry[1])
@@ -310,9 +316,10 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
 
 
 def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callable) -> tuple:
-    """The record of all steps, where every one was saved; and how many they are.
+    """The record of all steps, where every step was saved; and the number of steps.
 
-    (Run again, in another program, a solve to the last digits may take others.)
+    Running the solve again would be another program, which may take different steps because it
+    rounds differently.
     """
     u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
     y, length = jax.vmap(split)(u), saved.length
@@ -334,7 +341,7 @@ def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callabl
 
 
 def _carried(method: Method, field: Callable, record: Record) -> Any:
-    """The carry that each step of the record began with."""
+    """The method's carry at the start of each step of the record."""
     equations = equations_of(field)
     t, _, y, *_ = _read(record, 0)
 
@@ -348,7 +355,8 @@ def _carried(method: Method, field: Callable, record: Record) -> Any:
 
 
 def _where(mask: Any, carry: Any, other: Any = None) -> Any:
-    """The carry (or its cotangents) in the lanes of the mask; in the others zero, or `other`."""
+    """The carry (or its cotangents) in the lanes of the mask, and `other` in the others; by default
+    zero."""
     if other is None:
         other = jax.tree.map(jnp.zeros_like, carry)
     return jax.tree.map(lambda x, y: jnp.where(over(mask, x), x, y), carry, other)
@@ -415,7 +423,7 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
 
 
 def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[Leaves, Any]:
-    """Add the cotangent of the state saved at the end of the step."""
+    """Add the cotangent of the state that was saved at the end of the step."""
     taken_here = taken.h != 0
     row = jnp.where(taken_here, rows - 1, 0)
     at_end = cotangents_of(replay, row)
@@ -471,7 +479,7 @@ def _row(rows: Any, row: Any, split: Callable) -> Leaves:
 
 
 def _rows_saved(saving: Saving, chunk: Chunk) -> Any:
-    """How many rows were written, in the lanes that succeeded."""
+    """How many rows were written, in lanes that succeeded."""
     if saving.mode == "ends" or chunk.times is None:
         return jnp.zeros(len(chunk.mask), jnp.int32)
     count = jnp.sum(jnp.isfinite(chunk.times), axis=-1, dtype=jnp.int32)

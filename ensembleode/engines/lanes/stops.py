@@ -1,4 +1,5 @@
-"""Where the lanes of a chunk are among their known times, `tstops` and `d_discontinuities`."""
+"""The position of the lanes of a chunk among their known times, `tstops` and
+`d_discontinuities`."""
 
 from typing import Any, NamedTuple
 
@@ -15,14 +16,15 @@ _NAMES = [row.name for row in of_kind("stops")]
 
 
 class Stops(NamedTuple):
-    """(Without an axis where all lanes share their steps.)
+    """The variables for known times; they have no axis where all lanes share their steps.
 
-    - `rows`: of each table, which is sorted, the row of the next time.
-    - `tstop`: the end of the stretch of time that the lane is in, which no step goes beyond.
-    - `anchor`: where that begins, and `tried`: how many steps the chunk had tried until then: from
-        there fixed steps are laid out.
-    - `anew`: whether the stretch begins after a discontinuity, in which no step was taken yet.
-    - `restarts`: how many such stretches there were.
+    - `rows`: for each table, which is sorted, the row of the next time.
+    - `tstop`: the end of the current stretch of time, beyond which no step goes.
+    - `anchor`: the time at which the stretch begins; `tried`: how many steps the chunk had tried
+        until then. Fixed steps are laid out from there.
+    - `anew`: whether the stretch begins after a discontinuity, and no step has been taken in it
+        yet.
+    - `restarts`: the number of such stretches so far.
     """
 
     rows: tuple[Int[Array, "*lane"], ...]
@@ -49,8 +51,8 @@ def has_jumps(more: Any) -> bool:
 
 
 def begin(more: Any, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
-    """At the start of all lanes; and which of them start at a discontinuity. None without known
-    times."""
+    """The variables at the start of all lanes, and a mask of the lanes that start at a
+    discontinuity. None without known times."""
     tables = tables_of(more)
     if not tables:
         return None, None
@@ -63,8 +65,9 @@ def begin(more: Any, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
 def arrive(
     more: Any, stops: Stops, t: OfLanes, t1: OfLanes, direction: Any, tries: Any, here: Any
 ) -> tuple[Stops, Any]:
-    """At the times `t` in the lanes where that is the end of their stretch, `here`: the next
-    stretch; and in which of them `f` jumps, so that it begins a unit in the last place later."""
+    """The variables in the next stretch of time, for the lanes `here`, whose stretch ends at `t`;
+    and a mask of the lanes where `f` jumps, so that the stretch begins a unit in the last place
+    later."""
     tables = tables_of(more)
     jumps = jnp.zeros_like(here)
     if (table := tables.get("d_discontinuities")) is not None:
@@ -88,7 +91,7 @@ def arrive(
 
 
 def _passed(table: Any, row: Any, t: Any, direction: Any, here: Any) -> Any:
-    """The first row after the time `t`, of the lanes `here`."""
+    """The first row after the time `t`, in the lanes `here`."""
 
     def due(row):
         return here & (direction * (t - _at(table, row, direction)) >= 0)
@@ -99,7 +102,7 @@ def _passed(table: Any, row: Any, t: Any, direction: Any, here: Any) -> Any:
 
 
 def _at(table: Any, row: Any, direction: Any) -> Any:
-    """The time of a row, infinitely far where there are no more."""
+    """The time of a row; infinitely far where there are no more rows."""
     if table.ndim == 1:
         time = table.at[row].get(mode="clip")
     else:
@@ -108,8 +111,8 @@ def _at(table: Any, row: Any, direction: Any) -> Any:
 
 
 def steps_between(more: Any, t: Any, direction: Any) -> tuple[Any, Any]:
-    """Where the steps begin that end at the times `t [1 + step, lane]` but for the first, and their
-    signed sizes."""
+    """The starts and the signed sizes of the steps that end at the times `t [1 + step, lane]`, of
+    which the first is the start of all."""
     begins, ends = t[:-1], t[1:]
     table = tables_of(more).get("d_discontinuities")
     if table is None:
