@@ -1,6 +1,6 @@
 """Plots of solutions, ensembles and summaries, with matplotlib (the extra `plot`).
 
-The `plot` methods import it when they are called, as matplotlib is optional.
+The `plot` methods import this module when they are called, as matplotlib is optional.
 """
 
 import operator
@@ -32,15 +32,17 @@ except ModuleNotFoundError as e:
 
 
 _STYLES = ("-", "--", ":", "-.")
-# Components that a legend can still list; more have a colorbar.
+# The largest number of components in a legend; more have a colorbar.
 _MOST_ENTRIES = 20
-# Trajectories drawn where none are chosen: more are one blob, which takes minutes to draw.
+# The largest number of trajectories drawn where none are chosen: more can't be told apart, and take
+# minutes to draw.
 _MOST_TRAJECTORIES = 200
 _MOST_FAILED = 20
-# Points drawn a step where steps are interpolated, and about how many in all.
+# The number of points drawn for each step where steps are interpolated; and about how many in all.
 _POINTS = 10
 _MOST_POINTS = 2_000_000
-# Failed trajectories widen the view by at most this many times what the others span, each side.
+# Failed trajectories widen the view, on each side, by at most so many times the range of the
+# others.
 _WIDEN = 2.0
 _SEM = 1.96  # 95% of a normal distribution
 _NO_STATES = {
@@ -83,7 +85,7 @@ def plot_ensemble(
         how = (line.pop("cmap", "viridis"), line.pop("norm", None), line.pop("label", ""))
         bar = _bar(numbers, *how)
         own_colors = bar[0].to_rgba(numbers)
-        color = matplotlib.rcParams["text.color"]  # in the legend
+        color = matplotlib.rcParams["text.color"]  # that of lines in the legend
     looks = _looks(plan, color, line)
     paths = _paths(sim, u, chosen, plan.components)
     curves = [[path[:, columns] for columns in plan.columns] for path in paths]
@@ -96,7 +98,7 @@ def plot_ensemble(
         each = np.tile(each, (len(paths), 1))
     else:
         each = np.repeat(own_colors, len(looks), axis=0)
-    # Below what else is drawn, such as the summary.
+    # Below other artists, such as those of a summary.
     style = {"zorder": 1.8} | _density(len(paths), own_colors is not None) | line
     style["label"] = None
     if alpha is not None:
@@ -104,7 +106,7 @@ def plot_ensemble(
     if looks[0].linestyle is not None:
         style["linestyle"] = [look.linestyle for look in looks]
     _add_lines(ax, curves, failed, each, style)
-    # (They are on the lines, but where they are between times that were saved.)
+    # Marks are on the lines, unless an event is between two saved times.
     marks = [[rows[:, columns] for columns in plan.columns]] if len(rows) else []
     none = np.zeros(len(marks), bool)
     _set_view(ax, [*curves, *marks], np.concatenate([failed, none]), had_data)
@@ -220,7 +222,7 @@ def plot_summary(
     looks = _looks(plan, _as_color(color), line, label=what)
 
     ax = _axes_for(plan, ax)
-    if len(looks) > 1:  # whose entries are the names
+    if len(looks) > 1:  # the entries of the legend are the names
         ax.plot([], [], color="none", label=what)
     path = np.column_stack([t, middle])
     for i, (columns, look) in enumerate(zip(plan.columns, looks, strict=True)):
@@ -237,12 +239,12 @@ def plot_summary(
 
 
 class _Plan(NamedTuple):
-    """Which components of the flattened state are drawn, and against what."""
+    """The components of the flattened state that are drawn, and what they are drawn against."""
 
     components: list[int]
     names: list[str]
     portrait: bool  # against each other, not against time
-    columns: list[list[int]]  # of each curve's coordinates, in a path `[row, 1 + component]`
+    columns: list[list[int]]  # each curve's coordinates, in a path `[row, 1 + component]`
 
     @property
     def dimensions(self) -> int:
@@ -250,7 +252,7 @@ class _Plan(NamedTuple):
 
 
 class _Look(NamedTuple):
-    """How the curves of a component look; a colour of None is the next of the axes' cycle."""
+    """The look of a component's curves; None as the colour is the next one of the axes' cycle."""
 
     color: Any
     linestyle: Any
@@ -278,7 +280,7 @@ def _plan(idxs: Any, state: tuple[int, ...], names: Any) -> _Plan:
 
 
 def _components(i: Any, names: list[str]) -> list[int]:
-    """Where the component is that is asked for, by its number or name; or those of a leaf."""
+    """The index of the component with this number or name; or the indices of those of a leaf."""
     if isinstance(i, str):
         return components_of(i, names)
     count = len(names)
@@ -320,7 +322,8 @@ def _check_one_of(argument: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def _check_numbers(u: Any, counted: Any, ndim: int) -> None:
-    """`counted` is an array whose axes are known, `ndim` how many it has."""
+    """Check that `u` is an array whose axes are known; `counted` says how it was counted, and
+    `ndim` is its number of axes."""
     if is_tracer(u) or is_tracer(counted):
         raise TypeError(
             "a plot needs numbers, and inside jit, grad or vmap nothing has been computed yet: "
@@ -339,7 +342,8 @@ def _check_numbers(u: Any, counted: Any, ndim: int) -> None:
 
 
 def _choose(trajectories: Any, sim: Any) -> np.ndarray:
-    """The indices of the trajectories to draw: those asked for, or a sample, that have been run."""
+    """The indices of the trajectories to draw, without those that were not run: the ones asked for,
+    or a sample."""
     n = len(sim)
     retcode = np.asarray(sim.retcode)
     chosen = np.arange(n)
@@ -357,7 +361,7 @@ def _choose(trajectories: Any, sim: Any) -> np.ndarray:
     chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
     if trajectories is not None or len(chosen) <= _MOST_TRAJECTORIES:
         return chosen
-    # As many as can be told apart, evenly spaced, and some more of those that failed.
+    # As many as can be told apart, evenly spaced, and in addition some that failed.
     failed = chosen[has_failed(retcode[chosen])]
     more = _spaced(failed, _MOST_FAILED)
     log_once(
@@ -390,7 +394,7 @@ def _as_color(color: Any) -> Any:
 
 
 def _as_numbers(color: Any, n: int, chosen: np.ndarray) -> np.ndarray | None:
-    """The numbers of the chosen trajectories, or None where `color` is a colour."""
+    """The numbers of the chosen trajectories; None where `color` is a colour."""
     if color is None or isinstance(color, str | tuple):
         _as_color(color)
         return None
@@ -418,8 +422,8 @@ def _as_numbers(color: Any, n: int, chosen: np.ndarray) -> np.ndarray | None:
 
 
 def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = None) -> list[_Look]:
-    """One for each curve: its own colour, or with one colour for all, its own line style; `label`
-    is that of a single curve, unless `line` has one."""
+    """The look of each curve: each has its own colour, or with one colour for all its own line
+    style. `label` is the label of a single curve, unless `line` has one."""
     k = len(plan.columns)
     style, given = line.get("linestyle"), line.get("label")
     if k == 1:
@@ -433,7 +437,7 @@ def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = No
         else:
             each = matplotlib.colormaps["tab20"](np.arange(k))
         return [_Look(c, style, entry) for c, entry in zip(each, labels, strict=True)]
-    if style is not None:  # all alike, as asked for, and one entry
+    if style is not None:  # all curves are alike, as asked for, and share an entry
         return [_Look(color, style, given), *[_Look(color, style, None)] * (k - 1)]
     if k > len(_STYLES):
         raise ValueError(
@@ -445,7 +449,7 @@ def _looks(plan: _Plan, color: Any, line: dict[str, Any], label: str | None = No
 
 
 def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable, str]:
-    """What a colorbar shows."""
+    """The mappable and the label of a colorbar."""
     mappable = ScalarMappable(norm, cmap)
     mappable.set_array(numbers)
     if len(numbers):
@@ -454,18 +458,19 @@ def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable
 
 
 def _component_bar(plan: _Plan, color: Any) -> tuple[ScalarMappable, str] | None:
-    """What the colours mean where a legend can't list them."""
+    """The colorbar that explains the colours of components where a legend can't list them."""
     crowded = color is None and len(plan.columns) > _MOST_ENTRIES
     return _bar(plan.components, "viridis", None, "component") if crowded else None
 
 
 def _density(n: int, numbered: bool) -> dict[str, float]:
-    """Few lines are opaque; many are thin and faint, so that it shows how many cross (less so where
-    colours stand for numbers, which must be told apart there)."""
+    """The style for `n` lines: few lines are opaque; many lines are thin and faint, so that one
+    sees how many cross. They are less faint where colours stand for numbers, which must be told
+    apart."""
     few = min(1.0, 10 / max(n, 1))
     width = matplotlib.rcParams["lines.linewidth"]
     return {
-        # With less, 8 bits a colour round off enough to change the hue.
+        # With a smaller alpha, rounding to 8 bits for each colour changes the hue.
         "alpha": max(0.1, min(1.0, np.sqrt(few * (10 if numbered else 1)))),
         "linewidth": width * max(0.3, few**0.25),
     }
@@ -497,15 +502,15 @@ def _paths(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[
 def _path(
     t: np.ndarray, u: np.ndarray, between: np.ndarray | None, length: int, components: list[int]
 ) -> np.ndarray:
-    """A trajectory as far as it came, with the points within each step, `[time, point, component]`,
-    where it is dense."""
+    """The path of a trajectory as far as it came, with the points within each step,
+    `[time, point, component]`, where the solution is dense."""
     t = t[:length].astype(np.float64)
     u = u[:length, components].astype(np.float64)
     if between is None or length < 2:
         return np.column_stack([t, u])
     inner = between[: length - 1][..., components].astype(np.float64)
     x = (np.arange(inner.shape[1]) / inner.shape[1])[:, None]
-    # It may be infinite in the last step before a blow-up.
+    # The interpolant may be infinite in the last step before a blow-up.
     straight = u[:-1, None] + x * np.diff(u, axis=0)[:, None]
     inner = np.where(np.isfinite(inner), inner, straight)
     times = t[:-1, None] + np.diff(t)[:, None] * x[:, 0]
@@ -519,10 +524,10 @@ def _path(
 
 
 def _axes_for(plan: _Plan, ax: Any) -> Any:
-    """The axes given, or those of a new figure."""
+    """The given axes, or those of a new figure."""
     solid = plan.dimensions == 3
     if ax is None:
-        import matplotlib.pyplot as plt  # it may start a GUI toolkit
+        import matplotlib.pyplot as plt  # may start a GUI toolkit
 
         projection = "3d" if solid else None
         _, ax = plt.subplots(layout="constrained", subplot_kw={"projection": projection})
@@ -537,7 +542,8 @@ def _axes_for(plan: _Plan, ax: Any) -> Any:
 
 
 def _add_entry(ax: Any, plan: _Plan, look: _Look, line: dict[str, Any]) -> Any:
-    """An empty line, opaque, for the legend; returns its colour, the next of the cycle or given."""
+    """Add an empty, opaque line for the legend. Returns its colour, either the given one or the
+    next one of the cycle."""
     (entry,) = ax.plot(*[[]] * plan.dimensions, **_style(look, line))
     color = entry.get_color()
     if look.label is None:
@@ -546,7 +552,7 @@ def _add_entry(ax: Any, plan: _Plan, look: _Look, line: dict[str, Any]) -> Any:
 
 
 def _add_line(ax: Any, curve: np.ndarray, look: _Look, line: dict[str, Any]) -> Any:
-    """A line; a dot where there is but one point."""
+    """Draw a line, or a dot where there is only one point."""
     dot = {"marker": "o"} if len(curve) == 1 else {}
     (drawn,) = ax.plot(*curve.T, **dot | _style(look, line))
     return drawn
@@ -559,14 +565,14 @@ def _style(look: _Look, line: dict[str, Any]) -> dict[str, Any]:
 def _add_lines(
     ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, each: np.ndarray, style: dict
 ) -> None:
-    """Lines of the colours `each [line, 4]`, in one collection, trajectory by trajectory so that no
-    component covers all of another; dots where there is but one point."""
+    """Draw lines in the colours `each [line, 4]` as one collection, trajectory by trajectory, so
+    that no component covers all of another; dots where there is only one point."""
     if not curves:
         return
     collection = Line3DCollection if ax.name == "3d" else LineCollection
     flat = [curve for several in curves for curve in several]
     ax.add_collection(collection(flat, colors=each, **style), autolim=False)
-    # Failed ones have a cross.
+    # A failed trajectory with one point has a cross instead of a dot.
     dots = np.array([len(several[0]) == 1 for several in curves]) & ~failed
     if dots.any():
         dots = np.repeat(dots, len(curves[0]))
@@ -582,18 +588,19 @@ def _add_spread(
     if error_style == "ribbon" and len(t) > 1:
         ax.fill_between(t, low, high, color=color, alpha=0.25, linewidth=0, zorder=1.9)
         return
-    # The rounding of quantiles may leave the median outside of them, by an ulp.
+    # By the rounding of quantiles, the median may be outside of them by an ulp.
     error = np.maximum([middle - low, high - middle], 0)
     ax.errorbar(t, middle, yerr=error, fmt="none", ecolor=color, elinewidth=1, capsize=2)
 
 
 def _set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_data: bool) -> None:
-    """Have all of the curves in view, but of failed ones only what leaves the others readable."""
+    """Set a view that contains all curves, except that failed ones are cut where the others would
+    become unreadable."""
     if not curves:
         return
     points = np.concatenate([curve for several in curves for curve in several])
     if failed.any() and not failed.all():
-        # What the others span, together with where the failed ones started.
+        # The range of the others, together with the starts of the failed ones.
         each = zip(curves, failed, strict=True)
         plain = np.concatenate([x[:1] if bad else x for several, bad in each for x in several])
         low, high = plain.min(axis=0), plain.max(axis=0)
@@ -607,8 +614,8 @@ def _set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_d
 
 
 def _add_crosses(ax: Any, plan: _Plan, failed: list[list[np.ndarray]]) -> None:
-    """A red cross where each of these ends; they don't move the view. Against time, those that end
-    above or below the view have one at its border, too."""
+    """Draw a red cross where each of these curves ends; crosses don't change the view. Against
+    time, a curve that ends above or below the view also has a cross at the border of the view."""
     if not failed:
         return
     ends = np.array([[curve[-1] for curve in several] for several in failed])
@@ -629,14 +636,14 @@ def _add_crosses(ax: Any, plan: _Plan, failed: list[list[np.ndarray]]) -> None:
 
 
 def _finish(ax: Any, plan: _Plan, bar: tuple[ScalarMappable, str] | None) -> None:
-    """The names of the axes (those that have none), the colorbar and the legend, which hides no
-    data: it is beside the axes, where there is room and a layout to make it."""
+    """Add the names to axes that have none, the colorbar, and the legend. The legend hides no data:
+    it is beside the axes, if there is space and the layout can make room for it."""
     labels = plan.names if plan.portrait else ["t", plan.names[0] if len(plan.names) == 1 else ""]
     for axis, label in zip("xyz", labels, strict=False):
         if not getattr(ax, f"get_{axis}label")():
             getattr(ax, f"set_{axis}label")(label)
     if bar is not None:
-        # The labels of 3-D axes reach out to the right further than the layout knows.
+        # The labels of 3-D axes extend farther to the right than the layout knows.
         room = {"location": "left", "pad": 0, "shrink": 0.8} if ax.name == "3d" else {}
         ax.figure.colorbar(bar[0], ax=ax, label=bar[1], **room)
     if not (entries := ax.get_legend_handles_labels()[1]):

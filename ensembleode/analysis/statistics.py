@@ -1,10 +1,10 @@
 """Statistics over the trajectories of an ensemble, under the names of SciML's EnsembleAnalysis.
 
-All are arrays in, arrays out: they are jittable and differentiable. A value that is NaN is missing:
-each statistic is over the trajectories that reached the time (both times, for covariances), so
-neither the padding nor a failed trajectory spoils it. Where too few did, it is NaN.
+All functions take and return arrays, and are jittable and differentiable. NaN means a missing
+value: each statistic is over the trajectories that reached the time (both times, for covariances),
+so neither padding nor failed trajectories spoil it. It is NaN where too few trajectories did.
 
-Of a state that is a pytree, `*state` is one axis here: its components, flattened in the order in
+For a state that is a pytree, `*state` is a single axis: its components, flattened in the order in
 which they were written.
 """
 
@@ -25,8 +25,8 @@ from ..tracing.program import is_tracer
 
 
 def own_precision(*arrays: Any) -> contextlib.AbstractContextManager:
-    """Within it, what is in double precision stays so, also where `jax_enable_x64` is off: a store
-    may have been written where it was on."""
+    """Within this block, arrays in double precision keep it even where `jax_enable_x64` is off. A
+    store may have been written where it was on."""
     numbers = (x for x in jtu.tree_leaves(arrays) if isinstance(x, OnDisk | jax.Array))
     is_wide = any(x.dtype in (np.float64, np.complex128) for x in numbers)
     is_off = not jax.config.read("jax_enable_x64")
@@ -90,7 +90,7 @@ def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `bessel`: divide by n - 1 (else n).
 
-    **Returns:** two arrays `[*state]`; of a single trajectory the variance is NaN.
+    **Returns:** two arrays `[*state]`; the variance of a single trajectory is NaN.
     """
     return _meanvar(_as_samples(A), bool(bessel))
 
@@ -149,7 +149,7 @@ def componentwise_weighted_meancov(
     return _weighted_meancov(A, B, weights, weight_type)
 
 
-# Each compiled as one: outside of `jit`, JAX compiles every operation by itself.
+# Each statistic is compiled as a whole: outside of `jit`, JAX would compile every operation.
 
 
 @jax.jit
@@ -165,7 +165,7 @@ _quantile = jax.jit(functools.partial(jnp.nanquantile, axis=0))
 def _meanvar(A: Any, bessel: bool = True) -> tuple:
     mean = _mean(A)
     there = ~jnp.isnan(A)
-    # (NaN would spread to the gradient, even if masked later.)
+    # NaN would spread to the gradient, even if it is masked later.
     squares = jnp.abs(jnp.where(there, A - mean[None], 0)) ** 2
     return mean, jnp.sum(squares, axis=0) / _freedom(_count(there, squares), bessel)
 
@@ -214,7 +214,7 @@ def check_ordered(A: Any) -> None:
 
 
 def _as_samples(A: Any) -> Any:
-    """As an array of floating-point numbers: counts have means, too."""
+    """`A` as an array of floating-point numbers, since counts have means, too."""
     A = jnp.asarray(A)
     if not A.ndim:
         raise ValueError("this is a statistic over the first axis, and a number has none.")
@@ -229,7 +229,8 @@ def _as_pairs(A: Any, B: Any) -> tuple:
 
 
 def _where_both_are(A: Any, B: Any) -> tuple:
-    """Both with zeros where one is missing, and where both are there."""
+    """Both arrays with zeros where either has a missing value, and a mask of where both are
+    present."""
     there = ~(jnp.isnan(A) | jnp.isnan(B))
     return jnp.where(there, A, 0), jnp.where(there, B, 0), there
 
@@ -247,10 +248,10 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     """The states at step `i`: `[trajectory, *state]`.
 
     `i` counts the saved times from 0; a slice gives `[trajectory, time, *state]`. Where
-    trajectories have their own times (`save_everystep`), step i is another time for each, and the
-    functions of a time (`timepoint_...`) are what is meant.
+    trajectories have their own times (`save_everystep`), step i is at a different time for each
+    trajectory; use the functions of a time (`timepoint_...`) there.
 
-    **Raises:** `IndexError` for a step that there is not; `TypeError` where an `output_func` or a
+    **Raises:** `IndexError` for a step that doesn't exist; `TypeError` where an `output_func` or a
     `reduction` replaced the states.
     """
     u = states_of(sim)
@@ -258,7 +259,7 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     if not is_tracer(i) and not isinstance(i, slice):
         i = np.asarray(i)
         outside = i.dtype != bool and i[(i < -rows) | (i >= rows)]
-        if np.size(outside):  # JAX would take the last
+        if np.size(outside):  # JAX would take the last step instead
             raise IndexError(f"step {outside.flat[0]} of {rows}")
     return u[:, i] if isinstance(i, slice) or i.dtype == bool else _steps(u, i)
 
@@ -363,8 +364,9 @@ def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
     `[trajectory, n, *state]`.
 
-    Interpolated: as the method does after `save_everystep=True` (`sim(t)`), otherwise linearly
-    between the times that were saved (exact at those). NaN outside of what was reached.
+    The states are interpolated: by the method after `save_everystep=True` (`sim(t)`), otherwise
+    linearly between the saved times (at which they are exact). They are NaN outside of what was
+    reached.
 
     **Raises:** `TypeError` where an `output_func` or a `reduction` replaced the states.
     """
@@ -482,7 +484,7 @@ def states_of(sim: EnsembleSolution) -> Any:
 
 
 def _as_given(x: Any) -> Any:
-    """As an array of its own precision, which JAX may not have."""
+    """`x` as an array of its own precision, which JAX may not have enabled."""
     return x if is_tracer(x) else np.asarray(x)
 
 
@@ -499,7 +501,7 @@ def _both(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
     return get_timepoint(sim, ts1), get_timepoint(sim, ts2)
 
 
-@functools.cache  # so that what is compiled with it is found again
+@functools.cache  # so that compiled code for it is found again
 def _weighted(weight_type: str) -> Any:
     return functools.partial(componentwise_weighted_meancov, weight_type=weight_type)
 
@@ -507,9 +509,10 @@ def _weighted(weight_type: str) -> Any:
 @_in_own_precision
 @functools.partial(jax.jit, static_argnums=0)
 def _of_pairs(statistic: Any, a: Any, b: Any, *weights: Any) -> tuple:
-    """The statistic of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`: `[i, j, ...]`."""
+    """The statistic of all pairs of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`:
+    `[i, j, ...]`."""
     rows = jax.vmap(lambda x, y: statistic(x, y, *weights), in_axes=(None, 1))
-    # One after another: all pairs at once would take the memory of the ensemble squared.
+    # One pair after another: all at once would take the square of the ensemble's memory.
     return jax.lax.map(lambda x: rows(x, b), jnp.moveaxis(a, 1, 0))
 
 
@@ -518,19 +521,20 @@ _steps = jax.jit(lambda u, i: u[:, i])
 
 @jax.jit
 def _between(ts: Any, us: Any, t: Any) -> Any:
-    """The states at `t` of trajectories `us` at the times `ts`, their own or everyone's."""
+    """The states at the time `t`, of trajectories `us` whose times `ts` are their own or shared."""
     return jax.vmap(_linear, in_axes=(0 if ts.ndim == 2 else None, 0, None))(ts, us, t)
 
 
 def _linear(ts: Any, us: Any, t: Any) -> Any:
-    """The piecewise linear function through `us` at `ts`; NaN next to what was not reached."""
+    """The piecewise linear function through `us` at `ts`; NaN next to a time that was not
+    reached."""
     sign = jnp.where(jnp.any(ts < ts[0]), -1, 1).astype(ts.dtype)
     ordered = jnp.where(jnp.isnan(ts), jnp.inf, ts * sign)
 
     def at(t):
         right = jnp.clip(jnp.searchsorted(ordered, t * sign), 0, ts.shape[0] - 1)
         left = jnp.maximum(right - 1, 0)
-        # NaN would spread to the gradient, even if masked later: zeros in their place.
+        # NaN would spread to the gradient, even if it is masked later; zeros take its place.
         there = jnp.isfinite(ordered[right]) & ~jnp.any(jnp.isnan(us[left] + us[right]))
         inside = (left != right) & (t * sign > ordered[0]) & (t * sign < ordered[right]) & there
         t0, t1 = jnp.where(inside, ts[left], 0), jnp.where(inside, ts[right], 1)

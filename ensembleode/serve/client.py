@@ -1,4 +1,4 @@
-"""Solving on a service: the clients, and their handles of long jobs."""
+"""The clients of a service, which solve on it, and their handles of long jobs."""
 
 import asyncio
 import dataclasses
@@ -21,12 +21,13 @@ from . import exchange, remote
 from .exchange import ServiceError as ServiceError
 
 
-# The service closes connections that are idle for half a minute; what else may serve its app, or
-# stand before it, after five seconds (uvicorn does): not the moment one is used again.
+# The service closes connections that are idle for half a minute. A different server for its app
+# (such as uvicorn), or a proxy, may close them after five seconds, possibly at the moment at which
+# they are used again.
 _IDLE = 4.0
-# Seconds between two looks at a job, at first and at most.
+# The seconds between two queries for a job's status, at first and at most.
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 5.0
-# Bytes of a part of a job's result.
+# The bytes of one part of a job's result.
 _PART = 2**24
 _ENDED = frozenset({"done", "failed", "cancelled"})
 
@@ -42,12 +43,12 @@ class _Request:
     key: str | None = None
 
     def options(self, attempts: exchange.Attempts) -> dict[str, Any]:
-        """Of HTTPX's `request`."""
+        """The options of HTTPX's `request`."""
         headers = {} if self.key is None else {"idempotency-key": self.key}
         content = None
         if self.body is not None:
             headers["content-type"] = exchange.BINARY
-            # (The service is told what is left of it.)
+            # The service is told how much of the deadline is left.
             late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
             content = exchange.pack({**self.body, **late})
         asked = {"method": self.method, "url": self.path, "params": self.query}
@@ -66,7 +67,7 @@ def _bounds(name: str, pair: Any) -> dict[str, Any]:
 
 
 def _arguments(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
-    """Those that are not None, as arrays: of NumPy, but for those that are traced."""
+    """The arguments that are not None, as NumPy arrays; those that are traced stay as they are."""
     return {name: _numbers(name, x, may_be_traced) for name, x in given.items() if x is not None}
 
 
@@ -83,8 +84,8 @@ def _numbers(name: str, x: Any, may_be_traced: bool = False) -> Any:
 
 
 def _as_vector(p: Any) -> Any:
-    """Parameters as they are, if they are an array or lists of numbers; else, of a pytree, the
-    vector of its numbers that are real and no integers."""
+    """Parameters as they are, if they are an array or lists of numbers; for a pytree, the vector of
+    its numbers that are real and not integers."""
     if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):
         return p
     leaves = jax.tree.leaves(p)
@@ -100,8 +101,8 @@ def _as_vector(p: Any) -> Any:
 
 
 def _both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
-    """The method of both clients: of the asynchronous one it is awaited, and of the other it is
-    made to its end, as its requests and pauses are over when they return."""
+    """Makes a method for both clients from a coroutine. In the asynchronous client it is awaited.
+    In the other one it is run to its end at once, as its requests and pauses block."""
 
     @functools.wraps(method)
     def asking(self: Any, *arguments: Any, **named: Any) -> Any:
@@ -111,10 +112,10 @@ def _both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
 
 
 class _Both:
-    """What both clients are. Each has its way to send a request and to pause, and its `_made`: what
-    a coroutine of these two is to who calls a method."""
+    """The common part of both clients. Each has its own way of sending a request and of pausing,
+    and `_made`, which turns a coroutine into what the caller of a method gets."""
 
-    _kind = ""  # HTTPX's class
+    _kind = ""  # the class of HTTPX
     _may_be_traced = False
     _sent: Callable[[_Request, exchange.Attempts], Coroutine]
     _paused: Callable[[float], Coroutine]
@@ -152,7 +153,8 @@ class _Both:
 
     @_both
     async def problems(self) -> Any:
-        """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
+        """The problems of the service: a list of descriptions as from
+        [`problem`][ensembleode.Client.problem]."""
         return (await self._ask(_Request("GET", "/v1/problems")))["problems"]
 
     @_both
@@ -160,7 +162,7 @@ class _Both:
         """A problem: its description, its `state` (shape, dtype, labels and the registered
         numbers), `parameters`, `tspan`, `saveat` and `limits`.
 
-        **Arguments:** `name`: the one it is registered by.
+        **Arguments:** `name`: the name under which it is registered.
         """
         self._known[name] = found = await self._ask(_Request("GET", _path("problems", name)))
         return found
@@ -174,27 +176,29 @@ class _Both:
         saveat: Any = None,
         deadline: float | None = None,
     ) -> Any:
-        """Solve one trajectory, or many; what is left out is as registered.
+        """Solve one trajectory, or several. Arguments that are left out have their registered
+        values.
 
         **Arguments:**
 
-        - `name`: the problem.
+        - `name`: the name of the problem.
         - `u0`: the initial state, or `[trajectory, *state]`.
         - `p`: the parameters: the vector of the numbers in the registered problem's arrays, or
             `[trajectory, number]`; or a pytree like the registered one.
         - `tspan`: `(t0, t1)`, or `[trajectory, 2]`.
         - `saveat`: a spacing, times, or `[trajectory, time]`.
-        - `deadline`: seconds within which the answer is of use. The service drops what is late.
+        - `deadline`: the seconds after which the answer is of no use. The service drops requests
+            that are late.
 
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays, or,
-        where no argument has an axis of trajectories, an
-        [`ODESolution`][ensembleode.ODESolution]. A trajectory that failed has its return code, as
-        of [`solve`][ensembleode.solve]; it is no error.
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays; or, if
+        no argument has an axis of trajectories, an [`ODESolution`][ensembleode.ODESolution]. A
+        trajectory that failed has its return code, as with [`solve`][ensembleode.solve]; that isn't
+        an error.
 
-        Inside `jit`, `grad` and `vmap` a `Client` makes the request when the program runs. Mapped,
-        it is one request of more trajectories. Gradients are by `u0` and `p`, in reverse mode, and
-        those of the service's solver; `stats.nf` and `events` are None. An error of the service is
-        then JAX's, with the service's message in it.
+        Inside `jit`, `grad` and `vmap`, a `Client` makes the request when the program runs. Under
+        `vmap`, it is one request with more trajectories. Gradients are with respect to `u0` and
+        `p`, in reverse mode, and are those of the service's solver; `stats.nf` and `events` are
+        None. An error of the service is then an error of JAX's, with the service's message in it.
 
         **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
@@ -216,15 +220,16 @@ class _Both:
         saveat: Any = None,
         deadline: float | None = None,
     ) -> Any:
-        """The gradients of `sum(cotangent * u)` by `u0` and `p`, for those without JAX.
+        """The gradients of `sum(cotangent * u)` with respect to `u0` and `p`, for programs without
+        JAX.
 
-        **Arguments:** `cotangent`: of the shape of the solution's `u`. `name`, `u0`, `p`, `tspan`,
-        `saveat` and `deadline` are as of [`solve`][ensembleode.Client.solve].
+        **Arguments:** `cotangent`: an array of the shape of the solution's `u`. `name`, `u0`, `p`,
+        `tspan`, `saveat` and `deadline`: see [`solve`][ensembleode.Client.solve].
 
-        **Returns:** a named tuple of `u0` (shaped as the request's), `p` (the vector; summed over
-        the trajectories unless they have their own) and `retcode`.
+        **Returns:** a named tuple of `u0` (in the shape of the request's), `p` (the vector; summed
+        over the trajectories unless these have their own parameters) and `retcode`.
 
-        **Raises:** as `solve`.
+        **Raises:** the same errors as `solve`.
         """
         body = _arguments(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
         return self._ask_gradients(name, body, deadline)
@@ -241,26 +246,26 @@ class _Both:
         trajectories: int | None = None,
         seed: int | None = None,
     ) -> Any:
-        """Give the service a large ensemble to solve, durably: it goes on after a restart.
+        """Submit a large ensemble, which the service solves durably: it goes on after a restart.
 
         **Arguments:**
 
-        - `name`, `tspan`, `saveat`: as of [`solve`][ensembleode.Client.solve].
-        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, pairs `(low, high)`, between
-            which the service draws those of each trajectory.
-        - `trajectories`: how many are drawn.
-        - `seed`: what they are drawn by: the same are drawn again.
+        - `name`, `tspan`, `saveat`: see [`solve`][ensembleode.Client.solve].
+        - `u0`, `p`: see `solve`; or, with `trajectories`, pairs `(low, high)` of bounds, between
+            which the service draws the values of each trajectory.
+        - `trajectories`: the number of trajectories to draw.
+        - `seed`: the seed for drawing; the same seed draws the same values.
 
         **Returns:** a handle, with `status()`, `wait()`, `cancel()`, `resume()` and `result()`.
 
-        **Raises:** as `solve`.
+        **Raises:** the same errors as `solve`.
         """
         numbers = _numbers if trajectories is None else _bounds
         body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
         body |= _arguments(tspan=tspan, saveat=saveat)
         body |= {} if trajectories is None else {"trajectories": int(trajectories)}
         body |= {} if seed is None else {"seed": int(seed)}
-        # By its key a service tells that a request has come again, and makes no second job.
+        # By this key the service recognises a repeated request, and makes no second job.
         path, key = _path("problems", name, "/ensembles"), uuid.uuid4().hex
         answer = await self._ask(_Request("POST", path, body, key=key))
         return EnsembleJob(self, answer["id"], name)
@@ -269,7 +274,7 @@ class _Both:
     async def job(self, id: str) -> Any:
         """The handle of a job that was submitted before.
 
-        **Arguments:** `id`: the job's.
+        **Arguments:** `id`: the id of the job.
         """
         found = await self._ask(_Request("GET", _path("ensembles", id)))
         return EnsembleJob(self, id, found["problem"])
@@ -284,11 +289,11 @@ class _Both:
             after = page["next"]
         return found
 
-    # (What `remote` asks.)
+    # The requests of `remote`.
 
     @_both
     async def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
-        """The solution of a request of NumPy arrays."""
+        """The solution for a request of NumPy arrays."""
         started = time.perf_counter()
         request = _Request("POST", _path("problems", name, "/solve"), body, deadline=deadline)
         answer = await self._ask(request)
@@ -296,7 +301,7 @@ class _Both:
 
     @_both
     async def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
-        """The `Gradients` of a request of NumPy arrays."""
+        """The `Gradients` for a request of NumPy arrays."""
         request = _Request("POST", _path("problems", name, "/vjp"), body, deadline=deadline)
         return exchange.gradients(await self._ask(request))
 
@@ -321,7 +326,8 @@ class _Both:
         return EngineChoice("service", f"{name!r} at {self.url}")
 
     def _after_loss(self, attempts: exchange.Attempts, error: Any) -> float:
-        """Seconds to wait after an exception of HTTPX; raises a `ServiceError`."""
+        """The seconds to wait after an exception of HTTPX; raises a `ServiceError` if it is no
+        use."""
         httpx = self._httpx
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         slow = isinstance(error, httpx.TimeoutException) and not unsent
@@ -343,21 +349,22 @@ class Client(_Both):
     """A client of a service (`ensembleode serve`), whose solves work inside `jax.grad`, `jit` and
     `vmap`.
 
-    Requests are tried again after lost connections, and when the service is full, starting or
-    behind a gateway that gave up; with growing pauses, or those the service asks for. Connections
-    are kept. A client can be used by several threads, and as a context manager, which closes it.
+    Requests are tried again after a lost connection, and when the service is full or starting, or a
+    gateway in front of it gave up. The pauses in between grow, or are those that the service asks
+    for. Connections are kept open. A client can be used by several threads, and as a context
+    manager, which closes it.
 
     **Arguments:**
 
-    - `url`: of the service, such as `"http://127.0.0.1:8000"`.
-    - `token`: sent with each request, where the service wants one.
-    - `timeout`: seconds to wait for an answer. The service has its own limits as well.
+    - `url`: the address of the service, such as `"http://127.0.0.1:8000"`.
+    - `token`: sent with each request, if the service needs one.
+    - `timeout`: the seconds to wait for an answer. The service has its own limits as well.
     - `retries`: how often a request is tried again.
 
     **Raises:** `ValueError` for malformed arguments; `ImportError` without HTTPX and msgpack.
 
-    Its methods raise [`ServiceError`][ensembleode.ServiceError] when the service refuses or can't
-    be reached.
+    Its methods raise [`ServiceError`][ensembleode.ServiceError] when the service refuses a request
+    or can't be reached.
     """
 
     _kind = "Client"
@@ -383,8 +390,8 @@ class Client(_Both):
         time.sleep(seconds)
 
     async def _sent(self, request: _Request, attempts: exchange.Attempts) -> Any:
-        """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
-        byte at a time there may be many.)"""
+        """The answer to a request. HTTPX's timeout is that of a single read, so an answer that
+        arrives byte by byte needs a limit of its own."""
         parts = []
         with self._http.stream(**request.options(attempts)) as response:
             for part in response.iter_raw():
@@ -396,15 +403,15 @@ class Client(_Both):
 
 
 class AsyncClient(_Both):
-    """A client of a service for `asyncio`: as [`Client`][ensembleode.Client], its methods awaited,
-    and so those of the jobs that it gives.
+    """A client of a service for `asyncio`: a [`Client`][ensembleode.Client] whose methods are
+    awaited, and so are those of its jobs.
 
-    Its solves are not differentiated, and not for inside `jit`. It belongs to one event loop. It
+    Its solves can't be differentiated, nor be used inside `jit`. It belongs to one event loop. It
     can be used as an asynchronous context manager, which closes it.
 
-    **Arguments:** `url`, `token`, `timeout` and `retries`, as of `Client`.
+    **Arguments:** `url`, `token`, `timeout` and `retries`: see `Client`.
 
-    **Raises:** as `Client`.
+    **Raises:** the same errors as `Client`.
     """
 
     _kind = "AsyncClient"
@@ -434,10 +441,11 @@ class AsyncClient(_Both):
 
 
 class EnsembleJob:
-    """The handle of a job of [`Client.submit`][ensembleode.Client.submit]; of one of an
-    `AsyncClient` the methods are awaited.
+    """The handle of a job of [`Client.submit`][ensembleode.Client.submit]. If it is from an
+    `AsyncClient`, its methods are awaited.
 
-    - `id`: what the service calls it; [`Client.job`][ensembleode.Client.job] finds it by that.
+    - `id`: the job's id in the service, with which [`Client.job`][ensembleode.Client.job] finds it
+        again.
     - `problem`: the name of the problem.
     """
 
@@ -451,18 +459,19 @@ class EnsembleJob:
 
     @_both
     async def status(self) -> Any:
-        """How far it is: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`, `"failed"`
-        or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their `"retcodes"`,
-        when it was `"created"`, for how many `"seconds"` it has run, and its `"error"`."""
+        """The status of the job: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`,
+        `"failed"` or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their
+        `"retcodes"`, when it was `"created"`, for how many `"seconds"` it has run, and its
+        `"error"`."""
         return await self._ask("GET")
 
     @_both
     async def wait(self, timeout: float | None = None) -> Any:
-        """Its status once it has ended: done, failed or cancelled.
+        """Wait until the job has ended, and return its status: done, failed or cancelled.
 
         **Arguments:** `timeout`: in seconds; None for as long as it takes.
 
-        **Raises:** `TimeoutError` after that.
+        **Raises:** `TimeoutError` after that time.
         """
         return await self._ended(timeout)
 
@@ -481,33 +490,34 @@ class EnsembleJob:
 
     @_both
     async def cancel(self) -> Any:
-        """Stop it, unless it has ended; what is done stays. Returns its status."""
+        """Cancel the job, unless it has ended; its results so far are kept. Returns its status."""
         return await self._ask("POST", "/cancel")
 
     @_both
     async def delete(self) -> Any:
-        """Delete it from the service, with all that it has computed; stop it first, if it runs."""
+        """Delete the job from the service, with all its results; if it is running, cancel it
+        first."""
         await self._ask("POST", "/cancel")
         await self._ask("DELETE", repeatable=False)
 
     @_both
     async def resume(self) -> Any:
-        """Go on with a job that was cancelled or failed. Returns its status."""
+        """Resume a job that was cancelled or failed. Returns its status."""
         return await self._ask("POST", "/resume", repeatable=False)
 
     @_both
     async def result(
         self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
     ) -> Any:
-        """Wait for the end, and fetch the solution.
+        """Wait for the end of the job, and fetch the solution.
 
         **Arguments:**
 
-        - `start`, `stop`: which trajectories; by default all. They must fit into memory.
-        - `timeout`: seconds to wait for the end.
+        - `start`, `stop`: the range of trajectories; by default all. They must fit into memory.
+        - `timeout`: the seconds to wait for the end.
 
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution]. Those that a cancelled
-        job did not come to have the return code `Default`.
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution]. Trajectories that a
+        cancelled job did not get to have the return code `Default`.
 
         **Raises:** `TimeoutError`; `ServiceError` for a job that failed.
         """
@@ -519,7 +529,7 @@ class EnsembleJob:
         if at >= end:
             raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
         engine, elapsed = self._client._engine(self.problem), float(status.get("seconds", math.nan))
-        # The first trajectory by itself, then as many at a time as are a part.
+        # The first trajectory alone, whose size then tells how many fit into a part.
         parts, size = [], 1
         while at < end:
             query = {"start": at, "stop": min(end, at + size)}

@@ -1,6 +1,7 @@
-"""Bodies to numbers and back: JSON and MessagePack, refused with the path of the field at fault.
+"""From bodies to numbers and back: JSON and MessagePack. Wrong bodies are refused with the path of
+the field at fault.
 
-In MessagePack an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
+In MessagePack, an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
 """
 
 import dataclasses
@@ -22,21 +23,22 @@ from .registry import Entry
 from .solving import Answer, Gradients, Numbers
 
 
-# What arrays of requests may be made of.
+# The dtypes that arrays of requests may have.
 DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
 _KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _FIELDS = ("u0", "p", "tspan", "saveat", "deadline_ms")
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
 _CODES = [code.name for code in ReturnCode]
-# Lists and objects of a body: an empty one is a byte or two, and seventy when it is read.
+# The largest number of lists and objects of a body: an empty one takes a byte or two, and seventy
+# bytes when it is read.
 _LISTS = 2**20
-# What else there may be of in MessagePack: as elements of a list, say.
+# Further limits of MessagePack, for example on the number of elements of a list.
 _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}
 
 
 @dataclasses.dataclass(eq=False)
 class Refused(Exception):
-    """A request that can't be answered: the status, a code, what is wrong, and where."""
+    """A request that is refused: the status, a code, what is wrong, and where."""
 
     status: int
     code: str
@@ -66,12 +68,13 @@ def over(limit: str, path: str | None, message: str, status: int = 422) -> Refus
 class Query:
     """A request for some trajectories.
 
-    - `numbers`: those of `n` trajectories, without cotangent.
-    - `counts`: how many times each saves, a number or `[n]`; `rows`: the most of them.
-    - `times`: those of the answer, `[rows]` or `[n, rows]` (NaN past the count).
+    - `numbers`: the numbers of `n` trajectories, without a cotangent.
+    - `counts`: how many times each trajectory saves, a number or `[n]`; `rows`: the largest of
+        these.
+    - `times`: the times of the answer, `[rows]` or `[n, rows]` (NaN past the count).
     - `many`: whether the answer has a trajectory axis.
-    - `own`: which of `u0` and `p` each trajectory has its own of.
-    - `deadline`: seconds, or None.
+    - `own`: whether `u0`, and whether `p`, differ between trajectories.
+    - `deadline`: in seconds, or None.
     - `rest`: the other fields of the body.
     """
 
@@ -96,10 +99,10 @@ def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Refused(422, "invalid_body", "the body must be an object.")
     if binary or b"true" in body or b"false" in body:
-        # To NumPy they are numbers, beside others.
+        # NumPy would treat booleans beside numbers as numbers.
         for name, value in found.items():
             if type(value) is dict and value.keys() == _OF_AN_ARRAY:
-                continue  # which has its own checks
+                continue  # this field has its own checks
             try:
                 _refuse_booleans(value, str(name))
             except RecursionError:
@@ -135,9 +138,9 @@ def _of_json(body: bytes | bytearray) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:
-        # It takes neither NaN nor large integers, which are refused later, by their path.
+        # orjson takes neither NaN nor large integers, which are refused later, with their path.
         found = json.loads(body)
-        if b"\\u" in body:  # which may be half a character: no UTF-8 has that
+        if b"\\u" in body:  # this may be half a character, which UTF-8 can't encode
             json.dumps(found, ensure_ascii=False).encode()
         return found
 
@@ -145,8 +148,9 @@ def _of_json(body: bytes | bytearray) -> Any:
 def query(
     entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, ensemble: int | None = None
 ) -> Query:
-    """What is asked for, with `more` fields than there are; raises `Refused`. An ensemble may have
-    so many trajectories (`ensemble`), which is another limit than that of a request."""
+    """The request in the fields that were given, of which those in `more` are allowed besides the
+    usual ones; raises `Refused`. `ensemble` is the largest number of trajectories of an ensemble;
+    requests have another limit."""
     for name in given:
         if name not in _FIELDS and name not in more:
             names = ", ".join((*_FIELDS, *more))
@@ -187,7 +191,8 @@ def query(
 
 
 def bound(entry: Entry, name: str, given: Any, path: str) -> np.ndarray:
-    """A low or a high of the state or the parameters, within their limits; raises `Refused`."""
+    """A lower or upper bound of the state or the parameters, within their limits; raises
+    `Refused`."""
     like, limits = {"u0": (entry.u0, entry.u0_limits), "p": (entry.p, entry.p_limits)}[name]
     if given is None:
         raise invalid(path, "it is missing.")
@@ -205,7 +210,7 @@ def _rows(x: np.ndarray, many: bool, n: int) -> np.ndarray:
 
 
 def cotangent(entry: Entry, asked: Query) -> np.ndarray:
-    """That of a vjp, `[n, rows, *state]`; raises `Refused`."""
+    """The cotangent of a vjp, `[n, rows, *state]`; raises `Refused`."""
     given = asked.rest["cotangent"]
     if given is None:
         raise invalid("cotangent", "cotangent is missing: it has the shape of u.")
@@ -251,7 +256,8 @@ def _deadline(given: Any) -> float | None:
 def _times(
     entry: Entry, saveat: Any, tspan: np.ndarray, many_spans: bool, n: int
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
-    """The times `[1 or n, rows]`, how many are meant of each, and whether all share them."""
+    """The times `[1 or n, rows]`, how many of them each trajectory saves, and whether all share
+    them."""
     most = entry.limits.saveat
     t0, t1 = tspan[..., 0], tspan[..., 1]
     path = "saveat"
@@ -285,7 +291,7 @@ def _times(
             )
         where = f"saveat[{j}]" if shared else f"saveat[{i}][{j}]"
         raise invalid(where, "a time of saveat is outside of tspan.")
-    # Rounding in `arange` and friends may step over an end by an ulp or two.
+    # Rounding in `arange` and similar functions may put times beyond an end by an ulp or two.
     times = np.minimum(np.maximum(times, low), high)
     turned = np.diff(times, axis=-1) * np.sign(t1 - t0)[..., None] < 0
     if turned.any():
@@ -293,7 +299,7 @@ def _times(
         where = f"saveat[{j + 1}]" if shared else f"saveat[{i}][{j + 1}]"
         raise invalid(where, "saveat is not sorted in the direction of time.")
     if shared and len(times) > 1 and (times == times[0]).all():
-        times = times[:1]  # only the comparison was with each span
+        times = times[:1]  # only the comparison needed them for each span
     return times, rows, shared and len(times) == 1
 
 
@@ -301,7 +307,7 @@ def _times(
 def _spaced(
     entry: Entry, step: float, path: str, tspan: np.ndarray, many: bool
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
-    """As `_times`, on a grid."""
+    """The same as `_times`, for evenly spaced times."""
     if not step > 0:
         raise invalid(path, "saveat must be a positive spacing, or times.")
     most = entry.limits.saveat
@@ -351,7 +357,8 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
 
 
 def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:
-    """An array of this shape, or one with a leading axis, and whether it has that."""
+    """An array of this shape, or one with an additional leading axis; and whether it has that
+    axis."""
     if given is None:
         return default, False
     found = _converted(given, name, dtype)
@@ -401,12 +408,13 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
         raise invalid(f"{name}.data", "data must be as many bytes as shape and dtype say.")
     try:
         return np.frombuffer(data, dtype).reshape(shape)
-    except ValueError:  # no data, and dimensions that are too large beside one of 0
+    except ValueError:  # no data, and huge dimensions beside one that is 0
         raise invalid(f"{name}.shape", "shape is too large for an array.") from None
 
 
 def _looked_through(given: Any, name: str) -> np.ndarray:
-    """Numbers that NumPy doesn't take as they are; or where they aren't numbers."""
+    """Numbers that NumPy doesn't convert as they are; raises `Refused` where they aren't
+    numbers."""
 
     def shape_of(x: Any, path: str) -> tuple[int, ...]:
         if isinstance(x, list):
@@ -461,11 +469,11 @@ def _short(e: Exception) -> str:
 
 
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
-    """The object of a response; arrays are NumPy's."""
+    """The object of a response; its arrays are NumPy's."""
     rows = asked.rows
     counts = {name: getattr(answer, name) for name in COUNTS}
     if asked.many:
-        # Filled-up times that the engine saved as well are not among those asked for.
+        # Padding times that the engine saved, too, don't count.
         lengths = np.minimum(answer.lengths, asked.counts)
         u = answer.u[:, :rows]
         if lengths.min() < rows:
@@ -487,7 +495,7 @@ def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str,
 
 
 def of_events(events: Events, many: bool) -> dict[str, Any]:
-    """Their object, as long as the trajectory with most has events."""
+    """The object for events, with as much room as the trajectory with most events needs."""
     events = first_events(events, int(np.max(events.count, initial=0)), several=True)
     return {name: np.asarray(x) if many else np.asarray(x[0]) for name, x in vars(events).items()}
 
@@ -497,7 +505,7 @@ def _codes(codes: np.ndarray) -> list[str]:
 
 
 def pulled(asked: Query, gradients: Gradients, wait: float, solve: float) -> dict[str, Any]:
-    """The object of a response with gradients, shaped as the `u0` and `p` of the request."""
+    """The object of a response with gradients, in the shapes of the request's `u0` and `p`."""
     own_u0, own_p = asked.own
     codes = _codes(gradients.retcode)
     return {
@@ -512,12 +520,12 @@ def encoded(content: Any, binary: bool) -> bytes:
     """The body of a response."""
     if binary:
         return _packers.packer.pack(content)
-    # (NaN is null in it.)
+    # In JSON, NaN is null.
     return orjson.dumps(content, _listed, orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _packed(x: Any) -> Any:
-    if isinstance(x, np.ndarray | np.generic):  # (a sum of scalars is no array)
+    if isinstance(x, np.ndarray | np.generic):  # a sum of scalars is np.generic
         kind = _KINDS.get(x.dtype)
         if kind is None:
             x = x.astype(x.dtype.newbyteorder("<"))
@@ -527,13 +535,13 @@ def _packed(x: Any) -> Any:
 
 
 def _listed(x: Any) -> Any:
-    if isinstance(x, np.ndarray):  # one that isn't contiguous
+    if isinstance(x, np.ndarray):  # not contiguous
         return np.ascontiguousarray(x) if x.ndim else x.item()
     raise TypeError(f"{type(x).__name__} is not JSON")
 
 
 class _Packers(threading.local):
-    """One for each thread: a new one for each answer would have a new buffer, too."""
+    """A packer for each thread; a new one for each answer would also need a new buffer."""
 
     def __init__(self):
         self.packer = msgpack.Packer(default=_packed)

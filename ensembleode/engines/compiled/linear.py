@@ -1,9 +1,9 @@
-"""Linear equations of a step: those of `1 - gamma_h J` with a sparse Jacobian.
+"""The linear equations of a step, with the matrix `1 - gamma_h J` of a sparse Jacobian.
 
-Nothing is exchanged for the sake of accuracy: the order of the pivots is the same in all lanes.
-Instead the first solution with the factors is put back into the equations. Where these are not
-fulfilled, because small pivots made the factors too large, it becomes NaN, and the step is
-rejected.
+Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
+first solution with a matrix's factors is put back into the equations. If the equations are not
+fulfilled, because small pivots made the factors too large, the solution becomes NaN, and the step
+is rejected.
 
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
 equations with given error bounds for coefficients and right-hand sides", Numer. Math. 6 (1964),
@@ -25,18 +25,20 @@ from .linear_loops import DenseFactors, is_rounding
 from .reading import Loaded
 
 
-# A block of more updates is factorised by loops. Dense, 12 components written out take 0.9 times as
-# long as by loops, and 16 take 1.6 times and longer to compile.
+# A block with more updates is factorised by loops. For dense blocks: with 12 components the
+# unrolled code takes 0.9 times as long as loops; with 16 it takes 1.6 times as long, and longer to
+# compile.
 _MOST_UPDATES = 600
 
 
 class Factors:
-    """Those of a matrix.
+    """The factors of a matrix.
 
-    - `entries`: of the matrix itself, by their places.
-    - `inside`: of L and U, likewise; `inverse`: one over the pivots, but for those that are one.
-    - `dense`: of the blocks that are not written out.
-    - `is_checked`: whether a solution with them has been put back into the equations.
+    - `entries`: the entries of the matrix itself, by their places.
+    - `inside`: the entries of L and U, by their places, in blocks that are unrolled.
+    - `inverse`: for those blocks, one over each pivot that is not one.
+    - `dense`: the factors of blocks that are factorised by loops.
+    - `is_checked`: whether a solution with the factors has been put back into the equations.
     """
 
     def __init__(self, entries: dict[Place, Value], *, is_checked: bool):
@@ -47,13 +49,13 @@ class Factors:
         self.is_checked = is_checked
 
     def scaled(self, x: Value, k: int) -> Value:
-        """Divided by a pivot."""
+        """`x` divided by pivot `k`."""
         return x * self.inverse[k] if k in self.inverse else x
 
 
 class LinearEquations:
-    """The factorisation and the solutions of an elimination: every operation by itself, or by loops
-    over memory in large blocks.
+    """Factorises matrices, and solves equations, as an elimination plans it: operation by
+    operation, or by loops over memory for large blocks.
 
     **Arguments:** `pattern`: the places of the Jacobian's entries.
     """
@@ -64,9 +66,9 @@ class LinearEquations:
     def factorise(
         self, jacobian: Sequence[Value], gamma_h: Value, *, checks: bool = True
     ) -> Factors:
-        """Of `1 - gamma_h jacobian`.
+        """The factors of `1 - gamma_h jacobian`.
 
-        **Arguments:** `checks`: whether the first solution is put back.
+        **Arguments:** `checks`: whether the first solution is put back into the equations.
         """
         factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
         for block in self.plan.blocks:
@@ -98,7 +100,8 @@ class LinearEquations:
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
-        """The solution for a right-hand side; its first component is NaN where it is none."""
+        """The solution for a right-hand side; its first component is NaN in lanes where the check
+        fails."""
         b, x = self.b, list(right)
         puts_back, fulfilled = not factors.is_checked, []
         factors.is_checked = True

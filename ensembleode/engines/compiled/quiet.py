@@ -1,4 +1,4 @@
-"""Steps in which no condition can change its sign: known without a look within.
+"""Steps in which no condition can change its sign, recognised without evaluating conditions within.
 
 Within a step of a Runge-Kutta method the state is that at its end and `h sum_i(v_i k_i)`, where the
 weights `v_i = w_i(theta) - b_i` go with the point, which is at most

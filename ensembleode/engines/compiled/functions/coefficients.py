@@ -1,7 +1,8 @@
-"""Coefficients of polynomials, constant first, for double and single precision.
+"""Coefficients of polynomials, constant term first, for double and single precision.
 
-Each goes through its function at the Chebyshev points of its interval, computed in 60 digits by
-`tests/engines/compiled/fits.py`, where the functions and the intervals stand.
+Each polynomial interpolates its function at the Chebyshev points of an interval.
+`tests/engines/compiled/fits.py` computes them with 60 digits, and lists the functions and the
+intervals.
 """
 
 import numpy as np
