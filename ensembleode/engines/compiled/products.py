@@ -17,7 +17,7 @@ _WRITTEN_OUT = 200
 # And so are sums of at most as many terms.
 _LONGEST_SUM = 16
 # As many bytes of sums are added up at once: what leaves room in the registers for their terms.
-_AT_ONCE = 256
+_AT_ONCE = 1536
 # As many terms of each in a turn of the loop.
 _TERMS_AT_ONCE = 4
 

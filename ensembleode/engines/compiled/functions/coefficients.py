@@ -10,7 +10,7 @@ from ..builder import F32, F64
 
 
 def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
-    """The coefficients for doubles, and after a semicolon those for singles, if any."""
+    """Those of doubles, and after a semicolon those of singles, where they are used."""
     rows = zip((F64, F32), text.split(";"), strict=False)
     return {dtype: tuple(map(float, row.split())) for dtype, row in rows}
 
@@ -41,6 +41,14 @@ COSH = _coefficients("""
     2.0918145571713836e-09
     ;
     0.5000000013473457 0.04166646484889067 0.0013933658475109867
+""")
+TANH = _coefficients("""
+    -0.3333333333333333 0.13333333333333042 -0.053968253967896986 0.021869488519007947
+    -0.008863235103233051 0.003592121751055557 -0.001455775411263598 0.0005896606538152441
+    -0.00023759063679358735 9.257113562597998e-05 -3.120107242915404e-05 6.4851493681793435e-06
+    ;
+    -0.33333333172138063 0.1333330355656684 -0.05395925949458002 0.021768917978635432
+    -0.008343943314000069 0.0022927423211588256
 """)
 LOG = _coefficients("""
     0.666666666666667 0.3999999999989949 0.2857142862598255 0.22222211133642084 0.18182889209266595

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..builder import Builder, Value
-from .coefficients import COSH, SINH
+from .coefficients import COSH, SINH, TANH
 from .constants import LN2
-from .exponential import limits, power_of_two, reduce, scale
+from .exponential import limits, power, power_of_two, reduce, scale
 from .formats import format_of
 from .logarithms import log_of_sum, with_limits
 from .pairs import exact, fast_two_sum, Pair, quotient, two_product, two_sum
@@ -47,10 +47,16 @@ def cosh(b: Builder, x: Value) -> Value:
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    most = (format_of(x).digits / 2 + 2) * float(LN2)  # beyond it is one
-    sine, cosine, _ = _both(b, b.minimum(most, abs(x)))
-    ratio = quotient(b, fast_two_sum(b, *sine), fast_two_sum(b, *cosine))
-    return b.copysign(ratio.head, x)
+    """1 - 2 / (exp(2 |x|) + 1), where the subtraction loses nothing; near zero a polynomial."""
+    fmt = format_of(x)
+    size = abs(x)
+    bounded = b.minimum((fmt.digits / 2 + 2) * float(LN2), size)  # beyond it is one
+    biased, fraction = power(b, bounded + bounded, fmt.magic_biased)
+    exponential = fraction * b.bitcast(b.bitcast(biased, fmt.integer) << fmt.fraction, x.dtype)
+    large = 1.0 - 2.0 / (exponential + 1.0)
+    square = x * x
+    small = b.mul_add(x * square, polynomial(b, square, TANH), x)
+    return b.where(size < 0.625, small, b.copysign(large, x))
 
 
 def asinh(b: Builder, x: Value) -> Value:
