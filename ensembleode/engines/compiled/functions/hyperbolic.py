@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..builder import Builder, Value
-from .coefficients import COSH, SINH
+from .coefficients import COSH, SINH, TANH
 from .constants import LN2
-from .exponential import limits, power_of_two, reduce, scale
+from .exponential import limits, power, power_of_two, reduce, scale
 from .formats import format_of
 from .logarithms import log_of_sum, with_limits
 from .pairs import exact, fast_two_sum, Pair, quotient, two_product, two_sum
