@@ -3,7 +3,8 @@
 - `registry.py`: the problems that are served, and their limits.
 - `solving.py`: a problem as compiled functions of padded arrays.
 - `batcher.py`: from requests to batches and back.
-- `wire.py`: bodies to numbers and back; `calls.py`: requests and answers.
+- `wire.py`: bodies to numbers and back; `queries.py`: what is asked for, within the limits, and
+    answered; `calls.py`: requests and answers.
 - `service.py`: what the endpoints share; `app.py`: the endpoints; `process.py`: the process.
 - `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: what they consist of;
     `through_batcher.py`: how they are solved; `metrics.py`, `tokens.py`.
