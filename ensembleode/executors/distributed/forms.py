@@ -9,7 +9,7 @@ tangents and cotangents: each is a form again, and can be computed wherever its 
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -71,7 +71,7 @@ class Form(abc.ABC):
         """What trajectories give, and their sums; those that the mask leaves out have none."""
 
     @abc.abstractmethod
-    def on(self, base: Any) -> "Form":
+    def on(self, base: "Given | None") -> "Form":
         """Derived likewise from another; from None, it can be pickled."""
 
     def of_units(
@@ -90,6 +90,9 @@ class Form(abc.ABC):
         return [x.reshape(len(mask), *x.shape[2:]) for x in each], parts
 
 
+_NOTHING = jtu.tree_structure(None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Given(Form):
     """What is not derived from another form.
@@ -102,14 +105,19 @@ class Given(Form):
     """
 
     kind: str
-    plan: Plan | Any = None
-    structure: Any = None
+    plan_or_none: Plan | None = None
+    structure: jtu.PyTreeDef = _NOTHING
     structs: tuple = ()
     keys: tuple = ()
     wanted: tuple = ()
 
     linear = (0, 0)
     copies = 1
+
+    @property
+    def plan(self) -> Plan:
+        assert self.plan_or_none is not None  # (But after `on(None)`.)
+        return self.plan_or_none
 
     @property
     def base(self) -> "Given":
@@ -141,7 +149,7 @@ class Given(Form):
         """The structures of the results, those of each of one trajectory with their axis."""
         return _outputs(self)
 
-    def on(self, base: Any) -> "Given":
+    def on(self, base: "Given | None") -> "Given":
         if base is None:
             return Given(self.kind, wanted=self.wanted)
         return dataclasses.replace(base, kind=self.kind, wanted=self.wanted)
@@ -239,7 +247,7 @@ class _Derived(Form):
     def copies(self) -> int:  # pyright: ignore
         return self.of.copies
 
-    def on(self, base: Any) -> Form:
+    def on(self, base: Given | None) -> Form:
         return dataclasses.replace(self, of=self.of.on(base))
 
 
@@ -418,7 +426,7 @@ def raw_struct(x: Any) -> Any:
     return jax.eval_shape(raw, x)
 
 
-def _without_axis(structs: Any) -> list:
+def _without_axis(structs: Iterable) -> list:
     return [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in structs]
 
 
