@@ -8,6 +8,8 @@
 - `service.py`: what the endpoints share; `app.py`: the endpoints; `process.py`: the process.
 - `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: what they consist of;
     `through_batcher.py`: how they are solved; `metrics.py`, `tokens.py`.
+- `client.py`: the clients; `client_requests.py`: what they ask; `client_jobs.py`: the handles of
+    jobs; `exchange.py`: what they read; `remote.py`: their solves in JAX's transformations.
 - `page/`: what is at `/`.
 
 Names are imported when they are first asked for; what needs the extra `serve` is imported where it
