@@ -2,7 +2,7 @@
 
 - `registry.py`: the problems that are served, and their limits.
 - `solving.py`: a problem as compiled functions of padded arrays.
-- `batcher.py`: from requests to batches and back.
+- `batcher.py`: from requests to batches and back; `lines.py`: what waits, and what is next.
 - `wire.py`: bodies to numbers and back; `queries.py`: what is asked for, within the limits, and
     answered; `calls.py`: requests and answers.
 - `service.py`: what the endpoints share; `app.py`: the endpoints; `process.py`: the process.
