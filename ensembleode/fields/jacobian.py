@@ -3,7 +3,8 @@ and the derivative by the time.
 
 Where the program is small, its tangents are followed through it component by component: all entries
 come of one pass, with what they have in common computed once. Otherwise it is pushed forward along
-directions, each of which is of columns that have no row in common.
+all components at once; or, where it is sparse, along directions each of which is of columns that
+have no row in common.
 """
 
 import dataclasses as dc
@@ -19,13 +20,16 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..tracing.program import Program
+from .directions import along_all_components
 from .lanes.interpreter import bind
 from .scalarise import scalarise
 from .sparsity import structure
 from .staging import staged
 
 
-# Tangents are followed through programs of at most so many operations.
+# Tangents are followed through programs of at most so many operations where the Jacobian is sparse.
+# (Where it is not, longer ones compile in up to four times as long, and are no faster: see
+# benchmarks/stiff_sizes.py.)
 _MOST_OPERATIONS = 4000
 
 
@@ -53,7 +57,11 @@ def jacobian(field: Program, *, apart: bool = True) -> Jacobian:
 
     **Arguments:** `apart`: whether a small one is taken apart into components.
     """
-    scalars = scalarise(tangent(field), _MOST_OPERATIONS) if apart else None
+    scalars = None
+    if apart:
+        scalars = scalarise(tangent(field))
+        if scalars is None and not structure(field).all():
+            scalars = scalarise(tangent(field), _MOST_OPERATIONS)
     return _of_arrays(field) if scalars is None else _of_components(field, scalars)
 
 
@@ -73,6 +81,11 @@ def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
     """`tangent` of arrays."""
     *p, du, dt = p
     return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
+
+
+def _tangent_of_state(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    *p, du = p
+    return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
 
 
 def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
@@ -234,12 +247,14 @@ def _of_arrays(field: Program) -> Jacobian:
             return along((which == colour).astype(state.dtype), jnp.zeros((), time.dtype))
 
         found = []
-        if pattern:
+        if len(pattern) == places.size:
+            by_state = staged(field, functools.partial(_tangent_of_state, field), extra=[state])
+            place = len(consts) + 1 + len(p)
+            rows = along_all_components(by_state, [*consts, u, *p, t], place)
+            found.append(rows.reshape(-1))
+        elif pattern:
             rows = jax.vmap(direction)(jnp.arange(n_colours, dtype=np.int32))
-            if len(pattern) == places.size and n_colours == places.shape[1]:
-                found.append(rows.T.reshape(-1))
-            else:
-                found += [rows[colours[j], i].reshape(1) for i, j in pattern]
+            found += [rows[colours[j], i].reshape(1) for i, j in pattern]
         if has_dfdt:
             found.append(along(jnp.zeros(state.shape, state.dtype), jnp.ones((), time.dtype)))
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
