@@ -4,7 +4,8 @@ and the derivative by the time.
 Where the program is small, its tangents are followed through it component by component: all entries
 come of one pass, with what they have in common computed once. Otherwise it is pushed forward along
 all components at once; or, where it is sparse, along directions each of which is of columns that
-have no row in common.
+have no row in common. What only has derivatives backwards is pulled back from each component of its
+result.
 """
 
 import dataclasses as dc
@@ -19,7 +20,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import Program
+from ..tracing.program import equations, Program
 from .directions import along_all_components
 from .lanes.interpreter import bind
 from .scalarise import scalarise
@@ -58,6 +59,8 @@ def jacobian(field: Program, *, apart: bool = True) -> Jacobian:
     **Arguments:** `apart`: whether a small one is taken apart into components.
     """
     scalars = None
+    if is_reverse_only(field):
+        return _of_arrays(field, by_rows=True)
     if apart:
         scalars = scalarise(tangent(field))
         if scalars is None and not structure(field).all():
@@ -68,6 +71,24 @@ def jacobian(field: Program, *, apart: bool = True) -> Jacobian:
 #
 # The derivative along a tangent
 #
+
+
+@functools.lru_cache(maxsize=256)
+def is_reverse_only(field: Program) -> bool:
+    """Whether a field has no derivative along a tangent, as what calls a `jax.custom_vjp`
+    function."""
+    try:
+        made = tangent(field)
+    except TypeError as e:
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
+            raise
+        return True
+    return leaves_no_tangent(made)
+
+
+def leaves_no_tangent(jaxpr: jex.Jaxpr) -> bool:
+    """Whether it has what JAX leaves in the place of a tangent that there is none of."""
+    return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
 def tangent(field: Program) -> jex.Jaxpr:
@@ -228,7 +249,8 @@ _SHORTCUTS: dict[str, Callable] = {
 #
 
 
-def _of_arrays(field: Program) -> Jacobian:
+def _of_arrays(field: Program, *, by_rows: bool = False) -> Jacobian:
+    """**Arguments:** `by_rows`: backwards from each component of the result."""
     places = structure(field)
     pattern = tuple((int(i), int(j)) for i, j in zip(*np.nonzero(places), strict=True))
     colours = coloured(places)
@@ -236,6 +258,14 @@ def _of_arrays(field: Program) -> Jacobian:
     state, time = state_and_time(field)
     ts = [False] * (len(field.jaxpr.invars) - 1) + [True]
     (has_dfdt,) = field.depends_on(ts)
+
+    def pulled(consts, u, p, t):
+        out, pull = jax.vjp(lambda u, t: field(consts, u, p, t).reshape(-1), u, t)
+        rows, dfdt = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
+        rows = rows.reshape(out.size, -1)
+        found = [rows[i, j].reshape(1).astype(out.dtype) for i, j in pattern]
+        found += [dfdt.astype(out.dtype)] if has_dfdt else []
+        return jnp.concatenate(found) if found else jnp.zeros(0, out.dtype)
 
     def entries(consts, u, p, t):
         def along(du, dt):
@@ -259,7 +289,7 @@ def _of_arrays(field: Program) -> Jacobian:
             found.append(along(jnp.zeros(state.shape, state.dtype), jnp.ones((), time.dtype)))
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
-    return Jacobian(staged(field, entries), pattern, has_dfdt)
+    return Jacobian(staged(field, pulled if by_rows else entries), pattern, has_dfdt)
 
 
 def coloured(places: np.ndarray) -> list[int]:
