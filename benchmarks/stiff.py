@@ -272,7 +272,7 @@ def gradients(name, n, seconds):
         values = [[float(forward(few * np.exp(s * h * e), *tight)) for s in (1, -1)] for e in moves]
         return np.array([(up - down) / (2 * h) for up, down in values])
 
-    expected = (4 * differences(5e-4) - differences(1e-3)) / 3
+    expected = (4 * differences(5e-5) - differences(1e-4)) / 3
     row["error"] = float(np.max(np.abs(found - expected)) / np.max(np.abs(expected)))
     return row
 
