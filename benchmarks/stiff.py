@@ -230,7 +230,7 @@ def show(found, skipped):
         cells += [""] * (len(TOLERANCES) - len(cells))
         for target in TARGETS:
             us = at_error(rows.values(), target)
-            cells.append(f"{us:.4g} ({us / base[target]:.3g})")
+            cells.append("" if math.isnan(us) else f"{us:.4g} ({us / base[target]:.3g})")
         print(line((which, *cells)))
     for which, why in skipped.items():
         print(f"- without {which}: {why}")
