@@ -209,7 +209,7 @@ def measured(name, ways, n, seconds):
 
 def at_error(rows, target):
     """The least time that such an error costs, between neighbouring tolerances in proportion."""
-    most = [x for x in rows if x["failed"] < x["n"] / 2]
+    most = [x for x in rows if x["failed"] < x["n"] / 2 and x["error"] > 0]
     points = [(math.log(x["error"]), math.log(x["us"])) for x in most]
     goal, times = math.log(target), [us for error, us in points if error <= math.log(target)]
     for (e1, us1), (e2, us2) in itertools.pairwise(points):
