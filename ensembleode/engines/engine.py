@@ -22,6 +22,7 @@ class Engine(abc.ABC):
     - `on_gpu`: whether a trajectory is a thread of a GPU.
     - `closed`: whether its solves are primitives of ours, closed under differentiation (see
         `derivatives.py`).
+    - `has_mass_matrices`: whether it solves with mass matrices, by methods that can.
     - `numbers_apart`: whether a number that is written in `f` is better a constant of its program:
         other numbers compile nothing, and the bits are the same.
     """
@@ -34,6 +35,7 @@ class Engine(abc.ABC):
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
+    has_mass_matrices: ClassVar[bool] = False
 
     @abc.abstractmethod
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:

@@ -15,6 +15,7 @@ import jax
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
 from ...core.moving_jumps import follow, moving_of, ROWS
+from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .events import directions, moved_numbers, times_of
 from .steps import Calls, Pulled, within_of
@@ -158,7 +159,8 @@ class EventsBack:
 
     def _through(self, x: Acted, t2: Value) -> None:
         replay, p = self.replay, self.replay.problem
-        moving = moving_of(self.events, p.field, x.callback, x.jump)
+        rate = rate_of(p.field, p.form)
+        moving = moving_of(self.events, rate, x.callback, x.jump)
         cotangents = [v.get() for v in replay.adjoint]
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)

@@ -1,4 +1,4 @@
-"""Linear equations of a step: those of `1 - gamma_h J` with a sparse Jacobian.
+"""Linear equations of a step: those of `M - gamma_h J` with a sparse Jacobian, and a mass matrix.
 
 Nothing is exchanged for the sake of accuracy: the order of the pivots is the same in all lanes.
 Instead the first solution with the factors is put back into the equations. Where these are not
@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -60,16 +60,29 @@ class LinearEquations:
     """The factorisation and the solutions of an elimination: every operation by itself, or by loops
     over memory in large blocks.
 
-    **Arguments:** `pattern`: the places of the Jacobian's entries.
+    **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
+        matrix, by default of the identity.
     """
 
-    def __init__(self, b: Builder, plan: Elimination, pattern: Sequence[Place]):
-        self.b, self.plan, self.pattern = b, plan, pattern
+    def __init__(
+        self,
+        b: Builder,
+        plan: Elimination,
+        pattern: Sequence[Place],
+        mass: Mapping[Place, float] | None = None,
+    ):
+        self.b, self.plan = b, plan
+        if mass is None:
+            mass = {(i, i): 1.0 for i in range(plan.size)}
+        # (In the rows where they stand.)
+        row = {equation: i for i, equation in enumerate(plan.equations or range(plan.size))}
+        self.pattern = [(row[i], j) for i, j in pattern]
+        self.mass = {(row[i], j): x for (i, j), x in mass.items()}
 
     def factorise(
         self, jacobian: Sequence[Value], gamma_h: Value, *, checks: bool = True
     ) -> Factors:
-        """Of `1 - gamma_h jacobian`.
+        """Of `M - gamma_h jacobian`.
 
         **Arguments:** `checks`: whether the first solution is put back.
         """
@@ -86,16 +99,18 @@ class LinearEquations:
         minus, dtype = -gamma_h, gamma_h.dtype
         products = {p: x * minus for p, x in zip(self.pattern, jacobian, strict=True)}
         entries = {}
-        for i, j in self.plan.entries:
-            if (i, j) not in products:
-                entries[i, j] = self.b.constant(1, dtype, of_lanes=True)
+        for place in self.plan.entries:
+            m, product = self.mass.get(place, 0.0), products.get(place)
+            if product is None:
+                entries[place] = self.b.constant(m, dtype, of_lanes=True)
             else:
-                entries[i, j] = 1.0 + products[i, j] if i == j else products[i, j]
+                entries[place] = m + product if m else product
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
         """The solution for a right-hand side; its first component is NaN where it is none."""
-        b, x = self.b, list(right)
+        b, rows = self.b, self.plan.equations
+        x = list(right) if rows is None else [right[i] for i in rows]
         puts_back, fulfilled = not factors.is_checked, []
         factors.is_checked = True
         for block in self.plan.blocks:
@@ -139,14 +154,16 @@ class LinearEquations:
                 moves = moves[: len(block.before)]
             for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
-        return tuple(x)
+        if self.plan.equations is None:
+            return tuple(x)
+        return tuple(x[i] for i in np.argsort(self.plan.equations))
 
 
 def _factorise(factors: Factors, block: Block) -> None:
     m = {place: factors.entries[place] for place in block.inside}
     for k, below, right in block.pivots:
         pivot = m[k, k]
-        if pivot.constant is None:
+        if pivot.constant != 1:
             factors.inverse[k] = 1.0 / pivot
         for i in below:
             left = factors.inside[i, k] = factors.scaled(m[i, k], k)
