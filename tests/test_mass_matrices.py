@@ -199,13 +199,14 @@ def test_an_inconsistent_start_has_a_return_code_and_neighbours_keep_their_bits(
 
     ens = eo.EnsembleProblem(on_circle(0.1, jnp.array(1.3)), prob_func)
     sim = eo.solve(ens, METHODS[1], trajectories=9)
+    assert isinstance(sim, eo.EnsembleSolution)
     assert sim.retcode[3] == eo.ReturnCode.InitialFailure
     assert sim.failed.tolist() == [3]
     off = jnp.zeros(9)
     good = eo.solve(ens, METHODS[1], trajectories=9)
     others = np.arange(9) != 3
     np.testing.assert_array_equal(sim.u[others], good.u[others])
-    assert good.successful.all()
+    assert (good.retcode == eo.ReturnCode.Success).all()
 
 
 @pytest.mark.slow
