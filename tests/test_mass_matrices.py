@@ -218,6 +218,78 @@ def test_an_inconsistent_start_with_fixed_steps():
     assert loose.retcode == eo.ReturnCode.Success
 
 
+BROWN = eo.BrownFullBasicInit()
+
+
+def test_starts_that_are_made_consistent():
+    """From algebraic components that are not; each trajectory by itself. What has no solution, or
+    is not a number, has a return code."""
+    xs = jnp.array([0.0, 0.3, 0.6, 1.5, jnp.nan, 0.9])
+
+    def prob_func(prob, ctx):
+        return eo.remake(prob, u0=jnp.stack([xs[ctx.index], 0.3 + 0.1 * ctx.index]))
+
+    ens = eo.EnsembleProblem(on_circle(0.3, jnp.array(1.3)), prob_func)
+    options: Any = {"trajectories": 6, "initializealg": BROWN}
+    sim = eo.solve(ens, METHODS[1], **options)
+    good = np.array([0, 1, 2, 5])
+    x = np.asarray(xs)[good]
+    np.testing.assert_allclose(sim.u[good, 0], np.stack([x, np.sqrt(1 - x**2)], axis=1), atol=1e-10)
+    names = [eo.ReturnCode(code).name for code in np.asarray(sim.retcode)[[3, 4]]]
+    assert names == ["InitialFailure", "Unstable"]
+    # (The start is as it was given, and one that is consistent stays as it is.)
+    np.testing.assert_array_equal(np.asarray(sim.u0)[:, 1], 0.3 + 0.1 * np.arange(6))
+    prob = on_circle(0.3, jnp.array(1.3))
+    ends = [eo.solve(prob, METHODS[1], initializealg=x).u for x in (eo.CheckInit(), BROWN)]
+    np.testing.assert_array_equal(*ends)
+
+
+def of_found_start(x, **options):
+    """A solution from the angle and the parameter alone."""
+    angle, p = x
+    prob = eo.remake(on_circle(angle, p), u0=jnp.stack([jnp.sin(angle), jnp.ones(())]))
+    return eo.solve(prob, METHODS[-1], initializealg=BROWN, **TIGHT, **options)
+
+
+@pytest.mark.parametrize("derivative", [jax.jacrev, slow_unless(False, jax.hessian)])
+def test_derivatives_through_starts_that_are_found(derivative):
+    """At the start, and later."""
+
+    def exact(x):
+        t = jnp.array([0.0, 1.0])
+        angles = x[0] - x[1] * t
+        return jnp.stack([jnp.sin(angles), jnp.cos(angles)], axis=1)
+
+    x = jnp.array([0.9, 1.3])
+    found = derivative(lambda x: of_found_start(x).u)(x)
+    np.testing.assert_allclose(found, derivative(exact)(x), atol=1e-6)
+
+
+@pytest.mark.slow
+def test_found_starts_within_jit_and_beside_events_and_integrals():
+    def loss(x):
+        halved = eo.PresetTimeCallback(
+            jnp.array([0.5]), lambda i: eo.remake(i, p=i.p / 2), save_positions=(False, False)
+        )
+        angle, p = x
+        prob = on_circle(angle, p, integrand=lambda u, p, t: u[1], callback=halved)
+        prob = eo.remake(prob, u0=jnp.stack([jnp.sin(angle), jnp.ones(())]))
+        sol = eo.solve(prob, METHODS[-1], initializealg=BROWN, **TIGHT)
+        return jnp.sum(sol.u[-1]) + sol.integral[-1]
+
+    def exact(x):
+        angle, p = x
+        middle, end = angle - 0.5 * p, angle - 0.75 * p
+        integral = (jnp.sin(angle) - jnp.sin(middle)) / p
+        integral += (jnp.sin(middle) - jnp.sin(end)) / (p / 2)
+        return jnp.sin(end) + jnp.cos(end) + integral
+
+    x = jnp.array([0.9, 1.3])
+    value, grad = jax.jit(jax.value_and_grad(loss))(x)
+    np.testing.assert_allclose(value, exact(x), rtol=1e-8)
+    np.testing.assert_allclose(grad, jax.grad(exact)(x), rtol=1e-7)
+
+
 #
 # Derivatives
 #
@@ -360,6 +432,10 @@ def test_errors_name_the_argument():
     for alg in (eo.Tsit5(), eo.Kvaerno5()):
         with pytest.raises(ValueError, match=r"mass_matrix is given, and .* eo.Rodas5P\(\)"):
             solved(2 * np.eye(3), alg)
+    with pytest.raises(TypeError, match=r"initializealg must be eo\.CheckInit"):
+        solved([1.0, 1.0, 0.0], initializealg="brown")
+    with pytest.raises(ValueError, match="abstol must be a positive number"):
+        eo.BrownFullBasicInit(abstol=0.0)
     with pytest.raises(ValueError, match="engine='julia' can't run Rodas4"):
         solved(2 * np.eye(3), engine="julia")
 
