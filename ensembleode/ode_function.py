@@ -87,6 +87,12 @@ class ODEFunction(eqx.Module):
         return self.f(u, p, t)
 
 
+def with_mass_of(f: Callable, other: Callable) -> Callable:
+    """A vector field with the mass matrix of another."""
+    mass = other.mass_matrix if isinstance(other, ODEFunction) else None
+    return f if mass is None else ODEFunction(f, mass_matrix=mass.value)
+
+
 def prototype_of(f: ODEFunction, size: int) -> np.ndarray | None:
     """Where the Jacobian of a state of so many components may be other than zero, `[n, n]`; None
     where nobody has said so.

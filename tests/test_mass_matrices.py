@@ -11,6 +11,7 @@ import pytest
 import ensembleode as eo
 from ensembleode.fields.elimination import eliminated
 from ensembleode.solvers.mass_matrix import mass_matrix_of, pivots
+from ensembleode.training.multiple_shooting import multiple_shooting
 
 from .engines.test_julia_steps import robertson
 from .marks import slow_unless
@@ -438,6 +439,16 @@ def test_errors_name_the_argument():
         eo.BrownFullBasicInit(abstol=0.0)
     with pytest.raises(ValueError, match="engine='julia' can't run Rodas4"):
         solved(2 * np.eye(3), engine="julia")
+
+
+def test_columns_that_count_time_from_their_start_keep_the_mass_matrix():
+    """So that solvers without one refuse it."""
+    ts = jnp.linspace(0.0, 1.0, 5)
+    data = jnp.stack([jnp.sin(0.9 - ts), jnp.cos(0.9 - ts)], axis=1)
+    with pytest.raises(ValueError, match="mass_matrix is given, and Tsit5"):
+        multiple_shooting(
+            on_circle(0.9, jnp.array(1.0)), data, ts, 3, ensemblealg=eo.EnsembleColumns()
+        )
 
 
 def test_an_index_of_two_is_refused():
