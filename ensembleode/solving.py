@@ -76,6 +76,7 @@ def solve(
     internalnorm: AbstractNorm | None = None,
     callback: Any = None,
     max_events: int | float | None = None,
+    initializealg: Any = None,
     sensealg: Any = None,
     batch_size: int | float | None = None,
     seed: int = 0,
@@ -144,6 +145,9 @@ def solve(
     - `max_events`: room for as many events of a trajectory in `sim.events`; one that has more ends
         with `ReturnCode.MaxEvents`. By default as many as there are, up to 8,192 (where a
         trajectory has more than 16, all are solved again with more room), and inside `jit` 16.
+    - `initializealg`: what is done where the algebraic equations of a mass matrix don't hold at the
+        start: by default [`CheckInit()`][ensembleode.CheckInit], a return code; or
+        [`BrownFullBasicInit()`][ensembleode.BrownFullBasicInit], which solves them.
     - `sensealg`: how it is differentiated, by default the engine's: `ReplayAdjoint()`
         (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax), or for Julia forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.

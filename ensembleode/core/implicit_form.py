@@ -11,6 +11,8 @@ import numpy as np
 
 from ..fields import staged
 from ..fields.jacobian import coloured
+from ..ode_function import in_order_of
+from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, with_constants
 from .events import over, Part
 from .extended_state import Extension, with_last_as_constants
@@ -23,9 +25,11 @@ class ImplicitForm:
     - `product`: the product of the Jacobian that the user gave with a direction, the last of `p`,
         as a program of the constants, state, parameters and time of the field; None where the
         Jacobian is the field's own.
+    - `mass`: the mass matrix; None where that is the identity.
     """
 
     product: Program | None = None
+    mass: MassMatrix | None = None
 
     def mapped(self, change: Any) -> "ImplicitForm":
         """With what `change` makes of `product`, where there is one."""
@@ -44,18 +48,25 @@ class ImplicitForm:
         self, field: Program, integrand: Program, extension: Extension
     ) -> "ImplicitForm":
         """From that of a field to that of its state and integrals."""
-        return self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
+        found = self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
+        return found._extended(extension.size)
 
     def with_held(
         self, field: Program, before: Extension | None, extension: Extension
     ) -> "ImplicitForm":
         """From that of a field to that of a state behind which there are numbers that are held (see
         `extended_state.with_held`)."""
-        return self.mapped(lambda x: _with_held(x, field, before, extension))
+        found = self.mapped(lambda x: _with_held(x, field, before, extension))
+        return found._extended(extension.size)
 
     def of_user(self, field: Program, extension: Extension) -> "ImplicitForm":
         """From that of a field to that of the user's state alone."""
-        return self.mapped(lambda x: _of_user(x, field, extension))
+        found = self.mapped(lambda x: _of_user(x, field, extension))
+        mass = self.mass and self.mass.first(extension.controlled)
+        return dataclasses.replace(found, mass=mass)
+
+    def _extended(self, size: int) -> "ImplicitForm":
+        return dataclasses.replace(self, mass=self.mass and self.mass.extended(size))
 
 
 #
@@ -97,12 +108,6 @@ def product_of(
     jaxpr = staged(field, along, extra=[_struct(state), *more])
     jaxpr = with_last_as_constants(jaxpr, len(more))
     return program_of(jaxpr, jax.tree.structure(0), rules=True)
-
-
-def in_order_of(matrix: Any, order: np.ndarray) -> Any:
-    """A matrix whose rows and columns are of the components of this order, by components."""
-    place = np.argsort(order)
-    return matrix[place][:, place]
 
 
 def check_jacobian(jac: Program, field: Program) -> None:
