@@ -11,6 +11,7 @@ from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
 from ..core.saving import meant
 from ..ground.retcode import ReturnCode
+from ..solvers.switching import Tried
 from ..tracing.program import Program, trace
 
 
@@ -19,7 +20,8 @@ class Left(NamedTuple):
 
     - `u`: the saved states, or the last ones alone where only ends are; `t`: their times, where
         every step is saved; `rows`: how many there are of each trajectory, or of all.
-    - `codes`: the return codes. `naccept`, `ntried`: how many steps were accepted and tried.
+    - `codes`: the return codes. `naccept`, `ntried`: how many steps were accepted and tried, the
+        latter by two methods where steps switch between two.
     - `restarts`: how often what the method carries was made anew on the way; None: never.
     - `events`: None without callbacks whose events are kept.
     """
@@ -29,7 +31,7 @@ class Left(NamedTuple):
     rows: Int[Array, ""] | Int[Array, "lane"]
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
-    ntried: Int[Array, "lane"]
+    ntried: Int[Array, "lane"] | Tried
     restarts: Int[Array, "lane"] | None = None
     events: Happened | None = None
 
@@ -83,7 +85,8 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     if lanes.dt is None:
         nf = nf + 2  # the automatic first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
-    about = length, codes, left.naccept, left.ntried - left.naccept, nf
+    tried = left.ntried.all if isinstance(left.ntried, Tried) else left.ntried
+    about = length, codes, left.naccept, tried - left.naccept, nf
     of_matrices = method.linear_algebra(left.ntried) or ()
     return Result(u, t, None, *about, *of_matrices, events=events)
 

@@ -5,6 +5,7 @@ an engine runs it on JAX arrays, or writes it as generated code, and differentia
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -34,6 +35,9 @@ class Equations:
         differ from zero, a tuple; and by the time, Components, or None where that is not in it.
     - `factorise(jacobian, gamma_h)`: the factors of `1 - gamma_h jacobian`, a tuple.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
+    - `row_sums(jacobian)`: of the absolute values of its entries, Components.
+
+    - `branch(mask, then, otherwise)`: what `either` does, where there are branches.
     """
 
     f: Callable
@@ -41,6 +45,15 @@ class Equations:
     linearise: Callable = _not_given
     factorise: Callable = _not_given
     solve: Callable = _not_given
+    row_sums: Callable = _not_given
+    branch: Callable | None = None
+
+    def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
+        """`then(equations)` where the mask is true, `otherwise(equations)` elsewhere: trees of
+        numbers a trajectory. What no trajectory needs is not computed where there are branches."""
+        if self.branch is not None:
+            return self.branch(mask, then, otherwise)
+        return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))
 
 
 def equations_of(field: Callable) -> Equations:
@@ -62,10 +75,14 @@ def equations_of(field: Callable) -> Equations:
         (b0,) = b
         return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
 
+    def row_sums(jacobian: tuple) -> Components:
+        (matrix,) = jacobian
+        return (jnp.sum(jnp.abs(matrix), axis=1),)
+
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
-    return Equations(field, jvp, linearise, factorise, solve)
+    return Equations(field, jvp, linearise, factorise, solve, row_sums)
 
 
 class Attempt(NamedTuple):
@@ -77,6 +94,7 @@ class Attempt(NamedTuple):
         a method without.
     - `dense`: what states within the step are interpolated from, a tuple.
     - `failed`: where the method itself gave up; None where it can't.
+    - `last`: what a method that has a `rate` estimates it from.
     """
 
     y2: Components
@@ -84,6 +102,7 @@ class Attempt(NamedTuple):
     error: tuple[Components, ...]
     dense: tuple
     failed: Any = None
+    last: tuple = ()
 
 
 class LinearAlgebra(NamedTuple):

@@ -41,14 +41,26 @@ class RosenbrockTableau:
         return len(self.c)
 
 
-@dataclasses.dataclass(frozen=True)
-class Rodas:
-    """The Rosenbrock [`Method`][ensembleode.solvers.method.Method] of a tableau."""
-
-    tableau: RosenbrockTableau
+class _Linearised:
+    """What all Rosenbrock methods have."""
 
     remembers = False
     is_implicit = True
+
+    def rate(self, xp: Arithmetic, equations: Equations, last: tuple) -> Components:
+        """A bound of the eigenvalues of the Jacobian, row by row: the largest counts.
+
+        **Arguments:** `last`: see `Attempt`.
+        """
+        del xp
+        return equations.row_sums(last)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rodas(_Linearised):
+    """The Rosenbrock [`Method`][ensembleode.solvers.method.Method] of a tableau."""
+
+    tableau: RosenbrockTableau
 
     @property
     def order(self) -> int:
@@ -102,7 +114,7 @@ class Rodas:
                 right = _moved(xp, right, gamma_h * (h * d), dfdt)
             ks.append(equations.solve(factors, right))
         y2 = _sum(at, ks[-1])
-        return Attempt(y2, (), (ks[-1],), (y2, *ks))
+        return Attempt(y2, (), (ks[-1],), (y2, *ks), last=jacobian)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -128,7 +140,7 @@ class Rodas:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModifiedRosenbrock:
+class ModifiedRosenbrock(_Linearised):
     """The method of order 2 with an estimate of order 3 that is known as `ode23s`, as a
     [`Method`][ensembleode.solvers.method.Method]; it carries the derivative at its end.
 
@@ -143,8 +155,6 @@ class ModifiedRosenbrock:
     embedded_order = 3
     stages = 3
     degree = 2
-    remembers = False
-    is_implicit = True
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * 2 + 1
@@ -171,7 +181,7 @@ class ModifiedRosenbrock:
         right = _plus(f2, (-_E32, _E32, -2.0, 2.0), [k2, f1, k1, f0])
         k3 = equations.solve(factors, _moved(xp, right, gamma_h, dfdt))
         error = _scaled(xp, h * (1 / 6), _plus(k3, (1.0, -2.0), [k1, k2]))
-        return Attempt(y2, (f2,), (error,), (k1, k2))
+        return Attempt(y2, (f2,), (error,), (k1, k2), last=jacobian)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any

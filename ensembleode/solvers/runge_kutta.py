@@ -62,15 +62,33 @@ class RungeKutta:
     ) -> Attempt:
         tableau, f = self.tableau, equations.f
         ks = [carry[0] if carry else f(y, t)]
-        new = y
+        before = new = y
         for c, row in zip(tableau.c[1:], tableau.a, strict=True):
-            new = _once(xp, add_scaled(xp, y, h, row, ks))
+            before, new = new, _once(xp, add_scaled(xp, y, h, row, ks))
             ks.append(_once(xp, f(new, t + c * h)))
+        last = before, new
         if not tableau.fsal:
             new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
         carry = (ks[-1],) if tableau.fsal else ()
         error = tuple(_error(xp, weights, ks, h) for weights in tableau.errors)
-        return Attempt(new, carry, error, tuple(ks))
+        return Attempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
+
+    def rate(self, xp: Arithmetic, equations: Equations, last: tuple) -> Components:
+        """An estimate of the largest eigenvalue of the Jacobian, by its absolute value, component
+        by component: the largest counts. By how much the slopes of the last two stages differ, in
+        parts of what their states do, where both are at the end of the step (Hairer and Wanner,
+        "Solving Ordinary Differential Equations II", IV.2). A component whose slope is the same
+        says nothing.
+
+        **Arguments:** `last`: see `Attempt`.
+        """
+        del equations
+
+        def one(k1: Any, k2: Any, y1: Any, y2: Any) -> Any:
+            change = k2 - k1
+            return xp.where(xp.equal(change, 0.0), 0.0, xp.abs(change / (y2 - y1)))
+
+        return tuple(one(*each) for each in zip(*last, strict=True))
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any

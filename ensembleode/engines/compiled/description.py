@@ -12,6 +12,7 @@ from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
+from ...solvers.switching import Switching
 from ...tracing.program import Program
 from .numbers import Layout
 from .stops import known_times
@@ -62,11 +63,11 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers say what a step was: the state, what was carried (where that is not
-        made of the state again), the time and the size; its end, where `records_end`, and with
-        callbacks what acted there."""
+        made of the state again), the time and the size; which of two methods made it; its end,
+        where `records_end`, and with callbacks what acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size + len(carried) + ends + 2
+        return self.size + len(carried) + int(self.switches) + ends + 2
 
     @property
     def records_end(self) -> bool:
@@ -90,7 +91,13 @@ class Description:
     def counted(self) -> tuple[str, ...]:
         """What is counted of each trajectory besides its steps and rows."""
         events = ("events",) if self.events is not None else ()
-        return (*events, "restarts") if self.restarts else events
+        switches = ("stiff", "switches") if self.switches else ()
+        return (*events, *switches, "restarts") if self.restarts else (*events, *switches)
+
+    @property
+    def switches(self) -> bool:
+        """Whether each step is one of two methods'."""
+        return isinstance(self.method, Switching)
 
     @property
     def has_stops(self) -> bool:

@@ -27,6 +27,7 @@ from .numbers import Held
 from .queue import Pool, Queue
 from .saved_rows import Outputs, SavedRows, Step
 from .stops import Stops
+from .switch import Switch
 from .turn import attempt, commit, control
 
 
@@ -97,6 +98,8 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
+        # Where each step is one of two methods': which.
+        self.switch = Switch(self) if problem.switches else None
         if is_uniform:
             # Whether no step has failed; of those where one has, how many (one).
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
@@ -193,6 +196,8 @@ class Loop:
         several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
+        if self.switch is not None:
+            several += self.switch.variables()
         if self.stops is not None:
             several += self.stops.variables()
         if self.has_anchor:
@@ -246,6 +251,10 @@ class Loop:
     def carried(self) -> Any:
         """What the method carries."""
         return self._carry_tree.unflatten([x.get() for x in self.carry])
+
+    def now(self, x: Any) -> Any:
+        """A method, or what controls its steps, as it is in the lanes now."""
+        return x if self.switch is None else x.in_mode(self.switch.is_stiff.get())
 
     def tolerances(self, held: Held, components: int) -> Tolerances:
         """The tolerances of the components; any will do where step-size control doesn't look at a
@@ -336,6 +345,8 @@ class Loop:
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
                 variable.set_where(fresh, np.float32(x))
             self.short_failures.set_where(fresh, 0)
+        if self.switch is not None:
+            self.switch.begin(fresh)
         if self.is_uniform:
             self.active.set(active & fresh)
             self.alive.set(b.any(active & fresh))
@@ -365,12 +376,16 @@ class Loop:
     def begin_anew(self, mask: Value) -> None:
         """Make anew what the method carries, where the lanes of the mask are."""
         b = self.b
-        equations = self.equations(self.held, mask)
-        made = self.problem.method.init(b, equations, self.state(), self.t.get())
-        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
-            variable.set_where(mask, x)
+        self.carry_anew(mask)
         assert self.restarts is not None
         self.restarts.set(self.restarts.get() + b.cast(mask, I32))
+
+    def carry_anew(self, mask: Value) -> None:
+        """Let the method carry what it makes of the state, in the lanes of the mask."""
+        equations = self.equations(self.held, mask)
+        made = self.problem.method.init(self.b, equations, self.state(), self.t.get())
+        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
+            variable.set_where(mask, x)
 
     def _after_stop(self, here: Value, jumps: Value) -> None:
         """Begin a stretch of time in the lanes `here`, some of which are where `f` jumps."""
@@ -466,6 +481,8 @@ class Loop:
         more = {}
         if self.happening is not None:
             more["events"] = self.happening.count
+        if self.switch is not None:
+            more |= {"stiff": self.switch.stiff, "switches": self.switch.switches}
         if self.restarts is not None:
             more["restarts"] = self.restarts
         # (In the places after that of the rows, though there are none.)

@@ -38,7 +38,7 @@ class Work(NamedTuple):
 
 class Turn(NamedTuple):
     """The state, what was carried, the time and the size of a step (zero where it was rejected);
-    its end (see `Description.records_end`), and what acted there."""
+    its end (see `Description.records_end`), and what acted there; which of two methods made it."""
 
     y: list
     carry: list
@@ -46,6 +46,7 @@ class Turn(NamedTuple):
     h: Value
     t2: Any = None
     marks: Sequence[Value] = ()
+    is_stiff: Value | None = None
 
 
 class Record:
@@ -76,6 +77,8 @@ class Record:
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
+        if self.loop.switch is not None:
+            carried.append(b.cast(self.loop.switch.is_stiff.get(), step.t.dtype))
         ends = [step.t2] if self.loop.problem.records_end else []
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
@@ -93,7 +96,9 @@ class Record:
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
-        return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
+        is_stiff = numbers.pop().ne(0.0) if p.switches else None
+        state, carry = numbers[:size], numbers[size:]
+        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], is_stiff=is_stiff)
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """These trajectories begin, in the lanes that are fresh."""
