@@ -94,7 +94,7 @@ class Attempt(NamedTuple):
         a method without.
     - `dense`: what states within the step are interpolated from, a tuple.
     - `failed`: where the method itself gave up; None where it can't.
-    - `last`: what a method that has a `rate` estimates it from.
+    - `last`: what a method that has `stretches` makes them of.
     """
 
     y2: Components

@@ -73,22 +73,21 @@ class RungeKutta:
         error = tuple(_error(xp, weights, ks, h) for weights in tableau.errors)
         return Attempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
 
-    def rate(self, xp: Arithmetic, equations: Equations, last: tuple) -> Components:
-        """An estimate of the largest eigenvalue of the Jacobian, by its absolute value, component
-        by component: the largest counts. By how much the slopes of the last two stages differ, in
-        parts of what their states do, where both are at the end of the step (Hairer and Wanner,
-        "Solving Ordinary Differential Equations II", IV.2). A component whose slope is the same
-        says nothing.
+    def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
+        """Components of states of the same time, as far as they are apart, and of their slopes: of
+        the last two stages, where both are at the end of the step. What the one is in parts of the
+        other estimates the largest eigenvalue of the Jacobian, by its absolute value (Hairer and
+        Wanner, "Solving Ordinary Differential Equations II", IV.2).
 
         **Arguments:** `last`: see `Attempt`.
         """
         del equations
+        k1, k2, y1, y2 = last
 
-        def one(k1: Any, k2: Any, y1: Any, y2: Any) -> Any:
-            change = k2 - k1
-            return xp.where(xp.equal(change, 0.0), 0.0, xp.abs(change / (y2 - y1)))
+        def apart(a: Components, b: Components) -> Components:
+            return tuple(xp.abs(q - p) for p, q in zip(a, b, strict=True))
 
-        return tuple(one(*each) for each in zip(*last, strict=True))
+        return apart(y1, y2), apart(k1, k2)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any

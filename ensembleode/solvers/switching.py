@@ -6,7 +6,7 @@ Where stability bounds the steps of the explicit method they are about as long a
 region is wide, over the largest eigenvalue of the Jacobian. That is estimated at each step, from
 the stages of an explicit one, and as the largest sum of a row of the Jacobian of the other. (Of a
 component that rests OrdinaryDiffEq's estimate from stages is NaN, which counts as stiff; here it
-says nothing.)
+says nothing. And what an event does to the size of a step is not looked at before the next.)
 
 Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15; of the
 estimate, Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.2.
@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import operator
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -81,7 +82,7 @@ class Switching:
     It makes steps in a mode (see `in_mode`); which, is none of what it carries, but a number that
     time loops have of each trajectory. What is carried are the derivatives that both carry; of
     a method without they are those of an earlier step, and made anew on a switch. The `last` of an
-    `Attempt` is what the method that made it says of the fastest rate.
+    `Attempt` are the `stretches` of the method that made it.
 
     - `is_stiff`: of the steps that it makes, a mask; None where it makes none.
     """
@@ -167,14 +168,14 @@ class Switching:
                 # (The largest of several estimates counts.)
                 error = attempt.error + attempt.error[:1] * (n_errors - len(attempt.error))
                 dense = _padded(attempt.dense, n_dense)
-                rate = method.rate(xp, equations, attempt.last)
-                return attempt.y2, carried, error, dense, rate
+                stretches = method.stretches(xp, equations, attempt.last)
+                return attempt.y2, carried, error, dense, stretches
 
             return made
 
         made = equations.either(xp, self.is_stiff, by(self.stiff), by(self.nonstiff))
-        y2, carry, error, dense, rate = made
-        return Attempt(y2, carry, error, dense, last=rate)
+        y2, carry, error, dense, stretches = made
+        return Attempt(y2, carry, error, dense, last=stretches)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -200,18 +201,28 @@ class Switching:
         pairs = zip(by(self.stiff), by(self.nonstiff), strict=True)
         return tuple(xp.where(self.is_stiff, a, b) for a, b in pairs)
 
+    def looks_stiff(self, xp: Arithmetic, stretches: tuple, h: Any) -> Any:
+        """Whether the step after an attempt, of the size `h`, is one that stability bounds.
+
+        **Arguments:** `stretches`: those of the attempt, of the components that count.
+        """
+        rule = self.rule
+        limit = rule.boundary * rule.nonstifftol
+        if rule.stifftol != rule.nonstifftol:
+            limit = xp.where(self.is_stiff, h * 0.0 + rule.boundary * rule.stifftol, limit)
+        calm = [k * h <= y * limit for y, k in zip(*stretches, strict=True)]
+        # (What is NaN looks stiff.)
+        return ~functools.reduce(operator.and_, calm)
+
     def choose(
-        self, xp: Arithmetic, is_stiff: Any, count: Any, rate: Any, h: Any, counts: Any
+        self, xp: Arithmetic, is_stiff: Any, count: Any, looks_stiff: Any, h: Any, counts: Any
     ) -> Choice:
         """Which method makes the next attempt, of the size `h`.
 
-        **Arguments:** `is_stiff`, `count`: as of the attempt before; `rate`: its estimate of the
-        largest eigenvalue; `counts`: where there was one.
+        **Arguments:** `is_stiff`, `count`: as of the attempt before; `looks_stiff`: what that made
+        of this one; `counts`: where there was one.
         """
-        rule, share = self.rule, rate * h * (1 / self.rule.boundary)
-        calm = xp.where(is_stiff, share <= rule.stifftol, share <= rule.nonstifftol)
-        # (What is NaN looks stiff.)
-        looks_stiff = ~calm
+        rule = self.rule
         one_more = xp.where(count < 0, 1, count + 1)
         one_less = xp.where(count > 0, -1, count - 1)
         count = xp.where(counts, xp.where(looks_stiff, one_more, one_less), count)

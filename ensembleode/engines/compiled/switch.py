@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ...solvers.method import Attempt
 from ...solvers.switching import Switching
 from .builder import BOOL, I32, Value, Variable
+from .saved_rows import Step
 
 
 if TYPE_CHECKING:
@@ -23,12 +23,12 @@ class Switch:
         self.loop, self.b, self.method = loop, loop.b, method
         b = self.b
         self.is_stiff = b.variable(BOOL, False)
-        self._count, self._rate = b.variable(I32, 0), b.variable(loop.problem.dtype, 0)
+        self._count, self._looks_stiff = b.variable(I32, 0), b.variable(BOOL, False)
         self.stiff, self.switches = b.variable(I32, 0), b.variable(I32, 0)
 
     def variables(self) -> list[Variable]:
         """What goes on from turn to turn and decides the steps."""
-        return [self.is_stiff, self._count, self._rate]
+        return [self.is_stiff, self._count, self._looks_stiff]
 
     def begin(self, fresh: Value) -> None:
         """Trajectories begin, in the lanes that are fresh."""
@@ -40,7 +40,7 @@ class Switch:
         b, loop = self.b, self.loop
         active, h = loop.active.get(), loop.h.get()
         counts = active & (loop.ntried.get() > 0)
-        now = self.is_stiff.get(), self._count.get(), self._rate.get(), h
+        now = self.is_stiff.get(), self._count.get(), self._looks_stiff.get(), h
         choice = self.method.choose(b, *now, counts)
         self._count.set(choice.count)
 
@@ -57,6 +57,9 @@ class Switch:
         tried = active & self.is_stiff.get()
         self.stiff.set(self.stiff.get() + b.cast(tried, I32))
 
-    def note(self, attempt: Attempt) -> None:
-        """What an attempt says of the fastest rate."""
-        self._rate.set(self.b.largest(attempt.last[: self.loop.problem.controlled]))
+    def note(self, step: Step, next_h: Value) -> None:
+        """What a step says of the next, of this size."""
+        method, n = step.method, self.loop.problem.controlled
+        assert isinstance(method, Switching)
+        stretches = tuple(x[:n] for x in step.attempt.last)
+        self._looks_stiff.set(method.looks_stiff(self.b, stretches, next_h))

@@ -43,8 +43,6 @@ def attempt(loop: Loop) -> tuple[Step, Value]:
     carry = loop.carried()
     method = loop.now(p.method)
     attempt = method.step(b, _equations(loop), y, carry, t, size)
-    if loop.switch is not None:
-        loop.switch.note(attempt)
     return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 
@@ -81,6 +79,8 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
     first, bounds = loop.naccept.get().eq(0), loop.bounds(loop.held)
     how = loop.now(p.controller), bounds, times
     verdict = verdicts.judge(b, *how, size, squared, before, active, first)
+    if loop.switch is not None:
+        loop.switch.note(step, verdict.next_h)
     return step._replace(accepted=verdict.accepted), verdict, size
 
 
