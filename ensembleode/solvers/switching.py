@@ -6,7 +6,7 @@ Where stability bounds the steps of the explicit method they are about as long a
 region is wide, over the largest eigenvalue of the Jacobian. That is estimated at each step, from
 the stages of an explicit one, and as the largest sum of a row of the Jacobian of the other. (Of a
 component that rests OrdinaryDiffEq's estimate from stages is NaN, which counts as stiff; here it
-says nothing. And what an event does to the size of a step is not looked at before the next.)
+says nothing.)
 
 Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15; of the
 estimate, Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.2.
@@ -214,15 +214,13 @@ class Switching:
         # (What is NaN looks stiff.)
         return ~functools.reduce(operator.and_, calm)
 
-    def choose(
-        self, xp: Arithmetic, is_stiff: Any, count: Any, looks_stiff: Any, h: Any, counts: Any
-    ) -> Choice:
-        """Which method makes the next attempt, of the size `h`.
+    def choose(self, xp: Arithmetic, count: Any, looks_stiff: Any, h: Any, counts: Any) -> Choice:
+        """Which method makes the attempt after one of this, of the size `h`.
 
-        **Arguments:** `is_stiff`, `count`: as of the attempt before; `looks_stiff`: what that made
-        of this one; `counts`: where there was one.
+        **Arguments:** `count`: until then; `looks_stiff`: see above; `counts`: where there was an
+        attempt, and the next is to come.
         """
-        rule = self.rule
+        rule, is_stiff = self.rule, self.is_stiff
         one_more = xp.where(count < 0, 1, count + 1)
         one_less = xp.where(count > 0, -1, count - 1)
         count = xp.where(counts, xp.where(looks_stiff, one_more, one_less), count)

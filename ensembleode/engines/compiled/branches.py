@@ -35,7 +35,10 @@ def either(
         leaves, found = jax.tree.flatten(then[1]())
         assert found == tree, (found, tree)
         for variable, x in zip(variables, leaves, strict=True):
-            variable.set_where(mask, x)
+            if mask.lanes:
+                variable.set_where(mask, x)
+            else:
+                variable.set(x)
 
     b.if_(b.any(otherwise[0]), second)
     with b.inserting(start):

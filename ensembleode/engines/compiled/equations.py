@@ -90,6 +90,11 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
             return tuple(sums)
 
         def branch(here: Value, then: Callable, otherwise: Callable) -> Any:
+            if b.lanes and not here.lanes:
+                # (All lanes alike.)
+                same = of(held, mask, checks)
+                second = ~here, lambda: otherwise(same)
+                return either(b, here, (here, lambda: then(same)), second)
             inside, others = mask & here, mask & ~here
             first = inside, lambda: then(of(held, inside, checks))
             return either(b, here, first, (others, lambda: otherwise(of(held, others, checks))))

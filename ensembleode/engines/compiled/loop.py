@@ -100,6 +100,7 @@ class Loop:
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
         # Where each step is one of two methods': which.
         self.switch = Switch(self) if problem.switches else None
+        self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
             # Whether no step has failed; of those where one has, how many (one).
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
@@ -172,6 +173,8 @@ class Loop:
         b, counts = self.b, self.outputs.counts
         stopped = b.constant(verdicts.STOPPED, I32)
         counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(stopped))
+        if self.parking is not None:
+            self.parking.leave(stopped)
         self.pool.leave(lambda index: counts.store(index, stopped))
         self.goes_on.set(False)
 
@@ -188,6 +191,8 @@ class Loop:
         ended = ~self.active.get() | tired
         ended = self.occupied.get() & ended
         b.if_(b.any(ended), lambda: self.end(self.conclude(ended, step, verdict)), likely=False)
+        if self.switch is not None:
+            self.switch.choose(step)
         return step
 
     def variables(self) -> list[Variable]:
@@ -289,8 +294,11 @@ class Loop:
 
     def refill(self) -> None:
         """Give each lane without a trajectory the next one, as far as there are."""
-        self.pool.fill(self.occupied, self._begin)
+        self.take_new() if self.parking is None else self.parking.refill()
         self.must_refill.set(False)
+
+    def take_new(self) -> None:
+        self.pool.fill(self.occupied, self._begin)
 
     def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
         """What the method carries to a step from the state `y` at `t`, and the size of that step:
@@ -496,5 +504,7 @@ class Loop:
         b = self.b
         self.occupied.set(self.occupied.get() & ~ended)
         more = self.pool.has_more()
+        if self.parking is not None:
+            more = more | self.parking.has_some()
         self.must_refill.set(more)
         self.goes_on.set(more | b.any(self.occupied.get()))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, I32, I64, type_of, Value, Variable
 from .loop import Loop
 from .saved_rows import Step
@@ -78,7 +79,8 @@ class Record:
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
         if self.loop.switch is not None:
-            carried.append(b.cast(self.loop.switch.is_stiff.get(), step.t.dtype))
+            assert isinstance(step.method, Switching)
+            carried.append(b.cast(step.method.is_stiff, step.t.dtype))
         ends = [step.t2] if self.loop.problem.records_end else []
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]

@@ -24,8 +24,6 @@ if TYPE_CHECKING:
 def attempt(loop: Loop) -> tuple[Step, Value]:
     """The step that time allows; and of a fixed one whether time can't resolve it."""
     b, p = loop.b, loop.problem
-    if loop.switch is not None:
-        loop.switch.choose()
     t, h = loop.t.get(), loop.h.get()
     unresolved = b.constant(False, BOOL)
     if p.adaptive:
@@ -42,6 +40,8 @@ def attempt(loop: Loop) -> tuple[Step, Value]:
     y = loop.state()
     carry = loop.carried()
     method = loop.now(p.method)
+    if loop.switch is not None:
+        loop.switch.count(loop.active.get())
     attempt = method.step(b, _equations(loop), y, carry, t, size)
     return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
@@ -79,8 +79,6 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
     first, bounds = loop.naccept.get().eq(0), loop.bounds(loop.held)
     how = loop.now(p.controller), bounds, times
     verdict = verdicts.judge(b, *how, size, squared, before, active, first)
-    if loop.switch is not None:
-        loop.switch.note(step, verdict.next_h)
     return step._replace(accepted=verdict.accepted), verdict, size
 
 
