@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 
 # How many trajectories may wait, for each lane: the more, the more seldom the lanes change methods.
 _WAITING = 8
+# For how many turns a lane may be idle, on the average, before those that have switched are kept
+# elsewhere and others go on in their lanes: for about as long as that takes.
+_PATIENCE = 2
 
 
 class Parking:
@@ -32,6 +35,10 @@ class Parking:
         b = self.b
         self.room = _WAITING * b.lanes
         self._waiting = [b.variable(I64, 0, of_lanes=False) for _ in range(2)]
+        # The lanes whose trajectories have switched, and are to wait: several are moved at once,
+        # which takes no longer than one. And for how many turns lanes have been idle so.
+        self._switched = b.variable(BOOL, False)
+        self._idle = b.variable(I64, 0, of_lanes=False)
         self._places: list[tuple[Variable, Buffer]] = []
 
     def places(self) -> list[tuple[Variable, Buffer]]:
@@ -45,9 +52,9 @@ class Parking:
         return self._places
 
     def has_some(self) -> Value:
-        """Whether any trajectory waits."""
+        """Whether any trajectory waits, or is to."""
         first, second = (x.get() for x in self._waiting)
-        return (first + second) > 0
+        return ((first + second) > 0) | self.b.any(self._switched.get())
 
     def _number(self, is_second: Value) -> Value:
         first, second = (x.get() for x in self._waiting)
@@ -57,10 +64,31 @@ class Parking:
         for variable, here in zip(self._waiting, (~is_second, is_second), strict=True):
             variable.set_where(here, number)
 
-    def park(self, mask: Value, is_second: Value) -> None:
-        """Let the trajectories in the lanes of the mask wait for the lanes to step with that
+    def switch(self, mask: Value) -> None:
+        """The trajectories in the lanes of the mask are to wait for the other method."""
+        self._switched.set(self._switched.get() | mask)
+        self._free(mask)
+
+    def _free(self, mask: Value) -> None:
+        loop = self.loop
+        loop.occupied.set(loop.occupied.get() & ~mask)
+        loop.active.set(loop.active.get() & ~mask)
+
+    def look(self) -> None:
+        """After a turn, see whether lanes have been idle for long."""
+        b = self.b
+        switched = self._switched.get()
+
+        def count() -> None:
+            self._idle.set(self._idle.get() + b.count(switched))
+            b.if_(self._idle.get() >= _PATIENCE * b.lanes, lambda: self.loop.must_refill.set(True))
+
+        b.if_(b.any(switched), count, likely=False)
+
+    def _park(self, mask: Value, is_second: Value) -> None:
+        """Keep the trajectories in the lanes of the mask for when the lanes step with that
         method; the lanes are free then."""
-        b, loop = self.b, self.loop
+        b = self.b
         slots = b.variable(I64, 0)
         first = b.where(is_second, b.constant(self.room, I64), b.constant(0, I64))
 
@@ -72,14 +100,22 @@ class Parking:
         b.for_each_lane(mask, assign)
         for variable, buffer in self.places():
             buffer.scatter(slots.get(), mask, variable.get())
-        loop.occupied.set(loop.occupied.get() & ~mask)
-        loop.active.set(loop.active.get() & ~mask)
-        loop.must_refill.set(True)
+        self._free(mask)
 
     def refill(self) -> None:
         """Give each free lane a trajectory that waits for the method of the lanes, or a new one,
         which begins with the first method. Where there is none, the lanes change methods."""
         b, loop = self.b, self.loop
+        switched = self._switched.get()
+
+        def keep() -> None:
+            # (They will go on.)
+            loop.active.set(loop.active.get() | switched)
+            self._park(switched, ~self.is_second.get())
+
+        b.if_(b.any(switched), keep)
+        self._switched.set(False)
+        self._idle.set(0)
         has_new = loop.pool.has_more() & (self._waiting[1].get() <= self.room - 2 * b.lanes)
         is_second = self.is_second.get()
         own, others = self._number(is_second) > 0, self._number(~is_second) > 0
@@ -88,7 +124,7 @@ class Parking:
         is_free = b.any(~loop.occupied.get())
 
         def change() -> None:
-            self.park(loop.occupied.get(), is_second)
+            self._park(loop.occupied.get(), is_second)
             self.is_second.set(~is_second)
 
         b.if_(is_free & ~here & elsewhere, change, likely=False)
@@ -121,6 +157,7 @@ class Parking:
     def leave(self, stopped: Value) -> None:
         """Nobody goes on with those that wait: their return codes are these."""
         b, loop = self.b, self.loop
+        loop.outputs.counts.scatter(loop.held.index.get(), self._switched.get(), b.spread(stopped))
         index = next(buffer for x, buffer in self.places() if x is loop.held.index)
         for side, number in enumerate(self._waiting):
             start = side * self.room

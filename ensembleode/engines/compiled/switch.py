@@ -69,6 +69,8 @@ class Switch:
             if self.parking is None:
                 self.is_stiff.set(choice.is_stiff)
             else:
-                self.parking.park(choice.switched, ~self.is_stiff.get())
+                self.parking.switch(choice.switched)
 
         b.if_(b.any(choice.switched), switch, likely=False)
+        if self.parking is not None:
+            self.parking.look()
