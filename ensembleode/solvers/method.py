@@ -39,10 +39,12 @@ class Equations:
     - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
         mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
+    - `row_sums(jacobian)`: of the absolute values of its entries, Components.
     - `mass(y)`: the product of `M` with Components; None where `M` is the identity.
     - `differential(y)`, `algebraic(y)`: Components with zeros in the place of the components whose
         derivative is in no equation; and in the place of the equations that have one. None where
         all have.
+    - `branch(mask, then, otherwise)`: does what `either` does, where there are branches.
     """
 
     f: Callable
@@ -50,9 +52,18 @@ class Equations:
     linearise: Callable = _not_given
     factorise: Callable = _not_given
     solve: Callable = _not_given
+    row_sums: Callable = _not_given
+    branch: Callable | None = None
     mass: Callable | None = None
     differential: Callable | None = None
     algebraic: Callable | None = None
+
+    def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
+        """`then(equations)` where the mask is true, `otherwise(equations)` elsewhere: trees of
+        numbers a trajectory. What no trajectory needs is not computed where there are branches."""
+        if self.branch is not None:
+            return self.branch(mask, then, otherwise)
+        return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))
 
 
 def equations_of(
@@ -86,10 +97,14 @@ def equations_of(
         (b0,) = b
         return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
 
+    def row_sums(jacobian: tuple) -> Components:
+        (matrix,) = jacobian
+        return (jnp.sum(jnp.abs(matrix), axis=1),)
+
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
-    equations = Equations(field, jvp, linearise, factorise, solve)
+    equations = Equations(field, jvp, linearise, factorise, solve, row_sums)
     if mass is None:
         return equations
     matrix, columns, rows = mass.matrix, mass.algebraic_columns, mass.algebraic_rows
@@ -123,6 +138,7 @@ class Attempt(NamedTuple):
     - `residual`: what is left of the algebraic equations at its end, whose norm in units of the
         absolute tolerances is added to that of the error; None where there are none, or they need
         no such look.
+    - `last`: the data from which a method that has `stretches` makes them.
     """
 
     y2: Components
@@ -131,6 +147,7 @@ class Attempt(NamedTuple):
     dense: tuple
     failed: Any = None
     residual: Components | None = None
+    last: tuple = ()
 
 
 class LinearAlgebra(NamedTuple):
