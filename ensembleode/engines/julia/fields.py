@@ -41,12 +41,7 @@ class Field(NamedTuple):
         for role in ("f", "jac", "tgrad"):
             definition: Definition | None = getattr(self, role)
             if definition is not None:
-                table[role] = {
-                    "name": definition.name,
-                    "source": definition.source,
-                    "work_types": [type for type, _ in definition.work],
-                    "work_sizes": [size for _, size in definition.work],
-                }
+                table[role] = definition.as_table()
         return table
 
 

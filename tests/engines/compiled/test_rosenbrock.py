@@ -10,7 +10,7 @@ import pytest
 
 import ensembleode as eo
 
-from ...marks import slow_unless
+from ...marks import on_julia, slow_unless
 from ...problems import failing
 from ...solvers.test_rosenbrock import METHODS
 from ..test_julia_steps import recorded, robertson
@@ -58,9 +58,10 @@ def following(u, p, t):
 #
 
 
+@pytest.mark.parametrize("engine", ["compiled", on_julia("julia")])
 @pytest.mark.parametrize("problem", FIELDS)
 @methods()
-def test_steps_are_those_of_ordinary_diff_eq(alg, problem):
+def test_steps_are_those_of_ordinary_diff_eq(alg, problem, engine):
     """At both tolerances, which are one program."""
     f, p = FIELDS[problem]
     found = recorded("stiff")["problems"][problem]
@@ -69,7 +70,8 @@ def test_steps_are_those_of_ordinary_diff_eq(alg, problem):
     assert len(records) == 2
     for x in records:
         tolerances = {"abstol": x["abstol"], "reltol": x["reltol"]}
-        sol = eo.solve(prob, alg, save_everystep=True, maxiters=10**4, **tolerances)
+        how = {"save_everystep": True, "maxiters": 10**4, "engine": engine}
+        sol = eo.solve(prob, alg, **how, **tolerances)
         assert sol.retcode == eo.ReturnCode.Success
         counts = (sol.stats.naccept, sol.stats.nreject, sol.stats.nf)
         assert tuple(map(int, counts)) == (x["naccept"], x["nreject"], x["nf"])
