@@ -127,11 +127,11 @@ root_mean_square(u, t) = sqrt(sum(abs2, u) / length(u))
 
 The norm of the first `N` components: step-size control does not look at the others.
 """
-struct OfFirst{N,F}
+struct OfFirst{N,F} <: Function
     norm::F
     OfFirst(norm::F, ::Val{N}) where {N,F} = new{N,F}(norm)
 end
-(x::OfFirst)(u::Number, t) = abs(u)
+(x::OfFirst)(u::Number, t) = abs(u)  # (of a time)
 (x::OfFirst{N})(u::SVector, t) where {N} = x.norm(SVector(ntuple(k -> u[k], Val(N))), t)
 (x::OfFirst{N})(u, t) where {N} = x.norm(view(u, 1:N), t)
 
