@@ -85,6 +85,7 @@ struct Affect{F}
     which::Int32
     is_kept::Bool
     sign::Int32
+    Affect(part::F, which, is_kept, sign) where {F} = new{F}(part, which, is_kept, sign)
 end
 (affect::Affect)(integrator) = act!(integrator, affect, (affect.sign,), ())
 function (affect::Affect)(integrator, mask)

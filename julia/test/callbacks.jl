@@ -90,7 +90,8 @@ end
     field = described(; f = "NAME(u, p, t) = SVector{1, Float64}(t <= p.own[1] ? 1.0 : -1.0)")
     own = [0.3 0.6 0.9]
     out = solved(field, 3; u0 = [0.0], own, d_discontinuities = own, mode = "steps", rows = 40)
-    @test all(i -> own[i] in out.t[:, i], 1:3) && all(==(0), out.nreject)
+    @test all(i -> own[i] in out.t[:, i], 1:3)
+    @test all(==(0), out.nreject)
     @test [out.u[1, out.lengths[i], i] for i in 1:3] ≈ 2 .* vec(own) .- 1 atol = 1e-14
     out = solved(field, 3; u0 = [0.0], own, tstops = [0.3, 0.6, 0.9], mode = "steps", rows = 400)
     @test all(i -> issubset(own, out.t[:, i]), 1:3)
