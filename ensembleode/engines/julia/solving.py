@@ -35,7 +35,11 @@ def field_of(plan: Plan) -> Field:
     """
     method = plan.method.value
     on_gpu = methods.is_gpu(method.place)
-    field = translate(plan.field, plan.batched.parameters, method.implicit and not on_gpu)
+    # Where an event cuts the step of a Rosenbrock method whose states are static, OrdinaryDiffEq
+    # differentiates f by itself, by numbers that a translated function does not take.
+    in_place = plan.events is not None and bool(plan.events.continuous)
+    implicit = method.implicit and not on_gpu
+    field = translate(plan.field, plan.batched.parameters, implicit, in_place=in_place)
     if on_gpu and field.in_place:
         raise ValueError(
             f"{method.place[0]} runs fields of a few hundred operations on a state of a few "

@@ -7,13 +7,15 @@ import pytest
 
 import ensembleode as eo
 
+from ...julia_powers import JuliasController
 from ...marks import julia_marks
 
 
 pytestmark = julia_marks()
 
 ENGINES = ("julia", "compiled")
-TIGHT = {"abstol": 1e-8, "reltol": 1e-8}
+# (With finer ones what a step up to a known time is in error by is nothing but rounding.)
+TOLERANCES = {"abstol": 1e-5, "reltol": 1e-5}
 PLACES = {
     "serial": eo.EnsembleSerial(),
     "threads": eo.EnsembleThreads(),
@@ -44,7 +46,7 @@ def dosed_by(x):
 FALLS = eo.ContinuousCallback(lambda u, t, _: u[0], None, kicked)
 PASSES = eo.VectorContinuousCallback(
     lambda u, t, integrator: jnp.stack([u[0] - 0.2, u[1], u[0] - integrator.p["dose"]]),
-    lambda integrator, mask: eo.remake(integrator, u=integrator.u + 0.01 * jnp.sum(mask)),
+    lambda integrator, mask: eo.remake(integrator, u=integrator.u + 0.01 * mask[:2]),
     3,
 )
 TURNS = eo.DiscreteCallback(
@@ -75,25 +77,27 @@ def both(callback, n=3, place=None, **options):
     p = {"k": 1.0, "dose": 0.1, "energy": 0.0}
     prob = eo.ODEProblem(swing, [1.0, 0.0], (0.0, 10.0), p)
     ens = eo.EnsembleProblem(prob, prob_func)
-    options = {"trajectories": n, "callback": callback, **TIGHT, **options}
+    options = {"trajectories": n, "callback": callback, **TOLERANCES, **options}
     place = place or eo.EnsembleSerial()
-    return eo.solve(ens, None, place, engine="julia", **options), eo.solve(ens, **options)
+    sim = eo.solve(ens, None, place, engine="julia", **options)
+    # (With Julia's powers the times of steps agree to roundings.)
+    return sim, eo.solve(ens, stepsize_controller=JuliasController(), **options)
 
 
-def agree(sim, ours):
+def agree(sim, ours, near=1e-8):
     assert sim.engine.name == "julia"
     np.testing.assert_array_equal(sim.retcode, ours.retcode)
     np.testing.assert_array_equal(sim.stats.naccept, ours.stats.naccept)
     np.testing.assert_array_equal(sim.stats.nreject, ours.stats.nreject)
-    np.testing.assert_allclose(sim.u, ours.u, rtol=1e-6, atol=1e-6)
-    np.testing.assert_allclose(sim.t, ours.t, rtol=1e-6, atol=1e-6)
+    np.testing.assert_allclose(sim.u, ours.u, rtol=near, atol=near)
+    np.testing.assert_allclose(sim.t, ours.t, rtol=near, atol=near)
     if ours.events is not None:
         np.testing.assert_array_equal(sim.events.count, ours.events.count)
         np.testing.assert_array_equal(sim.events.which, ours.events.which)
         np.testing.assert_array_equal(sim.events.direction, ours.events.direction)
         for name in ("t", "u_before", "u_after"):
             found, expected = (getattr(x.events, name) for x in (sim, ours))
-            np.testing.assert_allclose(found, expected, rtol=1e-6, atol=1e-6)
+            np.testing.assert_allclose(found, expected, rtol=near, atol=near)
 
 
 @pytest.mark.parametrize("saving", ["ends", "times", "steps"])
@@ -125,9 +129,9 @@ def test_times_of_each():
     p = {"lag": jnp.array(0.75), "dose": 2.0}
     prob = eo.ODEProblem(lambda u, p, t: -0.5 * u, [1.0], (0.0, 10.0), p)
     ens = eo.EnsembleProblem(prob, prob_func)
-    options = {"trajectories": 3, "saveat": 2.0, **TIGHT}
+    options = {"trajectories": 3, "saveat": 2.0, **TOLERANCES}
     sim, ours = (eo.solve(ens, engine=engine, **options) for engine in ENGINES)
-    agree(sim, ours)
+    agree(sim, ours, near=1e-6)
     lags = 0.75 * np.arange(1, 4)
     np.testing.assert_array_equal(sim.events.t[:, :2], np.stack([lags, lags + 4], axis=1))
     inside = jax.jit(lambda: eo.solve(ens, engine="julia", max_events=2, **options).u)()
@@ -160,8 +164,8 @@ def test_large_fields():
         [1.0], lambda integrator: eo.remake(integrator, u=integrator.u + 0.1 * (a @ integrator.u))
     )
     prob = eo.ODEProblem(f, np.ones(n), (0.0, 10.0), a, callback=eo.CallbackSet(half, doubled))
-    sim, ours = (eo.solve(prob, engine=engine, **TIGHT) for engine in ENGINES)
-    agree(sim, ours)
+    sim, ours = (eo.solve(prob, engine=engine, **TOLERANCES) for engine in ENGINES)
+    agree(sim, ours, near=1e-6)
     assert sim.retcode == eo.ReturnCode.Terminated
 
 
@@ -170,7 +174,7 @@ def test_no_component_below_zero():
         lambda u, p, t: -p * u, [1.0], (0.0, 5.0), 100.0, callback=eo.PositiveDomain(), abstol=1e-2
     )
     sim, ours = (eo.solve(prob, engine=engine, save_everystep=True) for engine in ENGINES)
-    agree(sim, ours)
+    agree(sim, ours, near=1e-6)
     assert (np.asarray(sim.u) >= 0).all()
 
 
@@ -183,8 +187,8 @@ def test_other_methods(alg):
         1e3,
         callback=eo.ContinuousCallback(lambda u, t, _: u[0] - 0.5, dosed_by(0.5)),
     )
-    sim, ours = (eo.solve(prob, alg, engine=engine, **TIGHT) for engine in ENGINES)
-    agree(sim, ours)
+    sim, ours = (eo.solve(prob, alg, engine=engine, **TOLERANCES) for engine in ENGINES)
+    agree(sim, ours, near=1e-6)
 
 
 def test_no_derivatives():
