@@ -9,6 +9,7 @@ import ensembleode as eo
 
 from ...julia_powers import JuliasController
 from ...marks import julia_marks
+from ..test_julia_steps import robertson
 
 
 pytestmark = julia_marks()
@@ -31,6 +32,10 @@ def kicked(integrator):
     return eo.remake(integrator, u=integrator.u * jnp.array([1.0, -0.9]))
 
 
+def nudged(integrator, mask):
+    return eo.remake(integrator, u=integrator.u + jnp.where(mask[:2] != 0, 0.01, 0.0))
+
+
 def stiffer(integrator):
     return eo.remake(integrator, p=integrator.p | {"k": 1.1 * integrator.p["k"]})
 
@@ -46,7 +51,9 @@ def dosed_by(x):
 FALLS = eo.ContinuousCallback(lambda u, t, _: u[0], None, kicked)
 PASSES = eo.VectorContinuousCallback(
     lambda u, t, integrator: jnp.stack([u[0] - 0.2, u[1], u[0] - integrator.p["dose"]]),
-    lambda integrator, mask: eo.remake(integrator, u=integrator.u + 0.01 * mask[:2]),
+    lambda integrator, mask: eo.remake(
+        integrator, u=integrator.u + jnp.where(mask[:2] != 0, 0.01, 0.0)
+    ),
     3,
 )
 TURNS = eo.DiscreteCallback(
@@ -109,13 +116,16 @@ def test_as_the_compiled_engine(name, saving):
         assert name == "on a circle"
     else:
         assert np.asarray(ours.events.count).min() > 0
-    agree(sim, ours)
+    # Within a step that an event cuts Julia's interpolant is that of the part before it; and of a
+    # short step up to a known time rounding decides how long the next is.
+    rough = name == "periodic" and saving == "steps"
+    agree(sim, ours, near=2e-3 if rough else 1e-5 if saving == "times" else 1e-8)
 
 
 @pytest.mark.parametrize("place", PLACES)
 def test_places(place):
     sim, ours = both(CASES["set"], 5, PLACES[place], saveat=1.0)
-    agree(sim, ours)
+    agree(sim, ours, near=1e-5)
 
 
 def test_times_of_each():
@@ -180,15 +190,15 @@ def test_no_component_below_zero():
 
 @pytest.mark.parametrize("alg", [eo.Rosenbrock23(), eo.Rodas5P(), eo.Vern7()], ids=str)
 def test_other_methods(alg):
-    prob = eo.ODEProblem(
-        lambda u, p, t: p * (jnp.cos(t) - u),
-        [2.0],
-        (0.0, 10.0),
-        1e3,
-        callback=eo.ContinuousCallback(lambda u, t, _: u[0] - 0.5, dosed_by(0.5)),
-    )
+    def halved(integrator):
+        return eo.remake(integrator, u=integrator.u * jnp.array([0.5, 1.0, 1.0]))
+
+    low = eo.ContinuousCallback(lambda u, t, _: u[0] - 0.9, halved)
+    p = jnp.array([0.04, 3e7, 1e4])
+    prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 5.0), p, callback=low)
     sim, ours = (eo.solve(prob, alg, engine=engine, **TOLERANCES) for engine in ENGINES)
     agree(sim, ours, near=1e-6)
+    assert sim.events.count == 1
 
 
 def test_no_derivatives():
