@@ -49,17 +49,17 @@ def _parameters(
     field: Field, lanes: Lane, batched: Sequence[bool], n: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """The parameters of each trajectory, `[trajectory, number]`, and the shared, `[number]`."""
-    inputs = field.inputs
-    own, shared = [], []
+    storage, own, shared = field.inputs.storage, [], []
+    assert storage is not None
     for x, is_own in zip(lanes.parameters, batched, strict=True):
         x = np.ascontiguousarray(x)
-        as_bits = is_stored_as_bits(x.dtype, inputs.storage)
-        x = x.view(inputs.storage) if as_bits else x.astype(inputs.storage, copy=False)
+        as_bits = is_stored_as_bits(x.dtype, storage)
+        x = x.view(storage) if as_bits else x.astype(storage, copy=False)
         if is_own:
             own.append(x.reshape(n, -1))
         else:
             shared.append(x.reshape(-1))
-    none = np.zeros((n, 0), inputs.storage)
+    none = np.zeros((n, 0), storage)
     every = own[0] if len(own) == 1 else np.concatenate([none, *own], axis=1)
     return np.ascontiguousarray(every), np.concatenate([none[0, :0], *shared])
 
