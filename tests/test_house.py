@@ -1,4 +1,4 @@
-"""The order of the package: what may import what."""
+"""The structure of the package: which module may import which."""
 
 import ast
 import graphlib
