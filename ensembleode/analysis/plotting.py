@@ -41,8 +41,7 @@ _MOST_FAILED = 20
 # The number of points drawn for each step where steps are interpolated; and about how many in all.
 _POINTS = 10
 _MOST_POINTS = 2_000_000
-# Failed trajectories widen the view, on each side, by at most so many times the range of the
-# others.
+# How far failed trajectories may widen the view on each side, in ranges of the other trajectories.
 _WIDEN = 2.0
 _SEM = 1.96  # 95% of a normal distribution
 _NO_STATES = {

@@ -28,9 +28,9 @@ logger = logging.getLogger("ensembleode.serve")
 _LULL = 0.05
 # The resolution of the timers of event loops.
 _TICK = 0.002
-# After a batch crashed, its parts are run again, at most so many times. Two runs for each halving
-# find one culprit among thousands. If everything crashes (because a cluster is lost, for example),
-# there should not be many runs.
+# The largest number of runs for the parts of a batch that crashed. Two runs for each halving find
+# one culprit among thousands. If everything crashes (because a cluster is lost, for example), there
+# should not be many runs.
 _RUNS_APART = 32
 
 
@@ -513,8 +513,8 @@ class Batcher:
         self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
     ) -> Sequence[Any]:
         """The results of a batch. If running it crashes, its halves are run separately, so that
-        only an item that crashes by itself fails (or what is left, if so many runs didn't find
-        it)."""
+        only an item that crashes by itself fails (or all remaining ones, once `runs_left` is used
+        up)."""
         runner.began = time.monotonic()
         try:
             results = self._run(key, slices)

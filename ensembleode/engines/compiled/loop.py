@@ -30,7 +30,8 @@ from .stops import Stops
 from .turn import attempt, commit, control
 
 
-# Where lanes end together, the flag that stops them is read once in so many turns, a power of two.
+# If lanes end together, the number of turns after which the flag that stops them is read, a power
+# of two.
 _TURNS = 4096
 
 

@@ -14,9 +14,9 @@ Entry: TypeAlias = Callable[[Value | int, Value | int], Value]
 
 # Products with fewer multiplications are unrolled.
 _WRITTEN_OUT = 200
-# Sums with at most so many terms are unrolled, too.
+# The largest number of terms of sums that are unrolled, too.
 _LONGEST_SUM = 16
-# So many bytes of sums are accumulated at once, which leaves registers for their terms.
+# The bytes of sums that are accumulated at once, which leaves registers for their terms.
 _AT_ONCE = 256
 # The number of terms of each sum in one turn of the loop.
 _TERMS_AT_ONCE = 4

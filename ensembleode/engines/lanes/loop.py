@@ -23,7 +23,7 @@ from .leaves import first_of, is_finite, LANES, Leaves, OfLanes, over, select
 from .stops import arrive, begin, has_jumps, has_own, Stops
 
 
-# The flag that stops the loop is read once in so many turns.
+# The number of turns after which the flag that stops the loop is read.
 _TURNS = 256
 
 
