@@ -133,11 +133,13 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     kernel, which runs each trajectory again. It is fastest for small fields: see
     [`kernel_report`][ensembleode.kernel_report] for the registers that a field takes.
 
-    **Limitations:** explicit methods; `ReplayAdjoint()` and `ForwardDiffSensitivity()`; fields
-    whose operations the compiled engine has. Matrix products are loops in each thread, so from a
-    few hundred multiplications on EnsembleGPUArray is faster. With `engine="julia"`: small fields
-    without loops; the methods that DiffEqGPU has; `saveat`, tolerances and `dt` shared by all
-    trajectories; integration forwards in time; no limit on steps and no counts of steps (these are
+    **Limitations:** explicit and Rosenbrock methods; `ReplayAdjoint()` and
+    `ForwardDiffSensitivity()`; fields whose operations the compiled engine has. Matrix products are
+    loops in each thread, so from a few hundred multiplications on EnsembleGPUArray is faster. With
+    `engine="julia"`: small fields without loops; the methods that DiffEqGPU has; `saveat`,
+    tolerances and `dt` shared by all trajectories; integration forwards in time; no limit on steps
+    and no counts of steps (these are 0). DiffEqGPU raises for all trajectories if one of them can't
+    begin, or its step underflows.
     0). DiffEqGPU raises for all trajectories if one of them can't begin, or its step underflows.
 
     **Throws:** `ValueError` for a solve that it can't do, naming the reason; `KernelError` where
