@@ -140,7 +140,6 @@ class EnsembleGPUKernel(EnsembleAlgorithm):
     tolerances and `dt` shared by all trajectories; integration forwards in time; no limit on steps
     and no counts of steps (these are 0). DiffEqGPU raises for all trajectories if one of them can't
     begin, or its step underflows.
-    0). DiffEqGPU raises for all trajectories if one of them can't begin, or its step underflows.
 
     **Throws:** `ValueError` for a solve that it can't do, naming the reason; `KernelError` where
     there is a GPU, but the software that compiles or launches kernels is missing.
