@@ -31,8 +31,8 @@ class RightRootFind:
 
 
 class NoRootFind:
-    """The root is not searched: the event is where it was noticed, at the end of the step (or at
-    one of the `interp_points` within)."""
+    """The root is not searched: the event is at the point where the sign change was noticed, which
+    is the end of the step or one of the `interp_points` within it."""
 
 
 _ROOTFIND = (LeftRootFind, RightRootFind, NoRootFind)
