@@ -88,15 +88,17 @@ class Known(NamedTuple):
     - `method`: makes a step again, as `RungeKutta` does; None where that isn't possible, and the
         polynomial is the cubic of the states and slopes at both ends.
     - `own`: which of the constants and parameters differ between trajectories.
+    - `form`: what implicit methods need besides the field; None where they need nothing.
     - `jumps`: whether the field jumps at known times, after which a step begins just after the end
         of the step before.
     """
 
     field: Callable
-    method: Method | Any
+    method: Method | None
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
     jumps: bool = False
+    form: Any = None
 
 
 class Again(Dense):
@@ -124,13 +126,24 @@ class Again(Dense):
                 end, direction = t + h, jnp.sign(h)
                 t = next_time(_XP, t, direction)
                 h = size_within(_XP, t, end, direction)
-            equations = equations_of(field)
+            equations = equations_of(field, self._product())
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense
             dense = method.dense(_XP, equations, y, dense, t, h)
             at = (method.interpolate(_XP, y, dense, h, c) for c in inner_nodes(method.degree))
             inner = jnp.stack([u for (u,) in at])
         return inner if tree is None else tree.unravel(inner)
+
+    def _product(self) -> Callable | None:
+        """That of the Jacobian and a direction, where the user gave one."""
+        form = self.known.form
+        if form is None or form.product is None:
+            return None
+
+        def product(y: Any, t: Any, direction: Any) -> Any:
+            return form.product(self.consts, y, (*self.p, direction), t)
+
+        return product
 
     def rows(self, rows: Any) -> "Again":
         del rows
@@ -232,10 +245,12 @@ def states_at(
     return _evaluated(_at, deriv, several, dense, found)
 
 
-def states_between(dense: Dense, times: Any, u: Any, lengths: Any, points: int, **how: Any) -> Any:
+def states_between(
+    dense: Dense, times: Any, u: Any, lengths: Any, points: int, *, several: bool
+) -> Any:
     """The states at `points` evenly spaced points of each step, `[time, point, *state]`, from its
     start on, in the row where it starts. The other arguments are those of `states_at`."""
-    return _evaluated(_along_steps, points, how["several"], dense, (times, u, lengths))
+    return _evaluated(_along_steps, points, several, dense, (times, u, lengths))
 
 
 def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Kept:
@@ -245,7 +260,7 @@ def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Ke
 
 
 def _evaluated(
-    fn: Callable, option: Any, several: bool, dense: Any, each: tuple, shared: tuple = ()
+    fn: Callable, option: Any, several: bool, dense: Dense | None, each: tuple, shared: tuple = ()
 ) -> Any:
     """`fn(dense, *each, *shared, option)`, compiled, and mapped over the trajectories where there
     are `several`."""
@@ -363,5 +378,5 @@ def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
     return jax.tree.map(kept, dense.within(step), step.start)
 
 
-def _derivative(fn: Any) -> Any:
+def _derivative(fn: Callable) -> Callable:
     return lambda t: jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]

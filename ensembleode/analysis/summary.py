@@ -14,15 +14,14 @@ from ..ground.state_tree import component_names, components_of, flattened
 from ..problem import EnsembleProblem
 from ..solution import AnyArray, EnsembleSolution
 from ..tracing.program import is_tracer
-from .digest import Digest
-from .statistics import (
+from .componentwise import (
     check_ordered,
     componentwise_meanvar,
     componentwise_quantile,
-    get_timepoint,
     own_precision,
-    states_of,
 )
+from .digest import Digest
+from .over_time import get_timepoint, states_of
 
 
 class EnsembleSummary(eqx.Module):

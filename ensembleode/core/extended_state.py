@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
+import jax.extend.core as jex
 import jax.numpy as jnp
 import jax.tree_util as jtu
 import numpy as np
@@ -150,11 +151,8 @@ def with_integrand(field: Program, integrand: Program, extension: Extension) -> 
         return extension.state(field(consts, user, p, t), jnp.concatenate(flat))
 
     jaxpr = staged(field, both, state=_vector(extension), extra=more)
-    u, *inputs, t = jaxpr.invars
-    end = len(inputs) - len(more)
-    constants = [*jaxpr.constvars, *inputs[end:]]
-    jaxpr = with_constants(jaxpr, constants, [u, *inputs[:end], t])
-    assert len(constants) == n + len(more)
+    jaxpr = with_last_as_constants(jaxpr, len(more))
+    assert len(jaxpr.constvars) == n + len(more)
     return program_of(jaxpr, field.out_tree, rules=True)
 
 
@@ -192,6 +190,13 @@ def users_field(field: Program, extension: Extension) -> Program:
         return extension.user_of(field(consts, extension.state(u, None, held), p, t))
 
     return program_of(staged(field, alone, state=extension.user), field.out_tree, rules=True)
+
+
+def with_last_as_constants(jaxpr: Any, n: int) -> jex.Jaxpr:
+    """The same with the last `n` of the parameters as its last constants."""
+    u, *inputs, t = jaxpr.invars
+    end = len(inputs) - n
+    return with_constants(jaxpr, [*jaxpr.constvars, *inputs[end:]], [u, *inputs[:end], t])
 
 
 def held_like(field: Program, places: Sequence[int]) -> tuple:

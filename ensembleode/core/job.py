@@ -154,7 +154,8 @@ def dense_of(outcome: Outcome, plan: Plan, numbers: Any, own: Any = None) -> Den
         lambda x: x if isinstance(x, jax.Array) else copied_to_jax(x), tuple(numbers)
     )
     jumps = plan.batched.d_discontinuities is not None
-    return Again(consts, p, Known(plan.users_field, method, plan.tree, own, jumps))
+    known = Known(plan.users_field, method, plan.tree, own, jumps, plan.users_form)
+    return Again(consts, p, known)
 
 
 def codes_and_counts(outcome: Outcome) -> Outcome:

@@ -16,6 +16,7 @@ from ..tracing.written_numbers import with_numbers_apart
 from .events import Events, of_extended, over, Part
 from .extended_state import Extension, held_like, with_held
 from .given import Given
+from .implicit_form import ImplicitForm
 
 
 _CONSTANTS = of_kind("constants")
@@ -53,8 +54,9 @@ class Trajectories:
 
     - `field`: the vector field, a program `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
-    - `events`: the callbacks; None without callbacks. Their programs have constants of their own
-        until all programs read one list of numbers (see `with_one_list`).
+    - `events`: its callbacks, whose programs have constants of their own; or have none, once
+        everything reads one list of numbers (see `with_one_list`). None without callbacks.
+    - `form`: what implicit methods take besides the field; None where that is nothing.
     - `saving`: what each trajectory saves.
     - `extension`: the components of the state behind the user's; None where there are none.
     - `tree`: the structure of a state that is a pytree; None for an array.
@@ -88,6 +90,7 @@ class Trajectories:
     beside: tuple[tuple[str, Program], ...] = ()
     extension: Extension | None = None
     events: Events | None = None
+    form: ImplicitForm | None = None
     given: Given | None = None
     saving_function: Callable | None = None
 
@@ -116,6 +119,9 @@ class Trajectories:
         batched = added(self.batched, {name: [False] * len(x) for name, x in more.items()})
         (_, field), *beside = ((name, program) for name, (program, _) in apart.items())
         changes = {"field": field, "beside": tuple(beside), "batched": batched}
+        if self.form is not None:
+            avals = tuple((x.shape, x.dtype) for x in apart["f"][1])
+            changes["form"] = self.form.with_constants_around((), avals)
         return self.changed(added, **changes, shared=added(self.shared))
 
     def with_one_list(self) -> "Trajectories":
@@ -129,6 +135,7 @@ class Trajectories:
         numbers = tuple((x.shape, x.dtype) for x in avals)
         n_consts, n = len(self.field.jaxpr.constvars), len(parameters)
         field = over(Part(self.field), numbers, tuple(range(n))).program
+        form = self.form and self.form.over(numbers, tuple(range(n)))
         held = held_like(field, [n_consts + i for i in events.changes])
         before = extension = self.extension
         if held:
@@ -136,6 +143,7 @@ class Trajectories:
             user = jax.ShapeDtypeStruct(state.shape, state.dtype)
             user, integral = (before.user, before.integral) if before else (user, None)
             extension = Extension(user, integral, held)
+            form = form and form.with_held(field, before, extension)
             field = with_held(field, before, extension)
 
         def changed(part: Part, changes: tuple[int, ...] | None) -> Part:
@@ -167,6 +175,7 @@ class Trajectories:
             extended,
             field=field,
             extension=extension,
+            form=form,
             events=events.mapped(changed),
             batched=batched._replace(u0=own),
             shared=shared._replace(u0=None) if held else shared,

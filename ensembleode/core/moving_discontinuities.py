@@ -31,11 +31,11 @@ def with_moving_discontinuities(plan: Plan, table: Any) -> Plan:
     avals = [*parameters_of(plan.field), table]
     numbers = tuple((x.shape, x.dtype) for x in avals)
     field, events = _widened(plan.field, plan.events, numbers)
+    form = plan.form and plan.form.over(numbers, tuple(range(len(numbers) - 1)))
     batched = plan.batched
     p = (*batched.parameters, bool(batched.d_discontinuities))
-    return dataclasses.replace(
-        plan, field=field, events=events, batched=batched._replace(consts=(), p=p)
-    )
+    batched = batched._replace(consts=(), p=p)
+    return dataclasses.replace(plan, field=field, form=form, events=events, batched=batched)
 
 
 @functools.lru_cache(maxsize=256)

@@ -11,6 +11,7 @@ import numpy as np
 from ..callbacks import all_of
 from ..ground.state_tree import StateTree, tree_of
 from ..numbers import NUMBERS, of_kind, Row
+from ..ode_function import ODEFunction, prototype_of
 from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..saving_callback import check_saving_function, saving_function, SavingCallback
@@ -21,6 +22,13 @@ from .callback_tracing import Tracing
 from .events import Events
 from .extended_state import Extension, integrals_of, with_integrand
 from .given import Given
+from .implicit_form import (
+    check_jacobian,
+    ImplicitForm,
+    in_order_of,
+    product_of,
+    with_constants_around,
+)
 from .known_times import in_order, scheduled
 from .lane import Lane, Trajectories
 from .saving import resolve_saving
@@ -54,6 +62,7 @@ class Maker:
         self.programs: dict[str, Program] = {}
         self.extension: Extension | None = None
         self.events: Events | None = None
+        self.form: ImplicitForm | None = None
         self.saving_function: Callable | None = None
         # The structure of the numbers in p, and p without these numbers.
         self.parameters: tuple[Any, Any] = (None, None)
@@ -103,7 +112,7 @@ class Maker:
         for row in _CONSTANTS:
             if row.option == "callback":
                 continue
-            fn = prob.f if row.option == "f" else options[row.option]
+            fn = field_of(prob) if row.option == "f" else options[row.option]
             numbers[row.name] = self._trace(row.option, fn, prob, p, types, dtype, index)
         t0, t1 = numbers["t0"], numbers["t1"] = [_as_real(t, dtype) for t in prob.tspan]
         callback = options["callback"]
@@ -121,11 +130,34 @@ class Maker:
             if row.name not in numbers:
                 numbers[row.name] = _as_given(row, options, u0.shape, dtype)
         lane = Lane(**numbers)
+        if isinstance(prob.f, ODEFunction):
+            more = self._trace("jac", prob.f.jac, prob, p, types, dtype, index)
+            lane = self._formed(lane, prob.f, tree, more)
+        self._keep("form", self.form, "what is known of f: jac or jac_prototype", index)
         if prob.integrand is not None:
             more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
             lane = self._extended(lane, more)
         self._keep("extension", self.extension, "the integrand", index)
         return lane
+
+    def _formed(self, lane: Lane, f: ODEFunction, tree: StateTree | None, more: tuple) -> Lane:
+        """With the constants of `jac`, `more`, behind those of the field."""
+        field, jac = self.programs["f"], self.programs.pop("jac", None)
+        size = field.out_avals[0].size
+        order = np.arange(size) if tree is None else tree.written()
+        mask = prototype_of(f, size)
+        if jac is not None:
+            check_jacobian(jac, field)
+        if jac is None and mask is None:
+            return lane
+        places = None if mask is None else tuple(in_order_of(mask, order).ravel().tolist())
+        written = None if tree is None else tuple(order.tolist())
+        self.form = ImplicitForm(product_of(field, jac, places, written))
+        if jac is not None:
+            avals: list[Any] = [v.aval for v in jac.jaxpr.constvars]
+            numbers = tuple((x.shape, x.dtype) for x in avals)
+            self.programs["f"] = with_constants_around(field, (), numbers)
+        return lane._replace(consts=(*lane.consts, *more))
 
     def _extended(self, lane: Lane, more: tuple) -> Lane:
         """The lane with the integrals behind the state, and with the constants `more` of the
@@ -135,6 +167,8 @@ class Maker:
         user = jax.ShapeDtypeStruct(state.shape, state.dtype)
         self.extension = extension = Extension(user, integrals_of(integrand, user))
         self.programs["f"] = with_integrand(field, integrand, extension)
+        if self.form is not None:
+            self.form = self.form.with_integrals(field, integrand, extension)
         tolerances = {x.name: extension.tolerance(getattr(lane, x.name)) for x in _TOLERANCES}
         u0, consts = extension.state(lane.u0), (*lane.consts, *more)
         return lane._replace(u0=u0, consts=consts, **tolerances)
@@ -161,7 +195,7 @@ class Maker:
             events, consts = None, ()
         elif not _identical(before, same):
             u = jax.ShapeDtypeStruct(u0.shape, u0.dtype)
-            tracing = Tracing(u, tree, prob.p, self._is_number, t0, prob.f)
+            tracing = Tracing(u, tree, prob.p, self._is_number, t0, field_of(prob))
             events = tracing.events(callback, known)
             consts = tuple(tracing.consts)
         self._keep("callback", events, "the computation that a callback does", index)
@@ -184,6 +218,7 @@ class Maker:
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
+        kept["form"] = self.form
         kept["saving_function"] = self.saving_function
         numbers, others = self.parameters
         of_state = kept["tree"], kept["extension"]
@@ -239,6 +274,11 @@ def _check_rows(name: str, times: Any, n: int | None) -> None:
             f"{name} has the shape {shape}; two-dimensional, it must be [trajectory, time] with "
             f"{'an ensemble' if n is None else f'{n} trajectories'}."
         )
+
+
+def field_of(prob: ODEProblem) -> Callable:
+    """The vector field of a problem, as the user wrote it."""
+    return prob.f.f if isinstance(prob.f, ODEFunction) else prob.f
 
 
 def trace_program(

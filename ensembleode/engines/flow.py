@@ -12,6 +12,7 @@ import jax.numpy as jnp
 from jax.interpreters import ad
 from jaxtyping import Array, Bool, Int
 
+from ..core.implicit_form import ImplicitForm, with_constants_around
 from ..core.lane import Lane
 from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
@@ -152,6 +153,51 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
     return program, consts
 
 
+def _form_with_tangents(
+    form: ImplicitForm, field: Program, program: Program, consts: list, moved: tuple[int, ...]
+) -> tuple[Program, ImplicitForm, list]:
+    """What goes with the field with tangents, `program`, and its constants: that program, the form,
+    and the constants of both."""
+    if form.product is None:
+        return program, form, consts
+    product, more = _product_with_tangents(form.product, field, moved)
+    before, after = (tuple((x.shape, x.dtype) for x in xs) for xs in (consts, more))
+    product = with_constants_around(product, before, ())
+    program = with_constants_around(program, (), after)
+    return program, dataclasses.replace(form, product=product), [*consts, *more]
+
+
+@functools.lru_cache(maxsize=256)
+def _product_with_tangents(
+    product: Program, field: Program, moved: tuple[int, ...]
+) -> tuple[Program, list]:
+    """Likewise of the Jacobian's product with a direction, `[2, *state]` too: the Jacobian of the
+    field with tangents is `[[J, 0], [dJ, J]]`."""
+    avals = parameters_of(field)
+    n = len(field.jaxpr.constvars)
+
+    def both(u, p, t):
+        numbers, tangents, direction = p
+        first, second = direction
+
+        def at(state, *chosen):
+            every = list(numbers)
+            for i, x in zip(moved, chosen, strict=True):
+                every[i] = x
+            return product(every[:n], state, (*every[n:], first), t)
+
+        chosen = [numbers[i] for i in moved]
+        out, tangent = jax.jvp(at, (u[0], *chosen), (u[1], *tangents))
+        return jnp.stack([out, tangent + product(numbers[:n], u[0], (*numbers[n:], second), t)])
+
+    structs = [jax.ShapeDtypeStruct(a.shape, a.dtype) for a in avals]
+    (out,) = field.out_avals
+    state = jax.ShapeDtypeStruct((2, *out.shape), out.dtype)
+    t: Any = field.jaxpr.invars[-1].aval
+    p = (tuple(structs), tuple(structs[i] for i in moved), state)
+    return trace(both, state, p, jax.ShapeDtypeStruct(t.shape, t.dtype), rules=True)
+
+
 _NO_TANGENT = (
     "this solve is differentiated in forward mode or twice (jvp, jacfwd, hessian), but f calls a "
     "jax.custom_vjp function, which has no forward derivative: write it with jax.custom_jvp, which "
@@ -173,7 +219,10 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
     which = tuple(i for i, m in flags if m is not None)
     own = (*plan.batched.parameters, *(m for m in flow.moved if m is not None))
     program, consts = _field_with_tangents(plan.field, which)
-    events = plan.events
+    form, events = plan.form, plan.events
+    if form is not None:
+        assert isinstance(plan.field, Program)
+        program, form, consts = _form_with_tangents(form, plan.field, program, consts, which)
     if events is not None:
         assert isinstance(plan.field, Program)
         events = with_tangents(events, plan.field, program, which)
@@ -181,6 +230,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
         plan,
         field=program,
         events=events,
+        form=form,
         state=jax.ShapeDtypeStruct((2, *plan.state.shape), plan.state.dtype),
         batched=plan.batched._replace(p=own, consts=(False,) * len(consts)),
     )

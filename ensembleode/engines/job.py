@@ -39,9 +39,11 @@ def job_for(
         every = every.with_one_list().after_start()
         (state,) = every.field.out_avals
     has_dt, extension = every.batched.dt is not None, every.extension
+    method = module.method(alg, every.options, has_dt=has_dt)
+    is_implicit = getattr(getattr(method.value, "method", None), "is_implicit", False)
     plan = Plan(
         engine=module,
-        method=module.method(alg, every.options, has_dt=has_dt),
+        method=method,
         field=every.field,
         state=state,
         controlled=extension.controlled if extension else math.prod(state.shape),
@@ -53,6 +55,7 @@ def job_for(
         beside=every.beside,
         extension=extension,
         events=every.events,
+        form=every.form if is_implicit else None,
         max_events=first_room(every),
     )
     adaptive = getattr(plan.method.value, "adaptive", None)

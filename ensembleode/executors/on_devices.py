@@ -115,13 +115,13 @@ class _PullBack(eqx.Module):
     """A pullback that the devices hold: its arrays have a leading axis of devices."""
 
     arrays: list
-    structure: Any = eqx.field(static=True)
+    structure: jtu.PyTreeDef = eqx.field(static=True)
 
 
 @_with_adjoint.def_fwd
 def _(perturbed, numbers, mask, plan, mesh):
     (every, shared), (rest_every, rest_shared) = eqx.partition(numbers, perturbed)
-    structure: Any = None
+    structure = jtu.tree_structure(None)
 
     def forward(every, shared, rest_every, rest_shared, mask):
         nonlocal structure

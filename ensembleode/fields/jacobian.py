@@ -18,7 +18,7 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import Program
+from ..tracing.program import Program, program_of
 from .lanes.interpreter import bind
 from .scalarise import scalarise
 from .sparsity import structure
@@ -48,13 +48,15 @@ class Jacobian:
 
 
 @functools.lru_cache(maxsize=256)
-def jacobian(field: Program, *, apart: bool = True) -> Jacobian:
-    """The Jacobian of a field with respect to its state.
+def jacobian(field: Program, product: Program | None = None, *, apart: bool = True) -> Jacobian:
+    """The Jacobian of a field by its state.
 
-    **Arguments:** `apart`: whether a small program may be taken apart into components.
+    **Arguments:** `product`: what is taken for the product of the Jacobian with a direction, the
+        last of `p`: by default that which JAX finds; `apart`: whether a small one is taken apart
+        into components.
     """
-    scalars = scalarise(tangent(field), _MOST_OPERATIONS) if apart else None
-    return _of_arrays(field) if scalars is None else _of_components(field, scalars)
+    scalars = scalarise(_linear(field, product), _MOST_OPERATIONS) if apart else None
+    return _of_arrays(field, product) if scalars is None else _of_components(field, scalars)
 
 
 #
@@ -73,6 +75,30 @@ def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
     """The directional derivative that `tangent` stages, of arrays."""
     *p, du, dt = p
     return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
+
+
+def _linear(field: Program, product: Program | None) -> jex.Jaxpr:
+    """`tangent`, with another product with the Jacobian."""
+    if product is None:
+        return tangent(field)
+    state, time = state_and_time(field)
+    return staged(field, functools.partial(_linear_at, field, product), extra=[state, time])
+
+
+def _linear_at(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    if product is None:
+        return tangent_at(field, consts, u, p, t)
+    *p, du, dt = p
+    out = product(consts, u, (*p, du), t)
+    if not _has_time(field):
+        return out
+    return out + jax.jvp(lambda t: field(consts, u, tuple(p), t), (t,), (dt,))[1]
+
+
+def _has_time(field: Program) -> bool:
+    """Whether the derivative by the time may be other than zero."""
+    (has_time,) = field.depends_on([False] * (len(field.jaxpr.invars) - 1) + [True])
+    return has_time
 
 
 def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
@@ -217,18 +243,17 @@ _SHORTCUTS: dict[str, Callable] = {
 #
 
 
-def _of_arrays(field: Program) -> Jacobian:
-    places = structure(field)
+def _of_arrays(field: Program, product: Program | None) -> Jacobian:
+    places = structure(field if product is None else _of_direction(field, product))
     pattern = tuple((int(i), int(j)) for i, j in zip(*np.nonzero(places), strict=True))
     colours = coloured(places)
     n_colours = max(colours, default=-1) + 1
     state, time = state_and_time(field)
-    ts = [False] * (len(field.jaxpr.invars) - 1) + [True]
-    (has_dfdt,) = field.depends_on(ts)
+    has_dfdt = _has_time(field)
 
     def entries(consts, u, p, t):
         def along(du, dt):
-            return tangent_at(field, consts, u, (*p, du, dt), t).reshape(-1)
+            return _linear_at(field, product, consts, u, (*p, du, dt), t).reshape(-1)
 
         which = jnp.asarray(colours, np.int32).reshape(state.shape)
 
@@ -247,6 +272,19 @@ def _of_arrays(field: Program) -> Jacobian:
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
     return Jacobian(staged(field, entries), pattern, has_dfdt)
+
+
+def _of_direction(field: Program, product: Program) -> Program:
+    """A product with the Jacobian as a function of the direction, with the state at the end of
+    `p`."""
+
+    def at(consts, direction, p, t):
+        *p, u = p
+        return product(consts, u, (*p, direction), t)
+
+    (out,) = field.out_avals
+    struct = jax.ShapeDtypeStruct(out.shape, out.dtype)
+    return program_of(staged(field, at, extra=[struct]), field.out_tree, rules=False)
 
 
 def coloured(places: np.ndarray) -> list[int]:

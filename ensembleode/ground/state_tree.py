@@ -42,6 +42,18 @@ class StateTree(NamedTuple):
         """The vector of a state."""
         return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(u)])
 
+    def written(self) -> np.ndarray:
+        """Which component of the vector each component is, in the order in which the leaves were
+        written."""
+        sizes = list(map(math.prod, self.shapes))
+        starts = [0, *itertools.accumulate(sizes[:-1])]
+        names = [name for name, _ in leaf_names(jtu.tree_unflatten(self.structure, sizes))]
+        places = {
+            name: np.arange(start, start + size)
+            for name, start, size in zip(names, starts, sizes, strict=True)
+        }
+        return np.concatenate([places[name] for name in self.order])
+
     def unravel(self, x: Any) -> Any:
         """The state from a vector, or from several: `[..., component]` becomes leaves
         `[..., *shape]`."""

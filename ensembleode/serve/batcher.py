@@ -1,10 +1,7 @@
 """From requests to batches and back, in pure asyncio, without any knowledge of HTTP or JAX.
 
-Items of the same line can be run together. A line's batch is due when the line has as many items as
-a batch takes, when the first of them has waited long enough, or when no more arrive. Each problem
-has a thread, in which its lines take turns, so a batch that takes long, or never returns, doesn't
-affect other problems. Every item has a share of a batch, and only the rest of the batch goes to
-items that want more. So a large item is split, and others don't have to wait behind it.
+Each problem has a thread, in which its lines take turns (see `lines.py`): a batch that takes long,
+or never returns, is no other problem's business.
 """
 
 import asyncio
@@ -16,17 +13,16 @@ import queue
 import secrets
 import threading
 import time
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
+
+from .lines import Item, Lines, Part
 
 
 logger = logging.getLogger("ensembleode.serve")
 
 
-# If nothing arrives within this part of the longest wait, nothing more is expected.
-_LULL = 0.05
-# The resolution of the timers of event loops.
+# Timers of event loops are no finer than this.
 _TICK = 0.002
 # The largest number of runs for the parts of a batch that crashed. Two runs for each halving find
 # one culprit among thousands. If everything crashes (because a cluster is lost, for example), there
@@ -82,35 +78,6 @@ class Done(NamedTuple):
     seconds: float
 
 
-@dataclasses.dataclass(eq=False, slots=True)
-class _Item:
-    where: tuple[Any, Any]  # the item's problem and line
-    payload: Any
-    n: int
-    waiting: int
-    submitted: float
-    future: Any
-    background: bool
-    given: int = 0  # how much of the item has gone into batches
-    started: float = math.nan
-    seconds: float = 0.0
-    results: list[Any] = dataclasses.field(default_factory=list)
-    timer: asyncio.TimerHandle | None = None
-    settled: Callable | None = None  # called when the future is done
-
-
-@dataclasses.dataclass(eq=False, slots=True)
-class _Line:
-    """The items that can be run together, in the order of their turns; and the times of arrival of
-    the first and the last of those that wait."""
-
-    most: int
-    items: dict[_Item, None] = dataclasses.field(default_factory=dict)  # an ordered set
-    waiting: int = 0
-    first: float = math.inf
-    last: float = -math.inf
-
-
 class _Runner:
     """A thread that calls a function with each of the arguments that it is given, until one is
     None.
@@ -121,10 +88,10 @@ class _Runner:
     """
 
     def __init__(self, call: Callable[..., Any], name: str):
-        self.began = math.inf  # when the present call began
-        self.parts: list[tuple[_Item, int, int]] = []  # the items of the present call
-        self.hangs = False  # whether the present call has been given up
-        self.timer: asyncio.TimerHandle | None = None  # for checking whether to give it up
+        self.began = math.inf  # when that began which it is at
+        self.parts: list[Part] = []  # the items of that
+        self.hangs = False  # whether that has been given up
+        self.timer: asyncio.TimerHandle | None = None  # of the look whether it is to be
         self._call = call
         self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -165,18 +132,13 @@ class Batcher:
         observe: Callable[[Any, int, int, float], None] | None = None,
     ):
         self._run = run
-        self._most = most or (lambda line: max_batch)
-        self._max_wait = max_wait if coalesce else 0.0
-        self._lull = _LULL * self._max_wait
+        most = most or (lambda line: max_batch)
+        share = share or max(1, max_batch // 8)
+        self._lines = Lines(most, share, max_wait if coalesce else 0.0, coalesce)
         self._queue = queue
-        self._share = share or max(1, max_batch // 8)
-        self._coalesce = coalesce
         self._limit = limit
         self._observe = observe
-        # By problem, then by line; the first one is next.
-        self._problems: OrderedDict[Any, OrderedDict[Any, _Line]] = OrderedDict()
-        self._waiting = 0
-        self._rate = 1000.0  # recent rate, in items per second
+        self._rate = 1000.0  # items a second, as of late
         self._draining = False
         self._runners: dict[Any, _Runner] = {}  # by problem
         self._wake = asyncio.Event()
@@ -188,8 +150,8 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """How many trajectories wait, without those of background items."""
-        return self._waiting
+        """How many wait, those of background items left out."""
+        return self._lines.waiting
 
     @property
     def is_dead(self) -> bool:
@@ -247,16 +209,18 @@ class Batcher:
         runner = self._runners.get(problem)
         if runner is not None and runner.hangs:
             raise Hung(problem, mine=False)
-        if not background and self._waiting and self._waiting + n > self._queue:
-            excess = self._waiting + n - self._queue
+        excess = self.waiting + n - self._queue
+        if not background and self.waiting and excess > 0:
             raise QueueFull(min(60.0, max(1.0, math.ceil(excess / self._rate))))
         now = time.monotonic()
-        item = _Item((problem, line), payload, n, n, now, loop.create_future(), background)
+        item = Item((problem, line), payload, n, n, now, loop.create_future(), background)
         if deadline is not None:
             if deadline <= now:
                 raise DeadlineExceeded
             item.timer = loop.call_later(deadline - now, _refuse, [item], DeadlineExceeded())
-        self._add(item)
+        self._idle.clear()
+        if self._lines.add(item):
+            self._wake.set()
         item.settled = lambda _: self._settled(item)
         item.future.add_done_callback(item.settled)
         return item.future
@@ -282,62 +246,27 @@ class Batcher:
 
     def _refuse_all(self, error: Exception) -> None:
         running = [item for x in self._running for item, _, _ in x.parts]
-        _refuse([*(x for p in self._problems for x in self._items(p)), *running], error)
+        _refuse([*self._lines.items(), *running], error)
 
-    def _items(self, problem: Any) -> list[_Item]:
-        return [x for line in self._problems.get(problem, {}).values() for x in line.items]
-
-    def _add(self, item: _Item) -> None:
-        problem, key = item.where
-        lines = self._problems.setdefault(problem, OrderedDict())
-        line = lines.get(key)
-        if line is None:
-            line = lines[key] = _Line(self._most(key))
-        line.items[item] = None
-        line.waiting += item.n
-        line.first = min(line.first, item.submitted)
-        line.last = item.submitted
-        if not item.background:
-            self._waiting += item.n
-        self._idle.clear()
-        # The first item of a line sets the time of its batch; the last one that fits makes it due.
-        if len(line.items) == 1 or line.waiting >= line.most:
-            self._wake.set()
-
-    def _settled(self, item: _Item) -> None:
-        """Drop the waiting parts of an item whose future is done."""
+    def _settled(self, item: Item) -> None:
+        """Drop what waits of an item whose future is done."""
         item.settled = None
         if item.timer is not None:
             item.timer.cancel()
-        if not item.waiting:
-            return
-        problem, key = item.where
-        line = self._problems[problem][key]
-        del line.items[item]
-        line.waiting -= item.waiting
-        if not item.background:
-            self._waiting -= item.waiting
-        item.waiting = 0
-        self._clean(problem, key)
-        self._rest()
-
-    def _clean(self, problem: Any, key: Any) -> None:
-        """Remove a line without items."""
-        lines = self._problems[problem]
-        if not lines[key].items:
-            del lines[key]
-            if not lines:
-                del self._problems[problem]
+        if item.waiting:
+            self._lines.drop(item)
+            self._rest()
 
     def _rest(self) -> None:
-        if not self._problems and not self._running:
+        if not self._lines.problems and not self._running:
             self._idle.set()
 
     async def _go(self) -> None:
         try:
             while True:
                 now = time.monotonic()
-                found, due = self._next(now)
+                busy = {x for x, runner in self._runners.items() if runner.parts or runner.hangs}
+                found, due = self._lines.next(now, busy, at_once=self._draining)
                 if found is None:
                     await self._wait(due - now)
                 else:
@@ -361,64 +290,9 @@ class Batcher:
             async with asyncio.timeout(None if seconds == math.inf else seconds - _TICK):
                 await self._wake.wait()
 
-    def _next(self, now: float) -> tuple[Any, float]:
-        """The line whose turn it is; or the time at which one is due."""
-        first_due = math.inf
-        for problem, lines in self._problems.items():
-            runner = self._runners.get(problem)
-            if runner is not None and (runner.parts or runner.hangs):
-                continue
-            for key, line in lines.items():
-                due = min(line.first + self._max_wait, line.last + self._lull)
-                if line.waiting >= line.most or due <= now or self._draining:
-                    return (problem, key), now
-                first_due = min(first_due, due)
-        return None, first_due
-
-    def _take(self, problem: Any, key: Any, now: float) -> list[tuple[_Item, int, int]]:
-        """The parts of items that make up the next batch of a line."""
-        line = self._problems[problem][key]
-        room = line.most
-        counts: dict[_Item, int] = {}
-        background = self._share
-        for item in line.items:
-            count = min(item.waiting, self._share, room)
-            if item.background:
-                count = min(count, background)
-                background -= count
-            if count:
-                counts[item] = count
-                room -= count
-            if not (room and self._coalesce):
-                break
-        for item in counts:
-            if not item.background:
-                more = min(item.waiting - counts[item], room)
-                counts[item] += more
-                room -= more
-        parts = []
-        for item, count in counts.items():
-            if not item.given:
-                item.started = now
-            parts.append((item, item.given, item.given + count))
-            item.given += count
-            item.waiting -= count
-            line.waiting -= count
-            if not item.background:
-                self._waiting -= count
-            del line.items[item]
-            if item.waiting:
-                line.items[item] = None
-        line.first = min((x.submitted for x in line.items), default=math.inf)
-        # The other lines of the problem have their turns first.
-        self._problems[problem].move_to_end(key)
-        self._problems.move_to_end(problem)
-        self._clean(problem, key)
-        return parts
-
     def _begin(self, problem: Any, key: Any, now: float) -> None:
-        """Run the next batch of a line."""
-        parts = self._take(problem, key, now)
+        """Have the next batch of a line run."""
+        parts = self._lines.take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
         try:
             runner = self._runners.get(problem)
@@ -448,7 +322,7 @@ class Batcher:
         logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
         parts, runner.parts, runner.hangs = runner.parts, [], True
         _refuse([item for item, _, _ in parts], Hung(problem, mine=True))
-        _refuse(self._items(problem), Hung(problem, mine=False))
+        _refuse(self._lines.items(problem), Hung(problem, mine=False))
         self._rest()
 
     def _run_and_tell(
@@ -481,7 +355,7 @@ class Batcher:
         self._rate = 0.8 * self._rate + 0.2 * count / max(seconds, 1e-6)
         self._end(parts, results, seconds)
         self._rest()
-        if problem in self._problems:
+        if problem in self._lines.problems:
             self._wake.set()
         if self._observe is not None:
             try:
@@ -489,11 +363,8 @@ class Batcher:
             except Exception as e:  # the batch itself didn't fail
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
-    def _end(
-        self, parts: list[tuple[_Item, int, int]], results: Sequence[Any], seconds: float
-    ) -> None:
-        """Hand the results of a batch to its items; a result that is a `BatchFailed` is raised
-        there."""
+    def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
+        """Hand the results of a batch to its items; a `BatchFailed` is raised there."""
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue
@@ -535,7 +406,7 @@ class Batcher:
         return failure
 
 
-def _refuse(items: Sequence[_Item], error: Exception) -> None:
+def _refuse(items: Sequence[Item], error: Exception) -> None:
     for item in items:
         if not item.future.done():
             item.future.set_exception(error)

@@ -1,23 +1,17 @@
-"""The clients of a service, which solve on it, and their handles of long jobs."""
+"""Solving on a service: the clients."""
 
 import asyncio
-import dataclasses
-import functools
-import math
 import time
 import urllib.parse
 import uuid
 from collections.abc import Callable, Coroutine, Mapping
 from typing import Any
 
-import equinox as eqx
-import jax
-import jax.numpy as jnp
-import numpy as np
-
-from ..solution import EngineChoice, ODESolution
+from ..solution import EngineChoice
 from ..tracing.program import is_tracer
 from . import exchange, remote
+from .client_jobs import EnsembleJob as EnsembleJob
+from .client_requests import arguments_of, bounds_of, for_both, numbers_of, path_of, Request
 from .exchange import ServiceError as ServiceError
 
 
@@ -25,90 +19,6 @@ from .exchange import ServiceError as ServiceError
 # (such as uvicorn), or a proxy, may close them after five seconds, possibly at the moment at which
 # they are used again.
 _IDLE = 4.0
-# The seconds between two queries for a job's status, at first and at most.
-_FIRST_LOOK, _LONGEST_LOOK = 0.05, 5.0
-# The bytes of one part of a job's result.
-_PART = 2**24
-_ENDED = frozenset({"done", "failed", "cancelled"})
-
-
-@dataclasses.dataclass
-class _Request:
-    method: str
-    path: str
-    body: Mapping[str, Any] | None = None
-    query: Mapping[str, Any] | None = None
-    deadline: float | None = None
-    repeatable: bool = True
-    key: str | None = None
-
-    def options(self, attempts: exchange.Attempts) -> dict[str, Any]:
-        """The options of HTTPX's `request`."""
-        headers = {} if self.key is None else {"idempotency-key": self.key}
-        content = None
-        if self.body is not None:
-            headers["content-type"] = exchange.BINARY
-            # The service is told how much of the deadline is left.
-            late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
-            content = exchange.pack({**self.body, **late})
-        asked = {"method": self.method, "url": self.path, "params": self.query}
-        return asked | {"headers": headers, "content": content, "timeout": attempts.patience}
-
-
-def _path(kind: str, name: str, what: str = "") -> str:
-    return f"/v1/{kind}/{urllib.parse.quote(name, safe='')}{what}"
-
-
-def _bounds(name: str, pair: Any) -> dict[str, Any]:
-    if not (isinstance(pair, list | tuple | np.ndarray) and len(pair) == 2):
-        what = "a pair (low, high), between which each trajectory's is drawn"
-        raise ValueError(f"with trajectories, {name} must be {what}, got {pair!r:.200}.")
-    return {"low": _numbers(name, pair[0]), "high": _numbers(name, pair[1])}
-
-
-def _arguments(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
-    """The arguments that are not None, as NumPy arrays; those that are traced stay as they are."""
-    return {name: _numbers(name, x, may_be_traced) for name, x in given.items() if x is not None}
-
-
-def _numbers(name: str, x: Any, may_be_traced: bool = False) -> Any:
-    x = _as_vector(x) if name == "p" else x
-    if not remote.is_traced(x):
-        return exchange.numbers(name, x)
-    if not may_be_traced:
-        raise TypeError(
-            f"{name} is traced: only Client.solve works inside jit, grad and vmap. Call this "
-            "outside of them."
-        )
-    return x if is_tracer(x) else jnp.asarray(x)
-
-
-def _as_vector(p: Any) -> Any:
-    """Parameters as they are, if they are an array or lists of numbers; for a pytree, the vector of
-    its numbers that are real and not integers."""
-    if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):
-        return p
-    leaves = jax.tree.leaves(p)
-    if isinstance(p, int | float | list | tuple) and not any(map(eqx.is_array, leaves)):
-        return p
-    leaves = [x for x in leaves if eqx.is_inexact_array(x) or isinstance(x, float)]
-    leaves = [x for x in leaves if not jnp.iscomplexobj(x)]
-    if not leaves:
-        raise TypeError(f"p must have numbers that are no integers in it, got {p!r:.200}.")
-    xp = jnp if any(map(is_tracer, leaves)) else np
-    dtype = jnp.result_type(*leaves)
-    return xp.concatenate([xp.asarray(x).astype(dtype).reshape(-1) for x in leaves])
-
-
-def _both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
-    """Makes a method for both clients from a coroutine. In the asynchronous client it is awaited.
-    In the other one it is run to its end at once, as its requests and pauses block."""
-
-    @functools.wraps(method)
-    def asking(self: Any, *arguments: Any, **named: Any) -> Any:
-        return self._made(method(self, *arguments, **named))
-
-    return asking
 
 
 class _Both:
@@ -117,7 +27,7 @@ class _Both:
 
     _kind = ""  # the class of HTTPX
     _may_be_traced = False
-    _sent: Callable[[_Request, exchange.Attempts], Coroutine]
+    _sent: Callable[[Request, exchange.Attempts], Coroutine]
     _paused: Callable[[float], Coroutine]
     _made: Callable[[Coroutine], Any]
 
@@ -151,20 +61,19 @@ class _Both:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.url!r})"
 
-    @_both
+    @for_both
     async def problems(self) -> Any:
-        """The problems of the service: a list of descriptions as from
-        [`problem`][ensembleode.Client.problem]."""
-        return (await self._ask(_Request("GET", "/v1/problems")))["problems"]
+        """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
+        return (await self._ask(Request("GET", "/v1/problems")))["problems"]
 
-    @_both
+    @for_both
     async def problem(self, name: str) -> Any:
         """A problem: its description, its `state` (shape, dtype, labels and the registered
         numbers), `parameters`, `tspan`, `saveat` and `limits`.
 
         **Arguments:** `name`: the name under which it is registered.
         """
-        self._known[name] = found = await self._ask(_Request("GET", _path("problems", name)))
+        self._known[name] = found = await self._ask(Request("GET", path_of("problems", name)))
         return found
 
     def solve(
@@ -204,7 +113,7 @@ class _Both:
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
         """
         given = {"u0": u0, "p": p, "tspan": tspan, "saveat": saveat}
-        arguments = _arguments(may_be_traced=self._may_be_traced, **given)
+        arguments = arguments_of(may_be_traced=self._may_be_traced, **given)
         if not any(map(is_tracer, arguments.values())):
             return self._ask_solution(name, arguments, deadline)
         known = self._known.get(name) or self.problem(name)
@@ -231,10 +140,10 @@ class _Both:
 
         **Raises:** the same errors as `solve`.
         """
-        body = _arguments(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
+        body = arguments_of(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
         return self._ask_gradients(name, body, deadline)
 
-    @_both
+    @for_both
     async def submit(
         self,
         name: str,
@@ -260,52 +169,52 @@ class _Both:
 
         **Raises:** the same errors as `solve`.
         """
-        numbers = _numbers if trajectories is None else _bounds
+        numbers = numbers_of if trajectories is None else bounds_of
         body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
-        body |= _arguments(tspan=tspan, saveat=saveat)
+        body |= arguments_of(tspan=tspan, saveat=saveat)
         body |= {} if trajectories is None else {"trajectories": int(trajectories)}
         body |= {} if seed is None else {"seed": int(seed)}
-        # By this key the service recognises a repeated request, and makes no second job.
-        path, key = _path("problems", name, "/ensembles"), uuid.uuid4().hex
-        answer = await self._ask(_Request("POST", path, body, key=key))
+        # By its key a service tells that a request has come again, and makes no second job.
+        path, key = path_of("problems", name, "/ensembles"), uuid.uuid4().hex
+        answer = await self._ask(Request("POST", path, body, key=key))
         return EnsembleJob(self, answer["id"], name)
 
-    @_both
+    @for_both
     async def job(self, id: str) -> Any:
         """The handle of a job that was submitted before.
 
         **Arguments:** `id`: the id of the job.
         """
-        found = await self._ask(_Request("GET", _path("ensembles", id)))
+        found = await self._ask(Request("GET", path_of("ensembles", id)))
         return EnsembleJob(self, id, found["problem"])
 
-    @_both
+    @for_both
     async def jobs(self) -> Any:
         """The handles of all jobs of the service, the oldest first."""
         found, after = [], ""
         while after is not None:
-            page = await self._ask(_Request("GET", "/v1/ensembles", query={"after": after}))
+            page = await self._ask(Request("GET", "/v1/ensembles", query={"after": after}))
             found += [EnsembleJob(self, job["id"], job["problem"]) for job in page["ensembles"]]
             after = page["next"]
         return found
 
     # The requests of `remote`.
 
-    @_both
+    @for_both
     async def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
         """The solution for a request of NumPy arrays."""
         started = time.perf_counter()
-        request = _Request("POST", _path("problems", name, "/solve"), body, deadline=deadline)
+        request = Request("POST", path_of("problems", name, "/solve"), body, deadline=deadline)
         answer = await self._ask(request)
         return exchange.solution(answer, self._engine(name), time.perf_counter() - started)
 
-    @_both
+    @for_both
     async def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
-        """The `Gradients` for a request of NumPy arrays."""
-        request = _Request("POST", _path("problems", name, "/vjp"), body, deadline=deadline)
+        """The `Gradients` of a request of NumPy arrays."""
+        request = Request("POST", path_of("problems", name, "/vjp"), body, deadline=deadline)
         return exchange.gradients(await self._ask(request))
 
-    async def _ask(self, request: _Request) -> Any:
+    async def _ask(self, request: Request) -> Any:
         attempts = exchange.Attempts(
             self._retries, self._timeout, request.deadline, request.repeatable
         )
@@ -389,9 +298,9 @@ class Client(_Both):
     async def _paused(self, seconds: float) -> None:
         time.sleep(seconds)
 
-    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> Any:
-        """The answer to a request. HTTPX's timeout is that of a single read, so an answer that
-        arrives byte by byte needs a limit of its own."""
+    async def _sent(self, request: Request, attempts: exchange.Attempts) -> Any:
+        """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
+        byte at a time there may be many.)"""
         parts = []
         with self._http.stream(**request.options(attempts)) as response:
             for part in response.iter_raw():
@@ -432,115 +341,9 @@ class AsyncClient(_Both):
     async def _paused(self, seconds: float) -> None:
         await asyncio.sleep(seconds)
 
-    async def _sent(self, request: _Request, attempts: exchange.Attempts) -> Any:
+    async def _sent(self, request: Request, attempts: exchange.Attempts) -> Any:
         try:
             async with asyncio.timeout(attempts.rest):
                 return await self._http.request(**request.options(attempts))
         except TimeoutError as e:
             raise self._httpx.ReadTimeout("too late") from e
-
-
-class EnsembleJob:
-    """The handle of a job of [`Client.submit`][ensembleode.Client.submit]. If it is from an
-    `AsyncClient`, its methods are awaited.
-
-    - `id`: the job's id in the service, with which [`Client.job`][ensembleode.Client.job] finds it
-        again.
-    - `problem`: the name of the problem.
-    """
-
-    def __init__(self, client: _Both, id: str, problem: str):
-        self._client, self.id, self.problem = client, id, problem
-        self._made = client._made
-
-    async def _ask(self, method: str, what: str = "", **options: Any) -> Any:
-        request = _Request(method, _path("ensembles", self.id, what), **options)
-        return await self._client._ask(request)
-
-    @_both
-    async def status(self) -> Any:
-        """The status of the job: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`,
-        `"failed"` or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their
-        `"retcodes"`, when it was `"created"`, for how many `"seconds"` it has run, and its
-        `"error"`."""
-        return await self._ask("GET")
-
-    @_both
-    async def wait(self, timeout: float | None = None) -> Any:
-        """Wait until the job has ended, and return its status: done, failed or cancelled.
-
-        **Arguments:** `timeout`: in seconds; None for as long as it takes.
-
-        **Raises:** `TimeoutError` after that time.
-        """
-        return await self._ended(timeout)
-
-    async def _ended(self, timeout: float | None) -> Any:
-        started, pause = time.monotonic(), _FIRST_LOOK
-        while (status := await self._ask("GET"))["status"] not in _ENDED:
-            left = math.inf if timeout is None else started + timeout - time.monotonic()
-            if left <= 0:
-                raise TimeoutError(
-                    f"the job {self.id} has not ended after {timeout:g} s: "
-                    f"{status['done']} of {status['trajectories']} trajectories are done."
-                )
-            await self._client._paused(min(pause, left))
-            pause = min(_LONGEST_LOOK, 1.5 * pause)
-        return status
-
-    @_both
-    async def cancel(self) -> Any:
-        """Cancel the job, unless it has ended; its results so far are kept. Returns its status."""
-        return await self._ask("POST", "/cancel")
-
-    @_both
-    async def delete(self) -> Any:
-        """Delete the job from the service, with all its results; if it is running, cancel it
-        first."""
-        await self._ask("POST", "/cancel")
-        await self._ask("DELETE", repeatable=False)
-
-    @_both
-    async def resume(self) -> Any:
-        """Resume a job that was cancelled or failed. Returns its status."""
-        return await self._ask("POST", "/resume", repeatable=False)
-
-    @_both
-    async def result(
-        self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
-    ) -> Any:
-        """Wait for the end of the job, and fetch the solution.
-
-        **Arguments:**
-
-        - `start`, `stop`: the range of trajectories; by default all. They must fit into memory.
-        - `timeout`: the seconds to wait for the end.
-
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution]. Trajectories that a
-        cancelled job did not get to have the return code `Default`.
-
-        **Raises:** `TimeoutError`; `ServiceError` for a job that failed.
-        """
-        status = await self._ended(timeout)
-        if status["status"] == "failed":
-            raise ServiceError(str(status.get("error") or "the job failed."), code="job_failed")
-        n = status["trajectories"]
-        at, end, _ = slice(start, stop).indices(n)
-        if at >= end:
-            raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
-        engine, elapsed = self._client._engine(self.problem), float(status.get("seconds", math.nan))
-        # The first trajectory alone, whose size then tells how many fit into a part.
-        parts, size = [], 1
-        while at < end:
-            query = {"start": at, "stop": min(end, at + size)}
-            answer = await self._ask("GET", "/download", query=query)
-            part = exchange.solution(answer, engine, elapsed)
-            if isinstance(part, ODESolution) or not len(part):
-                raise ServiceError("the answer is not of an ensemble.", code="bad_answer")
-            parts.append(part)
-            at += len(part)
-            size = max(1, _PART // max(1, part.u[0].nbytes))
-        return exchange.concatenated(parts)
-
-    def __repr__(self) -> str:
-        return f"EnsembleJob({self.id!r}, problem={self.problem!r})"

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ..problem import remake
-from . import wire
+from . import queries, wire
 from .registry import Entry
 
 
@@ -23,14 +23,14 @@ def specified(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[
     return {"trajectories": asked.n, "seed": 0, "drawn": False}, _arrays(asked)
 
 
-def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> wire.Query:
+def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> queries.Query:
     if "deadline_ms" in body:
         raise wire.invalid("deadline_ms", "an ensemble has no deadline.")
-    return wire.query(entry, body, **options)
+    return queries.query(entry, body, **options)
 
 
-def _arrays(asked: wire.Query) -> dict[str, np.ndarray]:
-    """The arrays that are kept; numbers that all trajectories share are in them only once."""
+def _arrays(asked: queries.Query) -> dict[str, np.ndarray]:
+    """What is kept of the numbers; those that all trajectories have are there once."""
     numbers, times, (own_u0, own_p) = asked.numbers, asked.times, asked.own
     if times.ndim == 2:  # missing times become the end again
         times = np.where(np.isnan(times), numbers.t1[:, None], times)
@@ -75,7 +75,7 @@ def _drawn(entry: Entry, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str
         del rest[name]
         if set(given) != {"low", "high"}:
             raise wire.invalid(name, f"{name} must be an array, or have low and high.")
-        bounds = [wire.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
+        bounds = [queries.bound(entry, name, given[x], f"{name}.{x}") for x in ("low", "high")]
         if (low_above := bounds[0] > bounds[1]).any():
             at = np.argwhere(low_above)[0]
             raise wire.invalid(wire.path_of(f"{name}.low", at), "low is above high.")

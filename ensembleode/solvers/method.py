@@ -45,13 +45,21 @@ class Equations:
     solve: Callable = _not_given
 
 
-def equations_of(field: Callable) -> Equations:
-    """The equations of a field that JAX can differentiate. For an implicit method, the state is a
-    single component."""
+def equations_of(field: Callable, product: Callable | None = None) -> Equations:
+    """The equations of a field that JAX can differentiate, of which the state is one component
+    where the method is implicit.
+
+    **Arguments:** `product(u, t, direction)`: of the Jacobian, by default as JAX finds it.
+    """
 
     def linearise(y: Components, t: Any) -> tuple:
         (u,) = y
-        jacobian = jax.jacfwd(lambda u: field((u,), t)[0])(u).reshape(u.size, u.size)
+        if product is None:
+            jacobian = jax.jacfwd(lambda u: field((u,), t)[0])(u)
+        else:
+            directions = jnp.eye(u.size, dtype=u.dtype).reshape(-1, *u.shape)
+            jacobian = jax.vmap(product, in_axes=(None, None, 0), out_axes=-1)(u, t, directions)
+        jacobian = jacobian.reshape(u.size, u.size)
         dfdt = jax.jvp(lambda t: field(y, t), (t,), (jnp.ones_like(t),))[1]
         return (jacobian,), dfdt
 

@@ -3,13 +3,13 @@
 from typing import ClassVar
 
 from .base import Rosenbrock
-from .rosenbrock import Rodas, RosenbrockTableau
+from .rosenbrock import Rodas
 
 
 # fmt: off
 _a6 = (-7.502846399306121, 2.561846144803919, -11.627539656261098, -0.18268767659942256,
        0.030198172008377946)
-_tableau = RosenbrockTableau(
+_method = Rodas(
     gamma=0.21193756319429014,
     a=(
         (3.0,),
@@ -61,5 +61,5 @@ class Rodas5P(Rosenbrock):
     order 4.
     """
 
-    method: ClassVar[Rodas] = Rodas(_tableau)
+    method: ClassVar[Rodas] = _method
     references: ClassVar[tuple[str, ...]] = ("steinebach2023",)

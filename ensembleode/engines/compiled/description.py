@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from ...core.events import Events
+from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
 from ...solvers.method import carry_like, Method
@@ -27,11 +28,11 @@ class Description:
     - `saving`: what is saved; its number of rows is no part of the code.
     - `layout`: the numbers of a trajectory.
     - `own_times`: whether each trajectory has its own times to save.
-    - `events`: the callbacks, whose programs have no constants; None without callbacks.
-    - `width`: the number of lanes.
-    - `has_fma`: whether the machine has fused operations.
-    - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
-        the number of the thread, and how many threads there are.
+    - `events`: the callbacks, whose programs have no constants; None without.
+    - `form`: what implicit methods take besides the field; None where that is nothing.
+    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
+        that come first.
     """
 
     field: Program
@@ -46,6 +47,7 @@ class Description:
     has_fma: bool = True
     on_gpu: bool = False
     events: Events | None = None
+    form: ImplicitForm | None = None
 
     @property
     def size(self) -> int:

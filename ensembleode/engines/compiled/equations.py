@@ -23,13 +23,15 @@ from .field import evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
-from .reading import Memory, Numbers
+from .reading import Loaded, Memory, Numbers
 from .steps import Calls
 
 
 # A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
-# A result of at most as many components is returned; a larger one would be stored.
+# And so is one of more components.
+_MOST_INLINED = 400
+# A result of as many components is returned; of more, stored.
 _LARGEST_RETURNED = 10**6
 
 
@@ -72,9 +74,12 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
         def linearise(y: tuple, t: Value) -> tuple:
             fn = linear.function
-            entries = evaluated(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
+            entries = _called(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
             n = len(linear.jacobian.pattern)
-            return entries[:n], entries[n:] if linear.jacobian.has_dfdt else None
+            dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
+            if isinstance(entries, Loaded):
+                return Loaded(entries.memory, n), dfdt
+            return tuple(map(b.spread, entries[:n])), dfdt
 
         def factorise(jacobian: tuple, gamma_h: Value) -> Any:
             return linear.solver.factorise(jacobian, b.spread(gamma_h), checks=checks)
@@ -95,7 +100,7 @@ class _Linear:
 
     @functools.cached_property
     def jacobian(self) -> Jacobian:
-        return jacobian(self.d.field)
+        return jacobian(self.d.field, None if self.d.form is None else self.d.form.product)
 
     @functools.cached_property
     def function(self) -> Function:
@@ -121,7 +126,7 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
 
     @functools.cache
     def pulled_jacobian() -> Function:
-        jaxpr = transposed_jacobian(d.field, [*own, *shared])
+        jaxpr = transposed_jacobian(d.field, linear.jacobian, [*own, *shared])
         return translated(jaxpr, with_groups(d.layout.inputs, "forward"), "a derivative of f")
 
     def of(held: Held, mask: Value) -> Calls:
@@ -173,10 +178,9 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
     return _transposed(field, along, which, struct, [struct, time])
 
 
-def transposed_jacobian(field: Program, which: Sequence[int]) -> jex.Jaxpr:
-    """The same program for the Jacobian of the field; its state has a cotangent for each of the
-    Jacobian's numbers."""
-    made, (struct, _) = jacobian(field), state_and_time(field)
+def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
+    """The same for the Jacobian of the field, with a cotangent for each of its numbers."""
+    struct, _ = state_and_time(field)
     size: Any = made.jaxpr.outvars[0].aval
     return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
 
@@ -244,9 +248,14 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
 def evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function's result, each with an entry for each lane."""
-    if length(fn.body) > _LONGEST_INLINED:
-        out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
-    else:
-        out = evaluate(b, fn, numbers, t, mask)
-    return tuple(map(b.spread, out))
+    """The components of a function, one a lane each."""
+    return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
+
+
+def _called(
+    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
+) -> Sequence[Value]:
+    """The same; of a function of its own, where it stored them."""
+    if length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
+        return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
+    return evaluate(b, fn, numbers, t, mask)

@@ -12,7 +12,7 @@ Source: OrdinaryDiffEq's DiffEqBase (`callbacks.jl`).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, TYPE_CHECKING
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump, Limit, Part
@@ -20,8 +20,9 @@ from ...core.moving_jumps import follow
 from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
+from .callback_functions import CallbackFunctions
 from .quiet import Quiet
-from .root_finding import differs, Search
+from .root_finding import Search
 from .saved_rows import Step
 from .step_limits import hold
 
@@ -46,12 +47,11 @@ def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
 class Happening:
     """The variables that lanes have for events, and what is done with them.
 
-    **Arguments:** `evaluate(part, held, y, t, mask, extras)`: returns the components of a part of
-    the callbacks, in the lanes of the mask.
+    **Arguments:** `functions`: those of the callbacks.
     """
 
-    def __init__(self, loop: Loop, events: Events, evaluate: Callable[..., tuple]):
-        self.loop, self.b, self.events, self._evaluate = loop, loop.b, events, evaluate
+    def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
+        self.loop, self.b, self.events, self._functions = loop, loop.b, events, functions
         b, dtype = loop.b, loop.problem.dtype
         # The values of the conditions at the start of the step.
         self.values = [b.variable(dtype, 0) for _ in range(events.components)]
@@ -66,10 +66,9 @@ class Happening:
             [b.variable(I32, 0) for _ in range(x.length)] if x.is_vector else []
             for x in events.continuous
         ]
-        # Recognises steps that can't have events; None where that isn't possible.
-        self._quiet = Quiet.of(loop, events)
-        # The number of events of the trajectory so far, and the marks of what acted at the end of
-        # this step.
+        # Which steps have none, where that can be known at once.
+        self._quiet = Quiet.of(loop, events, functions)
+        # How many events the trajectory has had; and what acted at the end of this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
         # For a state with tangents: the time of the event at the end of this step, with its
@@ -88,7 +87,7 @@ class Happening:
     def part_at(self, part: Part, y: tuple, t: Value, lanes: Value, **extras: Any) -> tuple:
         """The components of a part in these lanes."""
         given = {name: extras[name] for name in part.extras}
-        return self._evaluate(part, self.loop.held, y, t, lanes, given)
+        return self._functions(part, self.loop.held, y, t, lanes, given)
 
     def conditions(self, y: tuple, t: Value, mask: Value) -> list[Value]:
         every = (self.part_at(x.conditions, y, t, mask) for x in self.events.continuous)
@@ -139,10 +138,7 @@ class Happening:
         if self._quiet is None:
             look()
         else:
-            found = self.conditions(y2, step.t2, step.accepted)
-            low = [x.get() for x in self.values]
-            pairs = zip(self._of_each(), low, found, strict=True)
-            quiet = self._quiet.steps(step, low, [differs(x, *both) for x, *both in pairs])
+            found, quiet = self._quiet.look(step, [x.get() for x in self.values])
             loud = b.any(step.accepted & ~quiet) | self.recent.get()
 
             def go_on() -> None:
@@ -153,10 +149,6 @@ class Happening:
         attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
         step = step._replace(t2=t2.get(), attempt=attempt)
         return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
-
-    def _of_each(self) -> list[Continuous]:
-        """For each condition, the callback that it belongs to."""
-        return [x for x in self.events.continuous for _ in range(x.length)]
 
     def _search(
         self,

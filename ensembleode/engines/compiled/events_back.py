@@ -16,6 +16,7 @@ import jax
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
 from ...core.moving_jumps import follow, moving_of, ROWS
 from .builder import BOOL, I64, Value
+from .callback_functions import CallbackFunctions
 from .events import directions, moved_numbers, times_of
 from .steps import Calls, Pulled, within_of
 
@@ -28,12 +29,12 @@ if TYPE_CHECKING:
 class Jumps(NamedTuple):
     """The functions of the callbacks that a replay calls.
 
-    - `evaluate(part, held, y, t, mask, extras)`: see `events.Happening`.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
-        jump into those of the state, of the extras that are `moving`, and of the parameters.
+    - `functions`: theirs.
+    - `pull(moving, held, y, t, mask, extras, cotangents)`: from the cotangents of the rows of a
+        jump those of the state, of those of the extras that are `moving`, and of the parameters.
     """
 
-    evaluate: Callable[..., tuple]
+    functions: CallbackFunctions
     pull: Callable[..., tuple]
 
 
@@ -146,7 +147,7 @@ class EventsBack:
 
             def act(x: Acted = x) -> None:
                 extras = {name: x.extras[name] for name in x.jump.part.extras}
-                after = self.jumps.evaluate(x.jump.part, held, x.y, turn.t2, x.here, extras)
+                after = self.jumps.functions(x.jump.part, held, x.y, turn.t2, x.here, extras)
                 for variable, new in zip(now, after, strict=False):
                     variable.set_where(x.here, new)
                 if x.jump.moves is not None:

@@ -20,7 +20,7 @@ from .builder import BOOL, Buffer, Builder, I64, Value, Variable
 from .module import Module
 from .operations import checked, operation
 from .products import product
-from .reading import copied, Memory, Numbers
+from .reading import copied, Loaded, Memory, Numbers
 from .uniformity import Region, Uniformity
 
 
@@ -57,11 +57,19 @@ def evaluate(
     return _Printer(b, fn, numbers, t, mask).results()
 
 
+def evaluate_with_parts(
+    b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
+) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
+    """The same of a function of expressions only, and what gives the value of each of them."""
+    printer = _Printer(b, fn, numbers, t, mask)
+    return printer.results(), printer.expr
+
+
 def evaluate_apart(
     b: Builder, fn: ir.Function, name: str, numbers: Numbers, t: Value, mask: Value | None = None
-) -> list[Value]:
-    """Like `evaluate`, as a call of a separate function of the module, which is written once. This
-    is for long functions that are evaluated in many places.
+) -> Loaded:
+    """`evaluate` in a function of its own in the module, which is written once: for long functions
+    that are evaluated in many places.
 
     **Arguments:** `name`: the name of that function. All `numbers` passed under one name must come
     from the same kind of place.
@@ -99,7 +107,7 @@ class _Apart:
             _Printer(inside, fn, self.passed, time, lanes, result).stored()
             inside.return_()
 
-    def __call__(self, b: Builder, numbers: Numbers, t: Value, mask: Value | None) -> list[Value]:
+    def __call__(self, b: Builder, numbers: Numbers, t: Value, mask: Value | None) -> Loaded:
         assert (t.type, None if mask is None else mask.type) == (self.time, self.mask), self.name
         result = Memory.on_stack(b, self.fn.dtype, self.fn.size, of_lanes=True)
         args = [f"ptr {result.buffer.base}", str(t), *([] if mask is None else [str(mask)])]
@@ -114,7 +122,7 @@ class _Apart:
                 args.append(str(memory.offsets))
                 args += [] if isinstance(memory.stride, int) else [str(memory.stride)]
         b.emit(f"call void @{self.name}({', '.join(args)})")
-        return [result.load(i) for i in range(self.fn.size)]
+        return Loaded(result, self.fn.size)
 
 
 _APART: weakref.WeakKeyDictionary[Module, dict[str, _Apart]] = weakref.WeakKeyDictionary()

@@ -6,10 +6,10 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from ...core import moving_jumps
-from ...core.events import Part
 from ...core.moving_jumps import Moving
 from ...fields.ir import Function
 from .builder import BOOL, Buffer, Builder, I32, I64, Value
+from .callback_functions import CallbackFunctions
 from .description import Description
 from .equations import (
     calls_in,
@@ -31,22 +31,9 @@ from .replay import Cotangents, pull_back, Pullback
 from .saved_rows import Outputs
 
 
-def _callbacks_in(b: Builder, d: Description) -> Callable[..., tuple] | None:
-    """The functions of callbacks, in the form that `Loop` wants."""
-    if d.events is None:
-        return None
-    names = {part: f"callback{i}" for i, part in enumerate(d.events.parts)}
-
-    @functools.cache
-    def lowered(part: Part) -> Function:
-        inputs = with_groups(d.layout.inputs, *part.extras)
-        return translated(part.program.jaxpr, inputs, "a condition or an affect of a callback")
-
-    def of(part: Part, held: Held, y: tuple, t: Value, mask: Value, extras: dict) -> tuple:
-        numbers = HeldNumbers(held, u=y, **extras)
-        return evaluated(b, lowered(part), numbers, t, mask, names[part])
-
-    return of
+def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
+    """The functions of callbacks, where there are any."""
+    return None if d.events is None else CallbackFunctions(b, d)
 
 
 # The entries of `sizes`, the first operand of every kernel.
@@ -165,9 +152,9 @@ def solving(d: Description) -> str:
         results = others["out_u"], others.get("out_t"), others["out_counts"], frame.n
         outputs = Outputs(*results, frame.room, others.get("out_marks"))
         given = frame.times, outputs, frame.rows, frame.maxiters
-        evaluate = _callbacks_in(b, d)
+        functions = _callbacks_in(b, d)
         equations = equations_in(b, d)
-        Loop(b, d, equations, held, queue, *given, stop=frame.stop, evaluate=evaluate).run()
+        Loop(b, d, equations, held, queue, *given, stop=frame.stop, functions=functions).run()
         b.return_()
     return module.text
 
@@ -210,7 +197,7 @@ def pulling_back(d: Description) -> tuple[str, int]:
         def make_loop(first: Value, end: Value, on_begin: Callable) -> Loop:
             queue = Queue(first, b.constant(1, I64), end, frame.wanted)
             given = frame.times, None, frame.rows, frame.maxiters
-            told = {"on_begin": on_begin, "evaluate": _callbacks_in(b, d)}
+            told = {"on_begin": on_begin, "functions": _callbacks_in(b, d)}
             return Loop(b, d, equations, held.another(), queue, *given, **told)
 
         pullback = Pullback(calls_in(b, d, equations), n_own, n_shared, _jumps_in(b, d))
@@ -249,9 +236,9 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
 
 
 def _jumps_in(b: Builder, d: Description) -> Jumps | None:
-    """The callbacks, in the form that `replay.Pullback` wants."""
-    evaluate = _callbacks_in(b, d)
-    if evaluate is None:
+    """The callbacks, as `replay.Pullback` has them."""
+    functions = _callbacks_in(b, d)
+    if functions is None:
         return None
     own, shared = with_gradients(d)
     names: dict[Moving, str] = {}
@@ -269,4 +256,4 @@ def _jumps_in(b: Builder, d: Description) -> Jumps | None:
         numbers = HeldNumbers(held, u=cotangents, forward=y, **extras)
         return evaluated(b, lowered(moving), numbers, t, mask, name)
 
-    return Jumps(evaluate, pull)
+    return Jumps(functions, pull)

@@ -21,7 +21,8 @@ import numpy as np
 from ...fields.elimination import Block, Elimination, Move, Place
 from ...solvers.arithmetic import Components
 from .builder import Builder, Value
-from .linear_loops import DenseFactors
+from .linear_loops import DenseFactors, is_rounding
+from .reading import Loaded
 
 
 # A block with more updates is factorised by loops. For dense blocks: with 12 components the
@@ -52,12 +53,6 @@ class Factors:
         return x * self.inverse[k] if k in self.inverse else x
 
 
-def _tolerance(dtype: np.dtype) -> float:
-    """The largest residual of an equation relative to the sum of its terms' magnitudes. With
-    accurate factors the residual is a few units in the last place."""
-    return float(np.finfo(dtype).eps ** 0.375)
-
-
 class LinearEquations:
     """Factorises matrices, and solves equations, as an elimination plans it: operation by
     operation, or by loops over memory for large blocks.
@@ -77,22 +72,31 @@ class LinearEquations:
         """
         factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
         for block in self.plan.blocks:
-            if block.updates > _MOST_UPDATES:
-                entries = {place: factors.entries[place] for place in block.inside}
-                factors.dense[block] = DenseFactors(self.b, entries)
+            if _is_by_loops(block):
+                factors.dense[block] = self._by_loops(block, jacobian, gamma_h)
             else:
                 _factorise(factors, block)
         return factors
 
+    def _by_loops(self, block: Block, jacobian: Sequence[Value], gamma_h: Value) -> DenseFactors:
+        components = sorted(pivot.component for pivot in block.pivots)
+        if isinstance(jacobian, Loaded) and len(jacobian) == len(components) ** 2:
+            return DenseFactors(self.b, components, jacobian, gamma_h)
+        inside = set(block.inside)
+        entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}
+        return DenseFactors(self.b, components, entries, gamma_h)
+
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
+        """Its entries, but for those inside of what is factorised by loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
-        products = {p: x * minus for p, x in zip(self.pattern, jacobian, strict=True)}
+        apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
+        products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
         entries = {}
         for i, j in self.plan.entries:
-            if (i, j) not in products:
-                entries[i, j] = self.b.constant(1, dtype, of_lanes=True)
-            else:
+            if (i, j) in products:
                 entries[i, j] = 1.0 + products[i, j] if i == j else products[i, j]
+            elif (i, j) not in apart:
+                entries[i, j] = self.b.constant(1, dtype, of_lanes=True)
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
@@ -121,16 +125,16 @@ class LinearEquations:
     def _fulfilled(
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
-        """For each equation of a block, the lanes where it is fulfilled."""
-        b, tolerance = self.b, _tolerance(x[0].dtype)
+        """Where the equations of a block are, one after the other."""
+        b = self.b
         if block in factors.dense:
-            return [factors.dense[block].fulfilled(given, x, tolerance)]
+            return [factors.dense[block].fulfilled(given, x)]
         rests, sums = dict(given), {i: abs(y) for i, y in given.items()}
         for i, j in block.inside:
             entry = factors.entries[i, j]
             rests[i] = rests[i] - entry * x[j]
             sums[i] = b.mul_add(abs(entry), abs(x[j]), sums[i])
-        return [abs(rests[i]) <= sums[i] * tolerance for i in given]
+        return [is_rounding(b, rests[i], sums[i]) for i in given]
 
     def solve_transposed(self, factors: Factors, right: Components) -> Components:
         """The solution with the transposed matrix."""
@@ -138,11 +142,15 @@ class LinearEquations:
         for block in reversed(self.plan.blocks):
             moves = list(block.moves)
             if block in factors.dense:
-                factors.dense[block].solve_transposed(x)
+                factors.dense[block].solve(x, transposed=True)
                 moves = moves[: len(block.before)]
             for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
         return tuple(x)
+
+
+def _is_by_loops(block: Block) -> bool:
+    return block.updates > _MOST_UPDATES
 
 
 def _factorise(factors: Factors, block: Block) -> None:

@@ -20,6 +20,7 @@ from ...solvers.step_size import initial_step, Tolerances
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
+from .callback_functions import CallbackFunctions
 from .description import Description
 from .events import Happening
 from .functions import FUNCTIONS
@@ -40,15 +41,14 @@ class Loop:
 
     **Arguments:**
 
-    - `problem`: the description of the kernel.
-    - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
-        lanes that count.
-    - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
-    - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
-        `Default`. None where nothing can stop the solve.
-    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and the
-        lanes in which they do.
-    - `evaluate`: the functions of the callbacks, where there are any: see `events.Happening`.
+    - `problem`: what is solved.
+    - `equations(held, mask)`: those of the trajectories that are held; the mask is of the lanes
+        that count.
+    - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
+    - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
+        `Default`; None where nobody may stop it.
+    - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
+    - `functions`: those of callbacks, where there are any.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Loop:
         *,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
-        evaluate: Callable[..., tuple] | None = None,
+        functions: CallbackFunctions | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.maxiters = maxiters
@@ -109,8 +109,8 @@ class Loop:
         self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
         self.happening = None
         if problem.events is not None:
-            assert evaluate is not None
-            self.happening = Happening(self, problem.events, evaluate)
+            assert functions is not None
+            self.happening = Happening(self, problem.events, functions)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from .builder import Builder, Value
+from .machine import current
 
 
 Entry: TypeAlias = Callable[[Value | int, Value | int], Value]
@@ -46,7 +47,7 @@ def product(
         tile_rows, tile_columns = rows, columns
     else:
         width = max(1, b.lanes) if varies else 1
-        at_once = max(1, _AT_ONCE // (width * dtype.itemsize))
+        at_once = max(1, _room(b) // (width * dtype.itemsize))
         tile_rows = min(rows, at_once)
         tile_columns = min(columns, max(1, at_once // tile_rows))
 
@@ -94,3 +95,11 @@ def product(
             columns, tile_columns, lambda column, n_columns: tile(row, column, n_rows, n_columns)
         ),
     )
+
+
+def _room(b: Builder) -> int:
+    """How many bytes of sums are added up at once: with vectors, three quarters of the registers,
+    and the others hold the terms. (12 rows of 2 vectors with AVX-512: a product of 64 rows takes
+    0.8 times as long as with 2 rows.)"""
+    here = current()
+    return here.registers * here.vector_bytes * 3 // 4 if b.lanes > 1 else _AT_ONCE

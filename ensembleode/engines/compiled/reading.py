@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import abc
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -76,6 +77,23 @@ class Memory:
             return index
         place = index * b.lanes
         return place + b.lane_numbers() if isinstance(place, Value) and place.lanes else place
+
+
+class Loaded(Sequence[Value]):
+    """The first `n` numbers of a memory, each loaded where it is wanted."""
+
+    def __init__(self, memory: Memory, n: int):
+        self.memory, self._n = memory, n
+
+    def __len__(self) -> int:
+        return self._n
+
+    def __getitem__(self, index: Any) -> Any:
+        if isinstance(index, slice):
+            return [self[i] for i in range(self._n)[index]]
+        if not -self._n <= index < self._n:
+            raise IndexError(index)
+        return self.memory.load(index % self._n)
 
 
 class Numbers(abc.ABC):

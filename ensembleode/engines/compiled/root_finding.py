@@ -17,6 +17,7 @@ import numpy as np
 from ...callbacks import LeftRootFind, NoRootFind
 from ...core.events import Continuous
 from .builder import BOOL, I32, integer_like, Value, Variable
+from .quiet import differs
 from .saved_rows import Step
 
 
@@ -317,12 +318,3 @@ class Search:
         least = b.constant(np.finfo(self.dtype).smallest_subnormal * by, self.dtype)
         up = b.where(x > 0.0, bits + by, bits - by)
         return b.where(x.eq(0.0), least, b.bitcast(up, self.dtype))
-
-
-def differs(x: Continuous, low: Value, high: Value) -> Value:
-    """Whether a condition crosses zero from one value to another in a direction that makes an
-    event."""
-    rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
-    if x.down is None:
-        return rises
-    return falls if x.up is None else rises | falls

@@ -62,6 +62,7 @@ def described(plan: Plan, lanes: Lane, n: int, *, backwards: bool = False) -> De
         on_gpu or machine.current().has_fma,
         on_gpu,
         plan.events,
+        plan.form,
     )
 
 

@@ -221,7 +221,7 @@ class Pulled:
         if eqn.primitive is _LINEARISE:
             entries, dfdt = equations.linearise(*args)
             zero = [self.b.constant(0, eqn.invars[0].aval.dtype)]
-            return [list(entries), zero if dfdt is None else list(dfdt)]
+            return [entries, zero if dfdt is None else list(dfdt)]
         if eqn.primitive is _FACTORISE:
             return [equations.factorise(*args)]
         if eqn.primitive is _SOLVE:

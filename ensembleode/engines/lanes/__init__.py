@@ -4,12 +4,11 @@ The state of a chunk is `[*state, lane]`, with the trajectories last: one contig
 component where the field is small, and matrix products `W @ X` where it is a network. Every lane
 has its own step size, acceptance, end and return code.
 
-- `loop.py`: the time loop of a chunk, and what it saves.
-- `gradients.py`: solves, and the way back through them; `replay.py` and `continuous_adjoints.py`
-    are the way back through a chunk.
-- `chunks.py`: from trajectories to chunks and back.
-
-The vector field over lanes is in `fields/lanes`.
+- `field.py`: the vector field over lanes, from its jaxpr.
+- `chunks.py`: trajectories to chunks. `solves.py`: solves, chunk by chunk.
+- `loop.py`: the steps of the time loop of a chunk; `stops.py`: known times that it steps onto;
+    `saved_rows.py`: what it saves.
+- `gradients.py`: the way back; `replay.py`, `continuous_adjoints.py`: that of a chunk.
 """
 
 import functools
@@ -28,7 +27,7 @@ from ..closed import Closed
 from ..compiled.compiler import available
 from ..flow import Flow
 from ..own_methods import REVERSE
-from . import gradients
+from . import gradients, solves
 from .chunks import width_of
 from .gradients import Found
 from .replay import SavedRows
@@ -57,8 +56,8 @@ class Lanes(Closed):
     default_sensealg = "ReplayAdjoint"
     moves_steps = True
     has_jumps = False
-    solved = staticmethod(gradients.solve)
-    rows = staticmethod(gradients.rows)
+    solved = staticmethod(solves.solve)
+    rows = staticmethod(solves.rows)
     pull_back = staticmethod(gradients.pull_back)
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:

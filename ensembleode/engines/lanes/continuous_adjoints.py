@@ -14,18 +14,20 @@ Both have the arguments and results of `replay.pull_back`.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ...core.lane import Lane
+from ...core.plan import Plan
+from ...fields.lanes.field import LaneField
 from ...solvers.method import equations_of
 from ...solvers.time import REACH_OF_STEP, rounding
 from ...solvers.verdicts import SUCCESS
 from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, running, start, Step, Stepping
+from .loop import advance, running, start, Step
 from .replay import (
     add_end,
     Cotangent,
@@ -56,7 +58,7 @@ class _Dense(NamedTuple):
         t, h, y, *_ = self.taken
         if isinstance(theta, float) and theta == 0:
             return y, t
-        method = self.replay.stepping.method
+        method = self.replay.method
         return method.interpolate(LANES, y, self.dense, h, theta), t + theta * h
 
 
@@ -66,15 +68,15 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     adjoint, _, grad, rows = pulled
     taken = replay.safe(taken)
     t, h, y, carry, _ = taken
-    method = replay.stepping.method
-    equations = equations_of(replay.field(replay.chunk.args))
+    method = replay.method
+    equations = equations_of(functools.partial(replay.field, replay.chunk.p))
     if carry is None:
         carry = method.init(LANES, equations, y, t)
     attempt = method.step(LANES, equations, y, carry, t, h)
     dense = _Dense(replay, taken, method.dense(LANES, equations, y, attempt.dense, t, h))
-    if replay.saving.mode == "steps":
+    if replay.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
-    if replay.saving.mode != "times":
+    if replay.mode != "times":
         adjoint, grad = _over_part(dense, adjoint, grad, 1.0, 0.0)
         return Pulled(adjoint, None, grad, rows)
 
@@ -114,7 +116,7 @@ def _last_row(dense: _Dense, rows: Any) -> tuple:
     """
     chunk, t, h = dense.replay.chunk, dense.taken.t, dense.taken.h
     took = h != 0
-    time = time_of(chunk.times, jnp.maximum(rows - 1, 0))
+    time = time_of(chunk.saveat, jnp.maximum(rows - 1, 0))
     close = jnp.minimum(rounding(chunk.t0, chunk.t1, h.dtype), REACH_OF_STEP * jnp.abs(h))
     after = jnp.sign(h) * (time - t)
     here = (rows > 0) & took & (after > jnp.where(t == chunk.t0, 0, close))
@@ -130,8 +132,8 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
     Going backwards in time and the minus of the adjoint ODE cancel.
     """
     replay, length = dense.replay, begin - stop
-    method, h = replay.stepping.method, length * dense.taken.h
-    # In the other lanes the rate may be infinite, and NaN when multiplied by zero.
+    method, h = replay.method, length * dense.taken.h
+    # (In other lanes the rate may be infinite, and so NaN times zero.)
     moved = h != 0
 
     def at(x):
@@ -141,8 +143,7 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
         """The derivative of the adjoint with respect to `x`, which goes from 0 at `begin` to 1 at
         `stop`."""
         u, t = at(x)
-        field = replay.field(replay.chunk.args)
-        _, pullback = jax.vjp(lambda u: field(u, t), u)
+        _, pullback = jax.vjp(lambda u: replay.field(replay.chunk.p, u, t), u)
         rate = pullback(adjoint)[0]
         return computed_once(
             map_leaves(lambda x: jnp.where(over(moved, x), over(h, x) * x, 0), rate)
@@ -170,11 +171,10 @@ def _quadrature(order: int) -> list[tuple[float, float]]:
 
 
 def _add_pulled(
-    field, wide: Wide, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any
+    field: LaneField, wide: Wide, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any
 ) -> Any:
-    """Add the cotangent of the parameters that belongs to a cotangent of `f(u, p, t)`, in the lanes
-    of the mask."""
-    _, pullback = jax.vjp(lambda args: field(wide.combined(args))(u, t), wide.args)
+    """Add the parameters' cotangent of a cotangent of `f(u, p, t)`, in the lanes of the mask."""
+    _, pullback = jax.vjp(lambda args: field(wide.combined(args), u, t), wide.args)
     return wide.added(grad, pullback(cotangent)[0], mask)
 
 
@@ -184,19 +184,18 @@ def _add_pulled(
 
 
 def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves, Leaves, Any, None]:
-    """Solve back through the lanes of the mask, which succeeded; the result is NaN where that
-    fails."""
-    saving, chunk, saved = replay.saving, replay.chunk, cotangent.saved
+    """Solve back through the lanes of the mask, which succeeded; NaN where the solve back fails."""
+    saving, chunk, saved = replay.plan.saving, replay.chunk, cotangent.saved
     assert saved is not None
-    back = _Back(replay.stepping, replay.field, chunk, replay.wide)
+    back = _Back(replay.plan, replay.field, chunk, replay.mask, replay.wide)
     adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, replay.wide.args)
 
     def row_of(array, i):
         array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
-        return replay.split(jnp.moveaxis(array, 0, -1))
+        return replay.field.split(jnp.moveaxis(array, 0, -1))
 
-    times, t0 = chunk.times, chunk.t0
-    if saving.mode == "ends" or times is None:
+    times, t0 = chunk.saveat, chunk.t0
+    if saving.mode == "ends":
         u = row_of(saved.u, saving.rows - 1)
         adjoint, grad = back.solved(chunk.t1, chunk.t0, u, adjoint, grad)
         return adjoint, adjoint, back.lost_in(adjoint, grad), room
@@ -225,45 +224,44 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
 class _Back(NamedTuple):
     """The ODE of the state and its adjoint; the leaves of the adjoint follow those of the state."""
 
-    stepping: Stepping
-    field: Callable
-    chunk: Chunk
+    plan: Plan
+    field: LaneField
+    chunk: Lane
+    mask: Any
     wide: Wide
 
     def rates(self, both: Leaves, t: Any) -> Leaves:
         u, adjoint = _halves(both)
-        du, pullback = jax.vjp(lambda u: self.field(self.chunk.args)(u, t), u)
+        du, pullback = jax.vjp(lambda u: self.field(self.chunk.p, u, t), u)
         return (*du, *map_leaves(jnp.negative, pullback(adjoint)[0]))
 
     def solved(self, t: Any, stop: Any, u: Leaves, adjoint: Leaves, grad: Any) -> tuple:
-        """The adjoint at `stop` and the cotangent of the parameters, from those at `t`."""
-        tol = self.chunk.tol
-        if tol is not None:
-            tol = type(tol)(*(x * 2 if isinstance(x, tuple) else x for x in tol))
+        """The adjoint at `stop`, and the cotangent of the parameters, from those at `t`."""
+        abstol, reltol = (
+            x * 2 if isinstance(x, tuple) else x for x in (self.chunk.abstol, self.chunk.reltol)
+        )
         both = (*u, *adjoint)
-        chunk = self.chunk._replace(u0=both, t0=t, t1=stop, tol=tol, times=None)
-        state = start(self.stepping, self.rates, chunk)
+        chunk = self.chunk._replace(u0=both, t0=t, t1=stop, abstol=abstol, reltol=reltol)
+        state = start(self.plan, self.rates, chunk, self.mask)
 
         def one(carry):
             state, grad = carry
-            state, tried = advance(self.stepping, self.rates, chunk, state)
+            state, tried = advance(self.plan, self.rates, chunk, state)
             return state, self.integrated(tried, grad)
 
         def going(carry):
             return running(carry[0])
 
         state, grad = jax.lax.while_loop(going, one, (state, grad))
-        arrived = ~chunk.mask | ((state.code == SUCCESS) & is_finite(state.y))
+        arrived = ~self.mask | ((state.code == SUCCESS) & is_finite(state.y))
         adjoint = _halves(state.y)[1]
         return map_leaves(lambda x: jnp.where(over(arrived, x), x, jnp.nan), adjoint), grad
 
     def integrated(self, tried: Step, grad: Any) -> Any:
-        """Add the contribution of a step to the cotangent of the parameters, from the states within
-        it."""
-        method, accepted = self.stepping.method, tried.accepted
-        # Infinite numbers in a rejected step would be NaN when multiplied by zero. There, the field
-        # is evaluated at the start of the trajectory instead, since its derivative may be infinite,
-        # too.
+        """Add what the step adds to the cotangent of the parameters, by the states within it."""
+        method, accepted = self.plan.method.value.method, tried.accepted
+        # What is not finite in a step that was rejected would be so times zero; there the field is
+        # evaluated where the trajectory starts, for its derivative may be infinite.
         start = (*self.chunk.u0, *map_leaves(jnp.zeros_like, self.chunk.u0))
         h = jnp.where(accepted, tried.h, 0)
         dense = method.dense(
@@ -278,9 +276,8 @@ class _Back(NamedTuple):
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
-        """The cotangents, which are NaN if they are sums over lanes of which one has lost its
-        adjoint."""
-        lost = self.chunk.mask & ~is_finite(adjoint)
+        """The cotangents, NaN where they sum over a lane whose adjoint was lost."""
+        lost = self.mask & ~is_finite(adjoint)
         u0, t0 = self.chunk.u0, self.chunk.t0
 
         def marked():

@@ -16,12 +16,14 @@ from typing import Any, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Inexact, Int
+from jaxtyping import Array, Bool, Float, Inexact, Int
 
-from ...core.saving import Saving
-from ...solvers.method import equations_of, Method
+from ...core.lane import Lane
+from ...core.plan import Plan
+from ...fields.lanes.field import LaneField
+from ...solvers.method import Equations, equations_of, Method
 from .leaves import computed_once, LANES, Leaves, map_leaves, over, select
-from .loop import advance, Chunk, lanes_of, of_each_lane, running, start, State, Stepping
+from .loop import advance, lanes_of, of_each_lane, running, start, State
 from .stops import has_jumps, steps_between
 
 
@@ -120,23 +122,24 @@ class Wide(NamedTuple):
         return not all(jax.tree.leaves(self.has_lanes))
 
 
-def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
-    """Memory for chunks like this one, which may be abstract; None where every step is saved."""
-    if saving.mode == "steps":
+def buffers(plan: Plan, like: Lane) -> Buffers | None:
+    """Room for chunks like this one (it may be abstract); None where every step is saved."""
+    if plan.saving.mode == "steps":
         return None
-    # For the shapes alone, any field will do.
-    state = jax.eval_shape(lambda c: start(stepping, lambda y, t: y, c), like)
-    lanes = like.u0[0].shape[-1]
+    lanes = lanes_of(like)
+    mask = jax.ShapeDtypeStruct((lanes,), bool)
+    # (Any field will do, for shapes.)
+    state = jax.eval_shape(lambda c, mask: start(plan, lambda y, t: y, c, mask), like, mask)
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
-    length = min(stepping.maxiters, max(math.isqrt(stepping.maxiters - 1) + 1, _RECORD // each))
-    segments = -(-stepping.maxiters // length)
+    length = min(plan.maxiters, max(math.isqrt(plan.maxiters - 1) + 1, _RECORD // each))
+    segments = -(-plan.maxiters // length)
 
     def room(n, x):
         return jnp.zeros((n, *x.shape), x.dtype)
 
     carry = anew = None
-    if _is_chained(stepping, saving):
+    if _is_chained(plan):
         carry = jax.eval_shape(lambda x: of_each_lane(x, lanes), state.carry)
         anew = jax.eval_shape(lambda x: _anew(like, x), state)
     h = jax.ShapeDtypeStruct((lanes,), state.h.dtype)
@@ -147,18 +150,18 @@ def buffers(stepping: Stepping, saving: Saving, like: Chunk) -> Buffers | None:
     )
 
 
-def _is_chained(stepping: Stepping, saving: Saving) -> bool:
-    """Whether cotangents pass through the method's carry from step to step.
+def _is_chained(plan: Plan) -> bool:
+    """Whether cotangents pass through what a step hands on to the next (the method's carry).
 
     Otherwise the carry is computed from the state again by `init`. But where dense output depends
     on the carry, it is better to pull back through it only once.
     """
-    return stepping.method.remembers or saving.mode == "times"
+    return plan.method.value.method.remembers or plan.saving.mode == "times"
 
 
-def _anew(chunk: Chunk, state: State) -> Any:
-    """For each lane, whether the carry for the next step was made anew; None where it never is."""
-    if state.stops is None or not has_jumps(chunk.more):
+def _anew(chunk: Lane, state: State) -> Any:
+    """Where what is carried to the next step was made anew, one a lane."""
+    if state.stops is None or not has_jumps(chunk):
         return None
     return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
 
@@ -166,19 +169,30 @@ def _anew(chunk: Chunk, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `field(args)`: returns the vector field, a function of `(y, t)`, for arguments in the form of
-        `wide`.
+    - `mask`: which lanes succeed; the others are not solved.
     - `rows`: the cotangents of the saved states, if any.
-    - `split`: takes a state `[*state, lane]` apart into leaves.
+    - `wide`: the arguments of the field.
     """
 
-    stepping: Stepping
-    field: Callable
-    saving: Saving
-    chunk: Chunk
+    plan: Plan
+    field: LaneField
+    chunk: Lane
+    mask: Bool[Array, "lane"]
     rows: Inexact[Array, "lane row *state"] | None
-    split: Callable
     wide: Wide
+
+    @property
+    def method(self) -> Method:
+        return self.plan.method.value.method
+
+    @property
+    def mode(self) -> str:
+        """Which times are saved."""
+        return self.plan.saving.mode
+
+    def equations(self, args: Any) -> Equations:
+        """Those of the field with arguments that are `wide`."""
+        return equations_of(functools.partial(self.field, self.wide.combined(args)))
 
     def safe(self, taken: Record) -> Record:
         """The step, moved to the start of the trajectory in lanes that did not take it.
@@ -198,15 +212,14 @@ class Replay(NamedTuple):
 def pull_back(
     replay: Replay, cotangent: Cotangent, room: Buffers | None, through: Callable | None = None
 ) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Pull back through a chunk in which all lanes of the mask succeed. The other lanes are not
-    solved, and their cotangents are zero.
+    """Pull back through a chunk; the cotangents of lanes that are not in the mask are zero.
 
     **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
     **Returns:** the cotangents of the state just after `t0`, of `u0` (which may also be saved) and
     of `wide.args`; and the memory, to be used again.
     """
-    stepping, field, saving, chunk, rows, split, wide = replay
+    plan, field, chunk, mask, rows, wide = replay
     args = wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
@@ -219,39 +232,38 @@ def pull_back(
 
     if room is None:
         assert cotangent.saved is not None
-        length = jnp.where(chunk.mask, cotangent.saved.length, 0)
-        record, steps = _record_saved(saving, chunk, cotangent.saved._replace(length=length), split)
-        if stepping.method.remembers:
-            record = record._replace(carry=_carried(stepping.method, field(chunk.args), record))
+        length = jnp.where(mask, cotangent.saved.length, 0)
+        record, steps = _record_saved(plan, field, chunk, cotangent.saved._replace(length=length))
+        if replay.method.remembers:
+            record = record._replace(carry=_carried(replay, record))
         pulled = replayed(record, steps, pulled_from(record, length))
     else:
-        pulled = pulled_from(room.record, _rows_saved(saving, chunk))
+        pulled = pulled_from(room.record, _rows_saved(replay))
         pulled, room = _replay_segments(replay, replayed, pulled, room)
     adjoint, grad = pulled.y, pulled.grad
     if jax.tree.leaves(pulled.carry):
 
         def first(y, args):
-            equations = equations_of(field(wide.combined(args)))
-            carry = stepping.method.init(LANES, equations, y, chunk.t0)
+            carry = replay.method.init(LANES, replay.equations(args), y, chunk.t0)
             return of_each_lane(carry, lanes_of(chunk))
 
         _, pull_first = jax.vjp(first, chunk.u0, args)
         more, more_grad = pull_first(pulled.carry)
-        moved = chunk.mask & (chunk.t0 != chunk.t1)
+        moved = mask & (chunk.t0 != chunk.t1)
         adjoint = select(moved, map_leaves(jnp.add, adjoint, more), adjoint)
         grad = wide.added(grad, more_grad, moved)
     at_u0 = adjoint
     if rows is not None:
-        at_u0 = _add_start(rows, adjoint, pulled.rows, split)
+        at_u0 = _add_start(replay, adjoint, pulled.rows)
     return adjoint, at_u0, grad, room
 
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
-    """Record and replay the segments, the last first."""
-    stepping, chunk = replay.stepping, replay.chunk
-    field = replay.field(chunk.args)
-    state = start(stepping, field, chunk)
-    last, state, room, length = _record_all(stepping, field, chunk, state, room)
+    """Record and replay, the last segment first."""
+    plan, chunk = replay.plan, replay.chunk
+    field = functools.partial(replay.field, chunk.p)
+    state = start(plan, field, chunk, replay.mask)
+    last, state, room, length = _record_all(plan, field, chunk, state, room)
 
     def going(carry):
         return carry[0] >= 0
@@ -260,7 +272,7 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
         number, again, length, record, pulled = carry
         # The segment is recorded before it is replayed, as XLA would copy the record otherwise.
         state = _read(room.checkpoints, number)
-        _, record, steps = _record_segment(stepping, field, chunk, state, record, again)
+        _, record, steps = _record_segment(plan, field, chunk, state, record, again)
         length = jnp.where(again, steps, length)
         return number - 1, jnp.array(True), length, record, replayed(record, length, pulled)
 
@@ -275,8 +287,8 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 #
 
 
-def _record_all(stepping, field, chunk, state, room) -> tuple:
-    """Run to the end, keeping checkpoints; the last segment stays in the record."""
+def _record_all(plan, field, chunk, state, room) -> tuple:
+    """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
 
     def going(carry):
         return running(carry[1])
@@ -285,7 +297,7 @@ def _record_all(stepping, field, chunk, state, room) -> tuple:
         number, state, record, checkpoints, _ = carry
         number = number + 1
         checkpoints = _write(checkpoints, number, state)
-        state, record, length = _record_segment(stepping, field, chunk, state, record, True)
+        state, record, length = _record_segment(plan, field, chunk, state, record, True)
         return number, state, record, checkpoints, length
 
     none = jnp.zeros((), jnp.int32)
@@ -294,7 +306,7 @@ def _record_all(stepping, field, chunk, state, room) -> tuple:
     return number, state, Buffers(record, checkpoints), length
 
 
-def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
+def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
     """Run until the record is full, or all lanes are done."""
     room = record.t.shape[0]
 
@@ -307,7 +319,7 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
         carried = anew = None
         if record.carry is not None:
             carried, anew = of_each_lane(state.carry, lanes_of(chunk)), _anew(chunk, state)
-        state, tried = advance(stepping, field, chunk, state)
+        state, tried = advance(plan, field, chunk, state)
         h = jnp.where(tried.accepted, tried.h, jnp.zeros_like(tried.h))
         taken = Record(tried.t, h, tried.y, carried, anew)
         return state, _write(record, length, taken), length + 1
@@ -315,21 +327,21 @@ def _record_segment(stepping, field, chunk, state, record, wanted) -> tuple:
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
 
-def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callable) -> tuple:
-    """The record of all steps, where every step was saved; and the number of steps.
+def _record_saved(plan: Plan, field: LaneField, chunk: Lane, saved: SavedRows) -> tuple:
+    """The record of all steps, where every one was saved; and how many they are.
 
     Running the solve again would be another program, which may take different steps because it
     rounds differently.
     """
     u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
-    y, length = jax.vmap(split)(u), saved.length
-    if not saving.start:
+    y, length = jax.vmap(field.split)(u), saved.length
+    if not plan.saving.start:
         t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
         y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
         length = length + 1
     steps = jnp.arange(t.shape[0] - 1, dtype=length.dtype)
     took = steps[:, None] < length[None] - 1
-    begins, h = steps_between(chunk.more, t, jnp.sign(chunk.t1 - chunk.t0))
+    begins, h = steps_between(chunk, t, jnp.sign(chunk.t1 - chunk.t0))
     h = jnp.where(took, h, 0)
     t = jnp.where(took, begins, chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[None])
 
@@ -340,9 +352,9 @@ def _record_saved(saving: Saving, chunk: Chunk, saved: SavedRows, split: Callabl
     return Record(t, h, map_leaves(finite, y, chunk.u0), None), jnp.max(length) - 1
 
 
-def _carried(method: Method, field: Callable, record: Record) -> Any:
-    """The method's carry at the start of each step of the record."""
-    equations = equations_of(field)
+def _carried(replay: Replay, record: Record) -> Any:
+    """The carry that each step of the record began with."""
+    method, equations = replay.method, equations_of(functools.partial(replay.field, replay.chunk.p))
     t, _, y, *_ = _read(record, 0)
 
     def one(carry, taken):
@@ -394,11 +406,11 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     """Pull the cotangents back through one step."""
     adjoint, to_carry, grad, rows = pulled
     t, h, y, carry, anew = replay.safe(taken)
-    method, took = replay.stepping.method, h != 0
-    is_dense = replay.saving.mode == "times"
+    method, took = replay.method, h != 0
+    is_dense = replay.mode == "times"
 
     def forward(y, carry, args):
-        equations = equations_of(replay.field(replay.wide.combined(args)))
+        equations = replay.equations(args)
         given = carry
         if carry is None or anew is not None:
             given = method.init(LANES, equations, y, t)
@@ -412,7 +424,7 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
 
     (_, _, dense), pullback = jax.vjp(forward, y, carry, replay.wide.args)
     direct, to_dense = jax.tree.map(jnp.zeros_like, (y, dense))
-    if replay.saving.mode == "steps":
+    if replay.mode == "steps":
         adjoint, rows = add_end(replay, taken, adjoint, rows)
     if is_dense:
         direct, to_dense, rows = _rows_within(replay, taken, dense, (direct, to_dense, rows))
@@ -433,13 +445,13 @@ def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[
 
 def _rows_within(replay: Replay, taken: Record, dense: tuple, carry: tuple) -> tuple:
     """Add the cotangents of the states that were saved within the step."""
-    times, direction = replay.chunk.times, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
+    times, direction = replay.chunk.saveat, jnp.sign(replay.chunk.t1 - replay.chunk.t0)
     t, h = taken.t, taken.h
     took = h != 0
 
     def pulled(theta, ct):
         def state(y, dense):
-            return replay.stepping.method.interpolate(LANES, y, dense, h, theta)
+            return replay.method.interpolate(LANES, y, dense, h, theta)
 
         return jax.vjp(state, taken.y, dense)[1](ct)
 
@@ -470,29 +482,26 @@ def time_of(times: Any, row: Any) -> Any:
 
 def cotangents_of(replay: Replay, row: Any) -> Leaves:
     """The cotangents of row `row` of each lane."""
-    return _row(replay.rows, row, replay.split)
+    assert replay.rows is not None
+    lane = jnp.arange(len(replay.mask), dtype=row.dtype)
+    return replay.field.split(jnp.moveaxis(replay.rows[lane, row], 0, -1))
 
 
-def _row(rows: Any, row: Any, split: Callable) -> Leaves:
-    lane = jnp.arange(len(rows), dtype=row.dtype)
-    return split(jnp.moveaxis(rows[lane, row], 0, -1))
+def _rows_saved(replay: Replay) -> Any:
+    """How many rows were written, in the lanes that succeeded."""
+    if replay.mode == "ends":
+        return jnp.zeros(len(replay.mask), jnp.int32)
+    count = jnp.sum(jnp.isfinite(replay.chunk.saveat), axis=-1, dtype=jnp.int32)
+    return jnp.where(replay.mask, count, 0)
 
 
-def _rows_saved(saving: Saving, chunk: Chunk) -> Any:
-    """How many rows were written, in lanes that succeeded."""
-    if saving.mode == "ends" or chunk.times is None:
-        return jnp.zeros(len(chunk.mask), jnp.int32)
-    count = jnp.sum(jnp.isfinite(chunk.times), axis=-1, dtype=jnp.int32)
-    return jnp.where(chunk.mask, count, 0)
-
-
-def _add_start(rows_ct: Any, adjoint: Leaves, rows: Any, split: Callable) -> Leaves:
+def _add_start(replay: Replay, adjoint: Leaves, rows: Any) -> Leaves:
     """Add the cotangents of the rows saved at the start."""
 
     def one(carry):
         adjoint, rows = carry
         left = rows > 0
-        ct = _row(rows_ct, jnp.maximum(rows - 1, 0), split)
+        ct = cotangents_of(replay, jnp.maximum(rows - 1, 0))
         adjoint = select(left, map_leaves(jnp.add, adjoint, ct), adjoint)
         return adjoint, rows - left.astype(rows.dtype)
 

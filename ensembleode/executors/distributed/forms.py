@@ -11,7 +11,7 @@ computed wherever their trajectories are.
 import abc
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -78,9 +78,8 @@ class Form(abc.ABC):
         excludes don't count."""
 
     @abc.abstractmethod
-    def on(self, base: Any) -> "Form":
-        """The form derived in the same way from another base; with None as the base, it can be
-        pickled."""
+    def on(self, base: "Given | None") -> "Form":
+        """Derived likewise from another; from None, it can be pickled."""
 
     def of_units(
         self, every: Sequence, mask: Any, shared: Sequence, units: int
@@ -98,6 +97,9 @@ class Form(abc.ABC):
         return [x.reshape(len(mask), *x.shape[2:]) for x in each], parts
 
 
+_NOTHING = jtu.tree_structure(None)
+
+
 @dataclasses.dataclass(frozen=True)
 class Given(Form):
     """A form that is not derived from another.
@@ -111,14 +113,19 @@ class Given(Form):
     """
 
     kind: str
-    plan: Plan | Any = None
-    structure: Any = None
+    plan_or_none: Plan | None = None
+    structure: jtu.PyTreeDef = _NOTHING
     structs: tuple = ()
     keys: tuple = ()
     wanted: tuple = ()
 
     linear = (0, 0)
     copies = 1
+
+    @property
+    def plan(self) -> Plan:
+        assert self.plan_or_none is not None  # (But after `on(None)`.)
+        return self.plan_or_none
 
     @property
     def base(self) -> "Given":
@@ -151,7 +158,7 @@ class Given(Form):
         one."""
         return _outputs(self)
 
-    def on(self, base: Any) -> "Given":
+    def on(self, base: "Given | None") -> "Given":
         if base is None:
             return Given(self.kind, wanted=self.wanted)
         return dataclasses.replace(base, kind=self.kind, wanted=self.wanted)
@@ -249,7 +256,7 @@ class _Derived(Form):
     def copies(self) -> int:  # pyright: ignore
         return self.of.copies
 
-    def on(self, base: Any) -> Form:
+    def on(self, base: Given | None) -> Form:
         return dataclasses.replace(self, of=self.of.on(base))
 
 
@@ -429,7 +436,7 @@ def raw_struct(x: Any) -> Any:
     return jax.eval_shape(raw, x)
 
 
-def _without_axis(structs: Any) -> list:
+def _without_axis(structs: Iterable) -> list:
     return [jax.ShapeDtypeStruct(s.shape[1:], s.dtype) for s in structs]
 
 

@@ -92,13 +92,18 @@ def exponential_pair(b: Builder, x: Value, tail: Value | None = None) -> tuple[P
 
 def exp(b: Builder, x: Value) -> Value:
     fmt = format_of(x)
-    high, low = ln2_parts(fmt)
-    x = clamp(b, x, *limits(fmt))
-    biased = b.mul_add(x, float(LOG2_E), fmt.magic_twice_biased)
-    k = biased - fmt.magic_twice_biased
+    biased, p = power(b, clamp(b, x, *limits(fmt)), fmt.magic_twice_biased)
+    return _scale(b, 1.0 + p, biased)
+
+
+def power(b: Builder, x: Value, magic: float) -> tuple[Value, Value]:
+    """exp(x) as 2^k (1 + p): the sum of k and `magic`, which has k in its lowest bits, and p."""
+    high, low = ln2_parts(format_of(x))
+    sum_ = b.mul_add(x, float(LOG2_E), magic)
+    k = sum_ - magic
     rest = b.mul_add(k, -low, b.mul_add(k, -high, x))
     p = b.mul_add(rest * rest, polynomial(b, rest, EXP), rest)
-    return _scale(b, 1.0 + p, biased)
+    return sum_, p
 
 
 def exp2(b: Builder, x: Value) -> Value:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import numpy as np
 
 from ..builder import Builder, Value
-from .coefficients import COSH, SINH
+from .coefficients import COSH, SINH, TANH
 from .constants import LN2
-from .exponential import limits, power_of_two, reduce, scale
+from .exponential import limits, power, power_of_two, reduce, scale
 from .formats import format_of
 from .logarithms import log_of_sum, with_limits
 from .pairs import exact, fast_two_sum, Pair, quotient, two_product, two_sum
@@ -47,10 +47,17 @@ def cosh(b: Builder, x: Value) -> Value:
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    most = (format_of(x).digits / 2 + 2) * float(LN2)  # tanh is one for larger x
-    sine, cosine, _ = _both(b, b.minimum(most, abs(x)))
-    ratio = quotient(b, fast_two_sum(b, *sine), fast_two_sum(b, *cosine))
-    return b.copysign(ratio.head, x)
+    """e / (e + 2), where e = exp(2 |x|) - 1 = 2^k p + (2^k - 1), with the exponential 1 + p of the
+    rest of 2 |x|. Near zero, where the roundings of these add up, it is a polynomial."""
+    fmt = format_of(x)
+    size = abs(x)
+    bounded = b.minimum((fmt.digits / 2 + 2) * float(LN2), size)  # tanh is one for larger x
+    biased, p = power(b, bounded + bounded, fmt.magic_biased)
+    scale = b.bitcast(b.bitcast(biased, fmt.integer) << fmt.fraction, x.dtype)
+    e = b.mul_add(p, scale, scale - 1.0)
+    square = x * x
+    near = b.mul_add(x * square, polynomial(b, square, TANH), x)
+    return b.where(size < 0.3, near, b.copysign(e / (e + 2.0), x))
 
 
 def asinh(b: Builder, x: Value) -> Value:
