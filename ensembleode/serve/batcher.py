@@ -22,7 +22,7 @@ from .lines import Item, Lines, Part
 logger = logging.getLogger("ensembleode.serve")
 
 
-# Timers of event loops are no finer than this.
+# The resolution of the timers of event loops.
 _TICK = 0.002
 # The largest number of runs for the parts of a batch that crashed. Two runs for each halving find
 # one culprit among thousands. If everything crashes (because a cluster is lost, for example), there
@@ -150,7 +150,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """How many wait, those of background items left out."""
+        """How many trajectories wait, without those of background items."""
         return self._lines.waiting
 
     @property
@@ -249,7 +249,7 @@ class Batcher:
         _refuse([*self._lines.items(), *running], error)
 
     def _settled(self, item: Item) -> None:
-        """Drop what waits of an item whose future is done."""
+        """Drop the waiting parts of an item whose future is done."""
         item.settled = None
         if item.timer is not None:
             item.timer.cancel()
@@ -291,7 +291,7 @@ class Batcher:
                 await self._wake.wait()
 
     def _begin(self, problem: Any, key: Any, now: float) -> None:
-        """Have the next batch of a line run."""
+        """Run the next batch of a line."""
         parts = self._lines.take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
         try:
@@ -364,7 +364,8 @@ class Batcher:
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
     def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
-        """Hand the results of a batch to its items; a `BatchFailed` is raised there."""
+        """Hand the results of a batch to its items; a result that is a `BatchFailed` is raised
+        there."""
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue

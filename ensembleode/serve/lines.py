@@ -14,7 +14,7 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 
-# The part of the longest wait after which nobody else is expected, where nobody came in it.
+# If nothing arrives within this part of the longest wait, nothing more is expected.
 _LULL = 0.05
 
 
@@ -39,8 +39,8 @@ class Item:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Line:
-    """The items that can be run together, in order of their turns; when the first and the last of
-    those that wait came."""
+    """The items that can be run together, in the order of their turns; and the times of arrival of
+    the first and the last of those that wait."""
 
     most: int
     items: dict[Item, None] = dataclasses.field(default_factory=dict)  # an ordered set
@@ -101,7 +101,7 @@ class Lines:
         self._clean(problem, key)
 
     def _clean(self, problem: Any, key: Any) -> None:
-        """Drop a line without items."""
+        """Remove a line without items."""
         lines = self.problems[problem]
         if not lines[key].items:
             del lines[key]
@@ -122,7 +122,7 @@ class Lines:
         return None, first_due
 
     def take(self, problem: Any, key: Any, now: float) -> list[Part]:
-        """The parts of items that are the next batch of a line."""
+        """The parts of items that make up the next batch of a line."""
         line = self.problems[problem][key]
         room = line.most
         counts: dict[Item, int] = {}
@@ -156,7 +156,7 @@ class Lines:
             if item.waiting:
                 line.items[item] = None
         line.first = min((x.submitted for x in line.items), default=math.inf)
-        # The turns of others come first.
+        # The other lines of the problem have their turns first.
         self.problems[problem].move_to_end(key)
         self.problems.move_to_end(problem)
         self._clean(problem, key)

@@ -31,7 +31,7 @@ from .steps import Calls
 _LONGEST_INLINED = 150
 # And so is one of more components.
 _MOST_INLINED = 400
-# A result of as many components is returned; of more, stored.
+# A result of at most as many components is returned; a larger one would be stored.
 _LARGEST_RETURNED = 10**6
 
 
@@ -179,7 +179,8 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
 
 
 def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
-    """The same for the Jacobian of the field, with a cotangent for each of its numbers."""
+    """The same program for the Jacobian of the field; its state has a cotangent for each of the
+    Jacobian's numbers."""
     struct, _ = state_and_time(field)
     size: Any = made.jaxpr.outvars[0].aval
     return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
@@ -248,7 +249,7 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
 def evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function, one a lane each."""
+    """The components of a function's result, each with an entry for each lane."""
     return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
 
 

@@ -66,9 +66,10 @@ class Happening:
             [b.variable(I32, 0) for _ in range(x.length)] if x.is_vector else []
             for x in events.continuous
         ]
-        # Which steps have none, where that can be known at once.
+        # Recognises steps that can't have events; None where that isn't possible.
         self._quiet = Quiet.of(loop, events, functions)
-        # How many events the trajectory has had; and what acted at the end of this step.
+        # The number of events of the trajectory so far, and the marks of what acted at the end of
+        # this step.
         self.count = b.variable(I32, 0)
         self.marks = [b.variable(I32, 0) for _ in range(events.marks)]
         # For a state with tangents: the time of the event at the end of this step, with its

@@ -236,7 +236,7 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
 
 
 def _jumps_in(b: Builder, d: Description) -> Jumps | None:
-    """The callbacks, as `replay.Pullback` has them."""
+    """The callbacks, in the form that `replay.Pullback` wants."""
     functions = _callbacks_in(b, d)
     if functions is None:
         return None

@@ -125,7 +125,7 @@ class LinearEquations:
     def _fulfilled(
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
-        """Where the equations of a block are, one after the other."""
+        """For each equation of a block, the lanes where it is fulfilled."""
         b = self.b
         if block in factors.dense:
             return [factors.dense[block].fulfilled(given, x)]

@@ -41,7 +41,8 @@ class Quiet:
 
     @staticmethod
     def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
-        """None where looks can't be spared, or there is nothing to look at."""
+        """None where points within a step have to be looked at anyway, or there are no
+        conditions."""
         method = loop.problem.method
         is_bounded = isinstance(method, RungeKutta) and not method.tableau.interpolant.extra_c
         looked = [x for x in events.continuous if x.interp_points > 2]
@@ -113,7 +114,8 @@ class Quiet:
 
 
 def differs(x: Continuous, low: Value, high: Value) -> Value:
-    """Whether a condition crosses zero from one value to another, where that makes an event."""
+    """Whether a condition crosses zero from one value to another in a direction that makes an
+    event."""
     rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
     if x.down is None:
         return rises

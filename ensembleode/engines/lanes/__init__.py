@@ -71,7 +71,7 @@ class Lanes(Closed):
         return None
 
     def field_refusal(self, field: Program, state: Any, batched: Lane) -> str | None:
-        """Why this engine can't run this field, on such a state; None when it can."""
+        """Why this engine can't run this field on such a state; None when it can."""
         return _field_refusal(field, state.shape, state.dtype, batched.consts, batched.p)
 
     def known_times_refusal(self, options: dict) -> str | None:

@@ -104,7 +104,8 @@ def chunk_of(plan: Plan, field: LaneField, every: Lane, shared: Lane, width: int
 
 
 def _tolerance(field: LaneField, x: Any, batched: Any) -> Any:
-    """A tolerance as the loop has it: a number, one a lane, or leaves like the state's."""
+    """A tolerance in the form that the loop wants: a number, a number for each lane, or leaves like
+    those of the state."""
     if x is None or x.ndim == batched:
         return x
     x = x if batched else x[..., None]

@@ -89,7 +89,7 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
         _, pullback, chunk = jax.vjp(numbers_of, here, shared, has_aux=True)
         grads, room = _through_chunk(plan, field, chunk, ok, where(ok, c), saved_here, room)
-        # (With no lane that succeeded, all numbers are those of one that failed.)
+        # If no lane succeeded, all numbers are those of a lane that failed.
         some = jnp.any(ok)
         grads = jax.tree.map(lambda x: jnp.where(some, x, jnp.zeros_like(x)), grads)
         grad_every, more_shared = pullback(grads)

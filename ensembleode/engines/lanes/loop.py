@@ -26,7 +26,7 @@ from .stops import arrive, begin, has_jumps, has_own, Stops
 
 
 class _OfFirst(AbstractNorm):
-    """The norm of the first `count` components alone."""
+    """The norm of the first `count` components."""
 
     norm: AbstractNorm
     count: int
@@ -181,7 +181,7 @@ def first_step(
         norm, tol = _norm_of(plan), _tolerances_of(chunk)
         order = plan.method.value.method.order
         h = initial_step(LANES, norm, power_of_ten, field, *at, tol, order, chunk.dtmax)
-    # Steps are constants to whoever differentiates, but for the last.
+    # For derivatives, the sizes of steps are constants, except for the last step's.
     return carry, jax.lax.stop_gradient(jnp.abs(h))
 
 
@@ -191,7 +191,7 @@ def running(state: State) -> Any:
 
 
 def advance(plan: Plan, field: Callable, chunk: Lane, state: State) -> tuple[State, Step]:
-    """Try one step in every lane that is active: attempt, control, commit."""
+    """Try one step in every active lane: attempt it, judge it, and commit the result."""
     tried = _attempt(plan, field, chunk, state)
     state, step = _commit(plan, chunk, state, *_control(plan, chunk, state, tried))
     if state.stops is None:
@@ -231,7 +231,7 @@ class _Tried(NamedTuple):
 
 
 def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> _Tried:
-    """A step, as long as time has it."""
+    """A step that ends at the latest where the stretch of time does."""
     t, y, active = state.t, state.y, state.active
     tstop, stops = chunk.t1 + jnp.zeros_like(t), state.stops
     anchor, number = chunk.t0, state.tries
@@ -264,7 +264,7 @@ def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> _Tried:
 
 
 def _control(plan: Plan, chunk: Lane, state: State, tried: _Tried) -> tuple[Step, Verdict, Any]:
-    """The verdict on the step, and the count of failures."""
+    """The verdict on the step, and the number of failures."""
     t, y, active = state.t, state.y, state.active
     size, h, t2, attempt, unresolved = tried
     controller = plan.method.value.controller
@@ -326,8 +326,8 @@ def counted(count: Any, here: Any) -> Any:
 
 
 def conclude(plan: Plan, field: Callable, chunk: Lane, state: State) -> State:
-    """The state with the codes of the lanes that go on, which was stopped, and of those that have
-    another turn first."""
+    """The variables with the return codes decided: those of lanes that were stopped while going on,
+    and those of lanes that take another turn first to find out."""
     code, tol = jnp.where(state.active, verdicts.STOPPED, state.code), _tolerances_of(chunk)
     if not plan.method.value.adaptive:
         return state._replace(code=code)

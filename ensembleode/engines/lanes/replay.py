@@ -123,12 +123,12 @@ class Wide(NamedTuple):
 
 
 def buffers(plan: Plan, like: Lane) -> Buffers | None:
-    """Room for chunks like this one (it may be abstract); None where every step is saved."""
+    """Memory for chunks like this one, which may be abstract; None where every step is saved."""
     if plan.saving.mode == "steps":
         return None
     lanes = lanes_of(like)
     mask = jax.ShapeDtypeStruct((lanes,), bool)
-    # (Any field will do, for shapes.)
+    # For the shapes alone, any field will do.
     state = jax.eval_shape(lambda c, mask: start(plan, lambda y, t: y, c, mask), like, mask)
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
@@ -160,7 +160,7 @@ def _is_chained(plan: Plan) -> bool:
 
 
 def _anew(chunk: Lane, state: State) -> Any:
-    """Where what is carried to the next step was made anew, one a lane."""
+    """For each lane, whether the carry for the next step was made anew; None where it never is."""
     if state.stops is None or not has_jumps(chunk):
         return None
     return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
@@ -259,7 +259,7 @@ def pull_back(
 
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
-    """Record and replay, the last segment first."""
+    """Record and replay the segments, the last first."""
     plan, chunk = replay.plan, replay.chunk
     field = functools.partial(replay.field, chunk.p)
     state = start(plan, field, chunk, replay.mask)
@@ -288,7 +288,7 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 
 
 def _record_all(plan, field, chunk, state, room) -> tuple:
-    """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
+    """Run to the end, keeping checkpoints; the last segment stays in the record."""
 
     def going(carry):
         return running(carry[1])
@@ -353,7 +353,7 @@ def _record_saved(plan: Plan, field: LaneField, chunk: Lane, saved: SavedRows) -
 
 
 def _carried(replay: Replay, record: Record) -> Any:
-    """The carry that each step of the record began with."""
+    """The method's carry at the start of each step of the record."""
     method, equations = replay.method, equations_of(functools.partial(replay.field, replay.chunk.p))
     t, _, y, *_ = _read(record, 0)
 
@@ -488,7 +488,7 @@ def cotangents_of(replay: Replay, row: Any) -> Leaves:
 
 
 def _rows_saved(replay: Replay) -> Any:
-    """How many rows were written, in the lanes that succeeded."""
+    """How many rows were written, in lanes that succeeded."""
     if replay.mode == "ends":
         return jnp.zeros(len(replay.mask), jnp.int32)
     count = jnp.sum(jnp.isfinite(replay.chunk.saveat), axis=-1, dtype=jnp.int32)
