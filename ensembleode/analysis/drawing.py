@@ -43,7 +43,7 @@ def looks_of(plan: Drawn, color: Any, line: dict[str, Any], label: str | None = 
         else:
             each = matplotlib.colormaps["tab20"](np.arange(k))
         return [Look(c, style, entry) for c, entry in zip(each, labels, strict=True)]
-    if style is not None:  # all alike, as asked for, and one entry
+    if style is not None:  # all curves are alike, as asked for, and share an entry
         return [Look(color, style, given), *[Look(color, style, None)] * (k - 1)]
     if k > len(_STYLES):
         raise ValueError(
@@ -98,7 +98,7 @@ def axes_for(plan: Drawn, ax: Any) -> Any:
     """The given axes, or those of a new figure."""
     solid = plan.dimensions == 3
     if ax is None:
-        import matplotlib.pyplot as plt  # it may start a GUI toolkit
+        import matplotlib.pyplot as plt  # may start a GUI toolkit
 
         projection = "3d" if solid else None
         _, ax = plt.subplots(layout="constrained", subplot_kw={"projection": projection})

@@ -38,7 +38,7 @@ class Drawn(NamedTuple):
     components: list[int]
     names: list[str]
     portrait: bool  # against each other, not against time
-    columns: list[list[int]]  # of each curve's coordinates, in a path `[row, 1 + component]`
+    columns: list[list[int]]  # each curve's coordinates, in a path `[row, 1 + component]`
 
     @property
     def dimensions(self) -> int:

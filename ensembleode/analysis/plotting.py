@@ -75,7 +75,7 @@ def plot_ensemble(sim: Any, wanted: Wanted, *, events: Any, against: Any) -> Axe
     rows, which = _marks(sim, chosen, plan.components, events)
     own, bar = own_colors(plan, color, line, n, chosen)
     if own is not None:
-        color = matplotlib.rcParams["text.color"]  # in the legend
+        color = matplotlib.rcParams["text.color"]  # that of lines in the legend
     looks = looks_of(plan, color, line)
     paths = _paths(sim, u, chosen, plan.components)
     curves = [[path[:, columns] for columns in plan.columns] for path in paths]
@@ -194,7 +194,7 @@ def plot_summary(
     looks = looks_of(plan, as_color(color), line, label=what)
 
     ax = axes_for(plan, ax)
-    if len(looks) > 1:  # whose entries are the names
+    if len(looks) > 1:  # the entries of the legend are the names
         ax.plot([], [], color="none", label=what)
     path = np.column_stack([t, middle])
     for i, (columns, look) in enumerate(zip(plan.columns, looks, strict=True)):

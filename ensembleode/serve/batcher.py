@@ -88,10 +88,10 @@ class _Runner:
     """
 
     def __init__(self, call: Callable[..., Any], name: str):
-        self.began = math.inf  # when that began which it is at
+        self.began = math.inf  # when the present call began
         self.parts: list[Part] = []  # the items of that
-        self.hangs = False  # whether that has been given up
-        self.timer: asyncio.TimerHandle | None = None  # of the look whether it is to be
+        self.hangs = False  # whether the present call has been given up
+        self.timer: asyncio.TimerHandle | None = None  # for checking whether to give it up
         self._call = call
         self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -138,7 +138,7 @@ class Batcher:
         self._queue = queue
         self._limit = limit
         self._observe = observe
-        self._rate = 1000.0  # items a second, as of late
+        self._rate = 1000.0  # recent rate, in items per second
         self._draining = False
         self._runners: dict[Any, _Runner] = {}  # by problem
         self._wake = asyncio.Event()

@@ -22,14 +22,14 @@ _LULL = 0.05
 class Item:
     """What was submitted, how much of it waits, and what became of the rest."""
 
-    where: tuple[Any, Any]  # its problem and line
+    where: tuple[Any, Any]  # the item's problem and line
     payload: Any
     n: int
     waiting: int
     submitted: float
     future: Any
     background: bool
-    given: int = 0  # how many of it have gone into batches
+    given: int = 0  # how much of the item has gone into batches
     started: float = math.nan
     seconds: float = 0.0
     results: list[Any] = dataclasses.field(default_factory=list)

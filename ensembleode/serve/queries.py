@@ -197,7 +197,7 @@ def _times(
         where = f"saveat[{j + 1}]" if shared else f"saveat[{i}][{j + 1}]"
         raise invalid(where, "saveat is not sorted in the direction of time.")
     if shared and len(times) > 1 and (times == times[0]).all():
-        times = times[:1]  # only the comparison was with each span
+        times = times[:1]  # only the comparison needed them for each span
     return times, rows, shared and len(times) == 1
 
 
