@@ -135,7 +135,8 @@ class Again(Dense):
         return inner if tree is None else tree.unravel(inner)
 
     def _product(self) -> Callable | None:
-        """That of the Jacobian and a direction, where the user gave one."""
+        """The product of the user's Jacobian with a direction; None if the user gave no
+        Jacobian."""
         form = self.known.form
         if form is None or form.product is None:
             return None

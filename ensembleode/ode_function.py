@@ -1,4 +1,4 @@
-"""What a problem says of its vector field besides the field itself."""
+"""A vector field together with what the user knows about it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -12,23 +12,23 @@ from .tracing.program import is_tracer, Static
 
 
 class ODEFunction(eqx.Module):
-    """A vector field with what is known of it, in the place of the `f` of a problem.
+    """A vector field together with what is known about it, to be given as the `f` of a problem.
 
     **Arguments:**
 
-    - `f`: the vector field `f(u, p, t) -> du`, as [`ODEProblem`][ensembleode.ODEProblem] takes it.
-    - `jac`: `jac(u, p, t) -> [n, n]`, the derivative of each component of `f` by each component of
-        `u`, written in JAX, in the dtype of `u`. Rosenbrock methods use it in place of the Jacobian
-        that JAX finds: of the steps that it makes, gradients of any order are exact, by the
-        derivatives of `f` and of `jac`. (Where it is not the Jacobian, steps are as those of a
-        Rosenbrock method with a wrong Jacobian: of a lower order, and shorter.) Zeros that are
-        written in it, as numbers, are left out of the elimination.
-    - `jac_prototype`: where the Jacobian may be other than zero, `[n, n]`: an array of booleans or
-        numbers, or a sparse matrix of SciPy. Without it the structure of `f` (or of `jac`) says so.
-        Where it has a zero, the Jacobian is taken to be zero.
+    - `f`: the vector field `f(u, p, t) -> du`, as for [`ODEProblem`][ensembleode.ODEProblem].
+    - `jac`: the Jacobian `jac(u, p, t) -> [n, n]`, the derivative of each component of `f` with
+        respect to each component of `u`, written in JAX, in the dtype of `u`. Rosenbrock methods
+        use it in place of the Jacobian that JAX finds. Gradients of any order are exact for the
+        steps taken, by the derivatives of `f` and of `jac`. If `jac` is not the Jacobian of `f`,
+        the steps are those of a Rosenbrock method with a wrong Jacobian, of a lower order and
+        shorter. Zeros that are written in `jac` as numbers are left out of the elimination.
+    - `jac_prototype`: the places where the Jacobian may be nonzero, `[n, n]`: an array of booleans
+        or numbers, or a sparse matrix of SciPy. By default they are found from the structure of `f`
+        (or of `jac`). In the places of its zeros, the Jacobian is taken to be zero.
 
-    Components are counted in the order in which they lie in a state that is an array, and are
-    written in one that is a pytree. Methods other than Rosenbrock's look at neither.
+    The components of a state that is an array are counted in row-major order, and those of a pytree
+    in the order in which they are written. Only Rosenbrock methods use `jac` and `jac_prototype`.
 
     **Raises:** `TypeError` for an `f` or a `jac` that can't be called, and for a `jac_prototype`
     that is traced or no matrix; `ValueError`, when it is solved, for a `jac` or a `jac_prototype`
@@ -71,10 +71,10 @@ class ODEFunction(eqx.Module):
 
 
 def prototype_of(f: ODEFunction, size: int) -> np.ndarray | None:
-    """Where the Jacobian of a state of so many components may be other than zero, `[n, n]`; None
-    where nobody has said so.
+    """The places where the Jacobian of a state with `size` components may be nonzero, `[n, n]`;
+    None without a `jac_prototype`.
 
-    **Raises:** `ValueError` for another size.
+    **Raises:** `ValueError` for a prototype of another size.
     """
     if f.jac_prototype is None:
         return None
@@ -88,7 +88,7 @@ def prototype_of(f: ODEFunction, size: int) -> np.ndarray | None:
 
 
 def _known(name: str, value: Any) -> Static:
-    """Numbers that are known, as one array."""
+    """The known numbers in `value` as one array."""
     dense = next((getattr(value, x) for x in ("toarray", "todense") if hasattr(value, x)), None)
     value = value if dense is None else dense()
     if any(map(is_tracer, jtu.tree_leaves(value))):

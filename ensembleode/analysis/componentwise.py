@@ -1,9 +1,10 @@
 """Statistics of each component of arrays `[trajectory, ...]`, under the names of SciML's
 EnsembleAnalysis.
 
-All are arrays in, arrays out: they are jittable and differentiable. A value that is NaN is missing:
-each statistic is over the trajectories that have a value (both, for covariances), so neither the
-padding nor a failed trajectory spoils it. Where too few have one, it is NaN.
+All functions take and return arrays, and are jittable and differentiable. A value that is NaN is
+missing: each statistic is over the trajectories that have a value (both values, for covariances),
+so neither padding nor a failed trajectory spoils it. If too few trajectories have a value, the
+statistic is NaN.
 """
 
 import contextlib

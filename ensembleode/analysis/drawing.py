@@ -1,4 +1,4 @@
-"""How a plot is drawn: colours and line styles, lines, the view, the legend."""
+"""The drawing of a plot: colours and line styles, lines, the view, the legend."""
 
 from typing import Any, NamedTuple
 
@@ -72,8 +72,8 @@ def component_bar(plan: Drawn, color: Any) -> tuple[ScalarMappable, str] | None:
 def own_colors(
     plan: Drawn, color: Any, line: dict[str, Any], n: int, chosen: np.ndarray
 ) -> tuple[np.ndarray | None, tuple[ScalarMappable, str] | None]:
-    """The colours of the chosen trajectories where they are from numbers, else None; and the
-    colorbar. What `line` has for that is taken out of it."""
+    """The colours of the chosen trajectories if numbers determine them, and otherwise None; and the
+    colorbar. The entries of `line` for the colorbar are removed from it."""
     numbers = as_numbers(color, n, chosen)
     if numbers is None:
         return None, component_bar(plan, color)

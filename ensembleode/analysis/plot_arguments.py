@@ -1,4 +1,4 @@
-"""What a plot is asked for: components, trajectories, colours, names."""
+"""The arguments of plots: components, trajectories, colours, names."""
 
 import operator
 from typing import Any, NamedTuple
@@ -21,7 +21,7 @@ _MOST_FAILED = 20
 
 class Wanted(NamedTuple):
     """The arguments of [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot] that plots of
-    states and of outcomes have in common; `line` is for the lines, or points."""
+    states and plots of outcomes have in common; `line` has the options of the lines or points."""
 
     idxs: Any
     trajectories: Any

@@ -49,11 +49,11 @@ class Jacobian:
 
 @functools.lru_cache(maxsize=256)
 def jacobian(field: Program, product: Program | None = None, *, apart: bool = True) -> Jacobian:
-    """The Jacobian of a field by its state.
+    """The Jacobian of a field with respect to its state.
 
-    **Arguments:** `product`: what is taken for the product of the Jacobian with a direction, the
-        last of `p`: by default that which JAX finds; `apart`: whether a small one is taken apart
-        into components.
+    **Arguments:** `product`: the product of the Jacobian with a direction, which is the last of
+    `p`; by default that of the Jacobian that JAX finds. `apart`: whether a small program may be
+    taken apart into components.
     """
     scalars = scalarise(_linear(field, product), _MOST_OPERATIONS) if apart else None
     return _of_arrays(field, product) if scalars is None else _of_components(field, scalars)
@@ -78,7 +78,7 @@ def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
 
 
 def _linear(field: Program, product: Program | None) -> jex.Jaxpr:
-    """`tangent`, with another product with the Jacobian."""
+    """The program of `tangent`, computed with `product` as the product with the Jacobian."""
     if product is None:
         return tangent(field)
     state, time = state_and_time(field)
@@ -96,7 +96,7 @@ def _linear_at(field: Program, product: Program | None, consts: Any, u: Any, p: 
 
 
 def _has_time(field: Program) -> bool:
-    """Whether the derivative by the time may be other than zero."""
+    """Whether the derivative with respect to time may be nonzero."""
     (has_time,) = field.depends_on([False] * (len(field.jaxpr.invars) - 1) + [True])
     return has_time
 
@@ -275,8 +275,7 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
 
 
 def _of_direction(field: Program, product: Program) -> Program:
-    """A product with the Jacobian as a function of the direction, with the state at the end of
-    `p`."""
+    """The product with the Jacobian as a program of the direction; the state is appended to `p`."""
 
     def at(consts, direction, p, t):
         *p, u = p

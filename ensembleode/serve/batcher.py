@@ -1,7 +1,7 @@
 """From requests to batches and back, in pure asyncio, without any knowledge of HTTP or JAX.
 
-Each problem has a thread, in which its lines take turns (see `lines.py`): a batch that takes long,
-or never returns, is no other problem's business.
+Each problem has a thread, in which its lines take turns (see `lines.py`). So a batch that takes
+long, or never returns, doesn't hold up other problems.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""Solving on a service: the clients."""
+"""The clients of a service, which solve on it."""
 
 import asyncio
 import time

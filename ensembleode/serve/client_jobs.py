@@ -1,4 +1,4 @@
-"""The handles of long jobs, as clients of a service give them."""
+"""The handles of long jobs that clients of a service return."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What clients of a service ask, and how the asynchronous one and the other share their methods."""
+"""The requests of the clients of a service, and how the two clients share their methods."""
 
 import dataclasses
 import functools

@@ -1,4 +1,4 @@
-"""What a request asks for, within its limits; and what it is answered."""
+"""Requests, read within their limits, and the answers to them."""
 
 import dataclasses
 from collections.abc import Sequence

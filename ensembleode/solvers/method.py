@@ -46,10 +46,11 @@ class Equations:
 
 
 def equations_of(field: Callable, product: Callable | None = None) -> Equations:
-    """The equations of a field that JAX can differentiate, of which the state is one component
-    where the method is implicit.
+    """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
+    single component.
 
-    **Arguments:** `product(u, t, direction)`: of the Jacobian, by default as JAX finds it.
+    **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
+    Jacobian is found by JAX.
     """
 
     def linearise(y: Components, t: Any) -> tuple:

@@ -28,11 +28,12 @@ class Description:
     - `saving`: what is saved; its number of rows is no part of the code.
     - `layout`: the numbers of a trajectory.
     - `own_times`: whether each trajectory has its own times to save.
-    - `events`: the callbacks, whose programs have no constants; None without.
-    - `form`: what implicit methods take besides the field; None where that is nothing.
-    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
-    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
-        that come first.
+    - `events`: the callbacks, whose programs have no constants; None without callbacks.
+    - `form`: what implicit methods need besides the field; None where they need nothing.
+    - `width`: the number of lanes.
+    - `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
+        the number of the thread, and how many threads there are.
     """
 
     field: Program

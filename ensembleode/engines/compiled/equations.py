@@ -29,7 +29,7 @@ from .steps import Calls
 
 # A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
-# And so is one of more components.
+# So does a field with more components.
 _MOST_INLINED = 400
 # A result of at most as many components is returned; a larger one would be stored.
 _LARGEST_RETURNED = 10**6
@@ -256,7 +256,8 @@ def evaluated(
 def _called(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> Sequence[Value]:
-    """The same; of a function of its own, where it stored them."""
+    """The components of a function's result. A long function is a separate function of the module,
+    which stores them."""
     if length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

@@ -47,7 +47,7 @@ def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
 class Happening:
     """The variables that lanes have for events, and what is done with them.
 
-    **Arguments:** `functions`: those of the callbacks.
+    **Arguments:** `functions`: the functions of the callbacks.
     """
 
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):

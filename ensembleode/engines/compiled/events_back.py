@@ -29,9 +29,9 @@ if TYPE_CHECKING:
 class Jumps(NamedTuple):
     """The functions of the callbacks that a replay calls.
 
-    - `functions`: theirs.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: from the cotangents of the rows of a
-        jump those of the state, of those of the extras that are `moving`, and of the parameters.
+    - `functions`: those that evaluate the callbacks.
+    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
+        jump into those of the state, of the extras that are `moving`, and of the parameters.
     """
 
     functions: CallbackFunctions

@@ -32,7 +32,7 @@ from .saved_rows import Outputs
 
 
 def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
-    """The functions of callbacks, where there are any."""
+    """The functions of callbacks; None without callbacks."""
     return None if d.events is None else CallbackFunctions(b, d)
 
 

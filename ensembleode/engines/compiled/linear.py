@@ -87,7 +87,8 @@ class LinearEquations:
         return DenseFactors(self.b, components, entries, gamma_h)
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
-        """Its entries, but for those inside of what is factorised by loops."""
+        """The entries of the matrix, without those inside of blocks that are factorised by
+        loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
         apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
         products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}

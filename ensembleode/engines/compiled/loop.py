@@ -41,14 +41,15 @@ class Loop:
 
     **Arguments:**
 
-    - `problem`: what is solved.
-    - `equations(held, mask)`: those of the trajectories that are held; the mask is of the lanes
-        that count.
-    - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
-    - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
-        `Default`; None where nobody may stop it.
-    - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
-    - `functions`: those of callbacks, where there are any.
+    - `problem`: the description of the kernel.
+    - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
+        lanes that count.
+    - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
+    - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
+        `Default`. None where nothing can stop the solve.
+    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and the
+        lanes in which they do.
+    - `functions`: the functions of the callbacks; None without callbacks.
     """
 
     def __init__(

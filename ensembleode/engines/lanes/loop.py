@@ -1,6 +1,7 @@
-"""The time loop of a chunk: every lane with its own step size, acceptance, end and return code.
+"""The time loop of a chunk, in which every lane has its own step size, acceptance, end and return
+code.
 
-(The numbers of a chunk are a `Lane`: see `chunks.chunk_of`.)
+The numbers of a chunk are a `Lane` (see `chunks.chunk_of`).
 """
 
 import functools
@@ -47,7 +48,7 @@ def _norm_of(plan: Plan) -> AbstractNorm:
 
 
 def _are_finite(plan: Plan, y: Leaves) -> Any:
-    """In which lanes the state has not gone wrong."""
+    """The lanes whose state is finite, in the components that step-size control looks at."""
     return is_finite(first_of(y, plan.controlled))
 
 
@@ -107,7 +108,7 @@ def lanes_of(chunk: Lane) -> int:
 
 
 def start(plan: Plan, field: Callable, chunk: Lane, mask: Bool[Array, "lane"]) -> State:
-    """The state of the loop at `t0`; lanes that are not in the mask only fill up the chunk."""
+    """The variables of the loop at `t0`; lanes that are not in the mask only fill up the chunk."""
     lanes = lanes_of(chunk)
     dtype = chunk.u0[0].dtype
     y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
@@ -176,7 +177,7 @@ def first_step(
     field = evaluated_once(field, y, t)
     carry = plan.method.value.method.init(LANES, equations_of(field), y, t)
     if h is None:
-        # (A fixed step is given.)
+        # A fixed step always has a `dt`.
         at = jax.lax.stop_gradient((t, y, field(y, t), chunk.t1 - chunk.t0))
         norm, tol = _norm_of(plan), _tolerances_of(chunk)
         order = plan.method.value.method.order

@@ -151,7 +151,7 @@ def buffers(plan: Plan, like: Lane) -> Buffers | None:
 
 
 def _is_chained(plan: Plan) -> bool:
-    """Whether cotangents pass through what a step hands on to the next (the method's carry).
+    """Whether cotangents pass through the method's carry from step to step.
 
     Otherwise the carry is computed from the state again by `init`. But where dense output depends
     on the carry, it is better to pull back through it only once.
@@ -169,7 +169,7 @@ def _anew(chunk: Lane, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `mask`: which lanes succeed; the others are not solved.
+    - `mask`: the lanes that succeed; other lanes are not solved.
     - `rows`: the cotangents of the saved states, if any.
     - `wide`: the arguments of the field.
     """
@@ -187,11 +187,11 @@ class Replay(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """Which times are saved."""
+        """The mode of saving: see `core.saving.Saving`."""
         return self.plan.saving.mode
 
     def equations(self, args: Any) -> Equations:
-        """Those of the field with arguments that are `wide`."""
+        """The equations of the field with arguments in the form of `wide`."""
         return equations_of(functools.partial(self.field, self.wide.combined(args)))
 
     def safe(self, taken: Record) -> Record:
@@ -212,7 +212,7 @@ class Replay(NamedTuple):
 def pull_back(
     replay: Replay, cotangent: Cotangent, room: Buffers | None, through: Callable | None = None
 ) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Pull back through a chunk; the cotangents of lanes that are not in the mask are zero.
+    """Pull back through a chunk. The cotangents of lanes that are not in the mask are zero.
 
     **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
@@ -328,7 +328,7 @@ def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
 
 
 def _record_saved(plan: Plan, field: LaneField, chunk: Lane, saved: SavedRows) -> tuple:
-    """The record of all steps, where every one was saved; and how many they are.
+    """The record of all steps, where every step was saved; and the number of steps.
 
     Running the solve again would be another program, which may take different steps because it
     rounds differently.

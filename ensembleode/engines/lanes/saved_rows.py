@@ -1,4 +1,4 @@
-"""What is saved of the lanes of a chunk, at times that are given or at the end of every step."""
+"""The saved states of the lanes of a chunk, at given times or at the end of every step."""
 
 import functools
 from typing import Any, NamedTuple
@@ -30,7 +30,8 @@ class Output(NamedTuple):
 
 
 def first_output(plan: Plan, field: LaneField, chunk: Lane, state: State) -> Output | None:
-    """Room for what is saved, with what is saved at the start."""
+    """Arrays for the saved states, with those of the start filled in; None where only ends are
+    saved."""
     saving = plan.saving
     if saving.mode == "ends":
         return None
@@ -54,8 +55,8 @@ def first_output(plan: Plan, field: LaneField, chunk: Lane, state: State) -> Out
 
 
 def _at_start(field: LaneField, chunk: Lane, u0: Any) -> Any:
-    """The state at times that are those of the start, `[lane, row, *state]`, whose derivative by
-    such a time is the field there."""
+    """The state at those times that equal the start: `[lane, row, *state]`. Its derivative with
+    respect to such a time is the field at the start."""
     u0 = u0[:, None]
     rate = lane_first(field.join(field(chunk.p, chunk.u0, chunk.t0)))[:, None]
     since = chunk.saveat - (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])

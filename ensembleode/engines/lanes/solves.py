@@ -1,4 +1,4 @@
-"""Solves over lanes: chunk by chunk, from start to end."""
+"""Solves over lanes, chunk by chunk, from start to end."""
 
 import functools
 from typing import Any
@@ -60,8 +60,10 @@ def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
 
 
 def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: Any) -> Result:
-    """The result of a chunk, all of whose lanes are integrated to their ends; `every` has the
-    numbers that differ between lanes, which come first."""
+    """The result of a chunk, whose lanes are all integrated to their ends.
+
+    **Arguments:** `every`: the numbers that differ between lanes, with the lanes first.
+    """
     chunk = chunk_of(plan, field, every, shared, len(mask))
     if plan.method.value.direction != "forward":
         # The barrier gives the same bits, whatever the program has done with these numbers

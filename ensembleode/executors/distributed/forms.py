@@ -125,7 +125,7 @@ class Given(Form):
 
     @property
     def plan(self) -> Plan:
-        assert self.plan_or_none is not None  # (But after `on(None)`.)
+        assert self.plan_or_none is not None  # it is None after `on(None)`
         return self.plan_or_none
 
     @property
