@@ -17,7 +17,8 @@ from ..core.lane import Lane
 from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
 from ..fields import parameters_of
-from ..tracing.program import equations, Program, trace
+from ..fields.jacobian import leaves_no_tangent
+from ..tracing.program import Program, trace
 from .results import each
 
 
@@ -148,7 +149,7 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
             raise
         raise TypeError(_NO_TANGENT) from e
-    if _is_reverse_only(program.jaxpr):
+    if leaves_no_tangent(program.jaxpr):
         raise TypeError(_NO_TANGENT)
     return program, consts
 
@@ -204,12 +205,6 @@ _NO_TANGENT = (
     "jax.custom_vjp function, which has no forward derivative: write it with jax.custom_jvp, which "
     "has both."
 )
-
-
-def _is_reverse_only(jaxpr: Any) -> bool:
-    """Whether the program has the primitive that JAX leaves in place of a tangent that doesn't
-    exist."""
-    return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:

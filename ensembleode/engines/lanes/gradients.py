@@ -20,7 +20,7 @@ from ..flow import Flow, Known, own_of, reals_of, with_own, with_reals
 from .chunks import chunk_of, lane_field, merged, width_in
 from .continuous_adjoints import backsolve, gauss
 from .loop import lanes_of
-from .replay import buffers, Cotangent, pull_back as replayed, Replay, SavedRows, Wide
+from .replay import buffers, pull_back as replayed, Replay, SavedRows, Wide
 from .solves import solve
 
 
@@ -169,9 +169,7 @@ def _through_chunk(
     if plan.saving.mode == "ends":
         at_end, rows = field.split(jnp.moveaxis(cotangent[:, 0], 0, -1)), None
     wide, narrow = _wide(field, chunk.p, lanes_of(chunk))
-    replay = Replay(plan, field, chunk, ok, rows, wide)
-    _, at_u0, grad_args, room = _ADJOINTS[plan.method.value.adjoint](
-        replay, Cotangent(at_end, saved), room
-    )
+    replay = Replay(plan, field, chunk, ok, saved, rows, at_end, wide)
+    at_u0, grad_args, room = _ADJOINTS[plan.method.value.adjoint](replay, room)
     (grad_args,) = narrow(grad_args)
     return (at_u0, grad_args), room

@@ -77,17 +77,6 @@ class SavedRows(NamedTuple):
     length: Int[Array, "lane"]
 
 
-class Cotangent(NamedTuple):
-    """The input of a pull-back through a chunk.
-
-    - `end`: the cotangent of the state at `t1`.
-    - `saved`: the saved states; None where they are not needed.
-    """
-
-    end: Leaves
-    saved: SavedRows | None
-
-
 class Wide(NamedTuple):
     """The arguments of the field in the form in which they are differentiated.
 
@@ -169,8 +158,9 @@ def _anew(chunk: Lane, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `mask`: the lanes that succeed; other lanes are not solved.
-    - `rows`: the cotangents of the saved states, if any.
+    - `mask`: which lanes succeed; the others are not solved.
+    - `saved`: what was saved; None where it is not wanted.
+    - `rows`: the cotangents of the saved states, if any; `end`: that of the state at `t1`.
     - `wide`: the arguments of the field.
     """
 
@@ -178,7 +168,9 @@ class Replay(NamedTuple):
     field: LaneField
     chunk: Lane
     mask: Bool[Array, "lane"]
+    saved: SavedRows | None
     rows: Inexact[Array, "lane row *state"] | None
+    end: Leaves
     wide: Wide
 
     @property
@@ -210,17 +202,16 @@ class Replay(NamedTuple):
 
 
 def pull_back(
-    replay: Replay, cotangent: Cotangent, room: Buffers | None, through: Callable | None = None
-) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Pull back through a chunk. The cotangents of lanes that are not in the mask are zero.
+    replay: Replay, room: Buffers | None, through: Callable | None = None
+) -> tuple[Leaves, Any, Buffers | None]:
+    """Pull back through a chunk; the cotangents of lanes that are not in the mask are zero.
 
     **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
-    **Returns:** the cotangents of the state just after `t0`, of `u0` (which may also be saved) and
-    of `wide.args`; and the memory, to be used again.
+    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and
+    the memory, to be used again.
     """
-    plan, field, chunk, mask, rows, wide = replay
-    args = wide.args
+    chunk, mask, args = replay.chunk, replay.mask, replay.wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
 
@@ -228,12 +219,12 @@ def pull_back(
         carry = None
         if through is None:
             carry = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), record.carry)
-        return Pulled(cotangent.end, carry, grad, rows)
+        return Pulled(replay.end, carry, grad, rows)
 
     if room is None:
-        assert cotangent.saved is not None
-        length = jnp.where(mask, cotangent.saved.length, 0)
-        record, steps = _record_saved(plan, field, chunk, cotangent.saved._replace(length=length))
+        assert replay.saved is not None
+        length = jnp.where(mask, replay.saved.length, 0)
+        record, steps = _record_saved(replay, replay.saved._replace(length=length))
         if replay.method.remembers:
             record = record._replace(carry=_carried(replay, record))
         pulled = replayed(record, steps, pulled_from(record, length))
@@ -251,11 +242,10 @@ def pull_back(
         more, more_grad = pull_first(pulled.carry)
         moved = mask & (chunk.t0 != chunk.t1)
         adjoint = select(moved, map_leaves(jnp.add, adjoint, more), adjoint)
-        grad = wide.added(grad, more_grad, moved)
-    at_u0 = adjoint
-    if rows is not None:
-        at_u0 = _add_start(replay, adjoint, pulled.rows)
-    return adjoint, at_u0, grad, room
+        grad = replay.wide.added(grad, more_grad, moved)
+    if replay.rows is not None:
+        adjoint = _add_start(replay, adjoint, pulled.rows)
+    return adjoint, grad, room
 
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
@@ -327,15 +317,15 @@ def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
 
-def _record_saved(plan: Plan, field: LaneField, chunk: Lane, saved: SavedRows) -> tuple:
-    """The record of all steps, where every step was saved; and the number of steps.
+def _record_saved(replay: Replay, saved: SavedRows) -> tuple:
+    """The record of all steps, where every one was saved; and how many they are.
 
     Running the solve again would be another program, which may take different steps because it
     rounds differently.
     """
-    u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
-    y, length = jax.vmap(field.split)(u), saved.length
-    if not plan.saving.start:
+    chunk, u, t = replay.chunk, jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
+    y, length = jax.vmap(replay.field.split)(u), saved.length
+    if not replay.plan.saving.start:
         t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
         y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
         length = length + 1
