@@ -28,9 +28,9 @@ from .sparsity import structure
 from .staging import staged
 
 
-# A program of more operations is pushed forward along directions even if the Jacobian is sparse.
-# (If it is dense, programs beyond the limit of `scalarise` compile in up to four times as long, and
-# are no faster: see benchmarks/stiff_sizes.py.)
+# A program of more operations is not taken apart into components, even if its Jacobian is sparse.
+# (With a dense Jacobian, programs beyond the limit of `scalarise` would compile in up to four times
+# as long, and be no faster: see benchmarks/stiff_sizes.py.)
 _MOST_OPERATIONS = 4000
 
 
@@ -76,7 +76,7 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
 
 @functools.lru_cache(maxsize=256)
 def is_reverse_only(field: Program) -> bool:
-    """Whether a field has derivatives backwards alone, as one that calls a `jax.custom_vjp`
+    """Whether a field has only derivatives in reverse mode, because it calls a `jax.custom_vjp`
     function."""
     try:
         made = tangent(field)
@@ -315,7 +315,7 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
 
 
 def _along_state(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any):
-    """The product of the Jacobian with the direction at the end of `p`."""
+    """The product of the Jacobian with the direction, which is the last of `p`."""
     if product is not None:
         return product(consts, u, p, t)
     *p, du = p
@@ -334,7 +334,7 @@ def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
 
 
 def _structure(field: Program, product: Program | None) -> np.ndarray:
-    """Which entries of the Jacobian may be nonzero."""
+    """The places where the Jacobian may be nonzero."""
     return structure(field if product is None else _of_direction(field, product))
 
 

@@ -158,9 +158,9 @@ def _anew(chunk: Lane, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `mask`: which lanes succeed; the others are not solved.
-    - `saved`: what was saved; None where it is not wanted.
-    - `rows`: the cotangents of the saved states, if any; `end`: that of the state at `t1`.
+    - `mask`: the lanes that succeed; other lanes are not solved.
+    - `saved`: the saved states; None where they are not needed.
+    - `rows`: the cotangents of the saved states, if any; `end`: the cotangent of the state at `t1`.
     - `wide`: the arguments of the field.
     """
 
@@ -204,7 +204,7 @@ class Replay(NamedTuple):
 def pull_back(
     replay: Replay, room: Buffers | None, through: Callable | None = None
 ) -> tuple[Leaves, Any, Buffers | None]:
-    """Pull back through a chunk; the cotangents of lanes that are not in the mask are zero.
+    """Pull back through a chunk. The cotangents of lanes that are not in the mask are zero.
 
     **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
@@ -318,7 +318,7 @@ def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
 
 
 def _record_saved(replay: Replay, saved: SavedRows) -> tuple:
-    """The record of all steps, where every one was saved; and how many they are.
+    """The record of all steps, where every step was saved; and the number of steps.
 
     Running the solve again would be another program, which may take different steps because it
     rounds differently.
