@@ -126,7 +126,8 @@ class Again(Dense):
                 end, direction = t + h, jnp.sign(h)
                 t = next_time(_XP, t, direction)
                 h = size_within(_XP, t, end, direction)
-            equations = equations_of(field, self._product())
+            mass = None if self.known.form is None else self.known.form.mass
+            equations = equations_of(field, self._product(), mass)
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense
             dense = method.dense(_XP, equations, y, dense, t, h)

@@ -8,6 +8,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from .aliases import unknown_option
+from .initialization import BrownFullBasicInit, CheckInit
 from .numbers import NUMBERS, of_kind
 from .solvers.controllers import AbstractController
 from .solvers.norms import AbstractNorm
@@ -25,6 +26,7 @@ STATIC_OPTIONS = {
     "internalnorm": None,
     "sensealg": None,
     "max_events": None,
+    "initializealg": None,
 }
 # The options of a whole solve.
 _OF_SOLVE = (
@@ -122,6 +124,12 @@ def _check_static(options: dict[str, Any]) -> None:
     least, most = options["dtmin"], options["dtmax"]
     if not any(x is None or is_tracer(x) for x in (least, most)) and least > most:
         raise ValueError(f"dtmin is {least!r}, and dtmax is smaller: {most!r}.")
+    init = options["initializealg"]
+    if not (init is None or isinstance(init, CheckInit | BrownFullBasicInit)):
+        raise TypeError(
+            "initializealg must be eo.CheckInit() or eo.BrownFullBasicInit(), for the algebraic "
+            f"equations of a mass matrix; got {init!r}."
+        )
     norm = options["internalnorm"]
     if not (norm is None or isinstance(norm, AbstractNorm)):
         raise TypeError(

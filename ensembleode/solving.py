@@ -76,6 +76,7 @@ def solve(
     internalnorm: AbstractNorm | None = None,
     callback: Any = None,
     max_events: int | float | None = None,
+    initializealg: Any = None,
     sensealg: Any = None,
     batch_size: int | float | None = None,
     seed: int = 0,
@@ -149,6 +150,9 @@ def solve(
         has more ends with `ReturnCode.MaxEvents`. By default as many as there are, up to 8,192
         (where a trajectory has more than 16, all are solved again with more room), and inside `jit`
         16.
+    - `initializealg`: the treatment of a start at which the algebraic equations of a mass matrix
+        don't hold: by default [`CheckInit()`][ensembleode.CheckInit], which gives a return code; or
+        [`BrownFullBasicInit()`][ensembleode.BrownFullBasicInit], which solves them.
     - `sensealg`: how the solve is differentiated, by default as the engine does: `ReplayAdjoint()`
         (compiled and lanes), `RecursiveCheckpointAdjoint()` (diffrax); for Julia, forward
         sensitivities where there are few numbers and `InterpolatingAdjoint()` where there are many.

@@ -53,7 +53,7 @@ FLOORS = (
     {"tracing"},
     {"ground"},
     {"solvers", "fields"},
-    {"numbers", "aliases", "options", "sensitivity", "dense"},
+    {"numbers", "aliases", "options", "sensitivity", "dense", "initialization"},
     {"callbacks", "corrections", "ode_function", "saving_callback"},
     {"problem", "solution", "ensemble"},
     {"core"},

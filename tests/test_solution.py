@@ -67,6 +67,7 @@ def test_return_codes():
         "Terminated": 6,
         "MaxEvents": 7,
         "ConvergenceFailure": 8,
+        "InitialFailure": 9,
     }
 
 

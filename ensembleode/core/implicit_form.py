@@ -11,6 +11,8 @@ import numpy as np
 
 from ..fields import staged
 from ..fields.jacobian import coloured
+from ..ode_function import in_order_of
+from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, with_constants
 from .events import over, Part
 from .extended_state import Extension, with_last_as_constants
@@ -20,12 +22,14 @@ from .extended_state import Extension, with_last_as_constants
 class ImplicitForm:
     """What implicit methods need from a problem besides its field.
 
-    - `product`: the product of the user's Jacobian with a direction, as a program of the field's
-        constants, state, parameters and time; the direction is the last of `p`. None if the
-        Jacobian is that of the field.
+    - `product`: the product of the Jacobian that the user gave with a direction, the last of `p`,
+        as a program of the constants, state, parameters and time of the field; None where the
+        Jacobian is the field's own.
+    - `mass`: the mass matrix; None where that is the identity.
     """
 
     product: Program | None = None
+    mass: MassMatrix | None = None
 
     def mapped(self, change: Any) -> "ImplicitForm":
         """The form with its `product`, if it has one, replaced by `change(product)`."""
@@ -44,18 +48,25 @@ class ImplicitForm:
         self, field: Program, integrand: Program, extension: Extension
     ) -> "ImplicitForm":
         """The form for the state with its integrals, from that for the user's state."""
-        return self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
+        found = self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
+        return found._extended(extension.size)
 
     def with_held(
         self, field: Program, before: Extension | None, extension: Extension
     ) -> "ImplicitForm":
         """The form for a state with held numbers behind it (see `extended_state.with_held`), from
         that for the state without them."""
-        return self.mapped(lambda x: _with_held(x, field, before, extension))
+        found = self.mapped(lambda x: _with_held(x, field, before, extension))
+        return found._extended(extension.size)
 
     def of_user(self, field: Program, extension: Extension) -> "ImplicitForm":
         """The form for the user's state alone, from that for an extended state."""
-        return self.mapped(lambda x: _of_user(x, field, extension))
+        found = self.mapped(lambda x: _of_user(x, field, extension))
+        mass = self.mass and self.mass.first(extension.controlled)
+        return dataclasses.replace(found, mass=mass)
+
+    def _extended(self, size: int) -> "ImplicitForm":
+        return dataclasses.replace(self, mass=self.mass and self.mass.extended(size))
 
 
 #
@@ -98,13 +109,6 @@ def product_of(
     jaxpr = staged(field, along, extra=[_struct(state), *more])
     jaxpr = with_last_as_constants(jaxpr, len(more))
     return program_of(jaxpr, jax.tree.structure(0), rules=True)
-
-
-def in_order_of(matrix: Any, order: np.ndarray) -> Any:
-    """The matrix, whose rows and columns belong to the components `order`, with both sorted by
-    component."""
-    place = np.argsort(order)
-    return matrix[place][:, place]
 
 
 def check_jacobian(jac: Program, field: Program) -> None:

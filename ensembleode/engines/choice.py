@@ -24,6 +24,11 @@ def choose(
 
     **Raises:** `ValueError` for an unknown engine, or for one that can't run `alg` or the field.
     """
+    if every.form is not None and every.form.mass is not None and not isinstance(alg, Rosenbrock):
+        raise ValueError(
+            f"mass_matrix is given, and {_name(alg)} solves du/dt = f(u, p, t) without one: pass a "
+            "Rosenbrock method, such as eo.Rodas5P()."
+        )
     options, field, batched = every.options, every.field, every.batched
     (state,) = field.out_avals
     named = {e.name: e for e in ENGINES}
@@ -45,6 +50,9 @@ def choose(
             reason = candidate.extended_refusal(options)
         if reason is None and every.events is not None:
             reason = candidate.events_refusal(every.events)
+        has_mass = every.form is not None and every.form.mass is not None
+        if reason is None and has_mass and not candidate.has_mass_matrices:
+            reason = 'it has no mass_matrix: use engine="compiled".'
         return reason
 
     if engine != "auto":

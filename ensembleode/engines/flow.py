@@ -16,6 +16,7 @@ from ..core.implicit_form import ImplicitForm, with_constants_around
 from ..core.lane import Lane
 from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
+from ..core.rate import rate_of
 from ..fields import parameters_of
 from ..fields.jacobian import leaves_no_tangent
 from ..tracing.program import Program, trace
@@ -160,6 +161,7 @@ def _form_with_tangents(
     """The program, the form and the constants of the field with tangents. They are `program`,
     `form` and `consts` if the form has no product; otherwise the constants of the program and of
     the product are joined."""
+    form = dataclasses.replace(form, mass=form.mass and form.mass.doubled())
     if form.product is None:
         return program, form, consts
     product, more = _product_with_tangents(form.product, field, moved)
@@ -221,7 +223,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
         program, form, consts = _form_with_tangents(form, plan.field, program, consts, which)
     if events is not None:
         assert isinstance(plan.field, Program)
-        events = with_tangents(events, plan.field, program, which)
+        events = with_tangents(events, rate_of(plan.field, plan.form), program, which)
     wide = dataclasses.replace(
         plan,
         field=program,

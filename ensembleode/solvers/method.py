@@ -6,6 +6,7 @@ writes it as generated code, and differentiates it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ import numpy as np
 from jax.scipy.linalg import lu_factor, lu_solve
 
 from .arithmetic import Arithmetic, Components, NUMBERS
+from .mass_matrix import MassMatrix
 
 
 def _not_given(*args: Any) -> Any:
@@ -34,8 +36,13 @@ class Equations:
     - `linearise(y, t)`: the derivatives of `f` at that point: with respect to the state, a tuple of
         the entries of the Jacobian that may be nonzero; and with respect to the time, Components,
         or None if `f` doesn't depend on the time.
-    - `factorise(jacobian, gamma_h)`: the factors of `1 - gamma_h jacobian`, a tuple.
+    - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
+        mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
+    - `mass(y)`: the product of `M` with Components; None where `M` is the identity.
+    - `differential(y)`, `algebraic(y)`: Components with zeros in the place of the components whose
+        derivative is in no equation; and in the place of the equations that have one. None where
+        all have.
     """
 
     f: Callable
@@ -43,14 +50,19 @@ class Equations:
     linearise: Callable = _not_given
     factorise: Callable = _not_given
     solve: Callable = _not_given
+    mass: Callable | None = None
+    differential: Callable | None = None
+    algebraic: Callable | None = None
 
 
-def equations_of(field: Callable, product: Callable | None = None) -> Equations:
-    """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
-    single component.
+def equations_of(
+    field: Callable, product: Callable | None = None, mass: MassMatrix | None = None
+) -> Equations:
+    """The equations of a field that JAX can differentiate, of which the state is one component
+    where the method is implicit.
 
-    **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
-    Jacobian is found by JAX.
+    **Arguments:** `product(u, t, direction)`: of the Jacobian, by default as JAX finds it; `mass`:
+        the mass matrix, by default the identity.
     """
 
     def linearise(y: Components, t: Any) -> tuple:
@@ -67,7 +79,8 @@ def equations_of(field: Callable, product: Callable | None = None) -> Equations:
     def factorise(jacobian: tuple, gamma_h: Any) -> tuple:
         (matrix,) = jacobian
         of_step = jnp.asarray(gamma_h, matrix.dtype) * matrix
-        return lu_factor(jnp.eye(len(matrix), dtype=matrix.dtype) - of_step)
+        m = jnp.eye(len(matrix)) if mass is None else mass.matrix
+        return lu_factor(jnp.asarray(m, matrix.dtype) - of_step)
 
     def solve(factors: tuple, b: Components) -> Components:
         (b0,) = b
@@ -76,7 +89,26 @@ def equations_of(field: Callable, product: Callable | None = None) -> Equations:
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
-    return Equations(field, jvp, linearise, factorise, solve)
+    equations = Equations(field, jvp, linearise, factorise, solve)
+    if mass is None:
+        return equations
+    matrix, columns, rows = mass.matrix, mass.algebraic_columns, mass.algebraic_rows
+
+    def times(y: Components) -> Components:
+        (u,) = y
+        return (jnp.matmul(jnp.asarray(matrix, u.dtype), u.ravel()).reshape(u.shape),)
+
+    def without(places: tuple[int, ...], y: Components) -> Components:
+        (u,) = y
+        return (u.ravel().at[np.array(places, int)].set(0).reshape(u.shape),)
+
+    others = tuple(i for i in range(mass.size) if i not in rows)
+    return dataclasses.replace(
+        equations,
+        mass=times,
+        differential=functools.partial(without, columns),
+        algebraic=functools.partial(without, others),
+    )
 
 
 class Attempt(NamedTuple):
@@ -88,6 +120,9 @@ class Attempt(NamedTuple):
         None for a method without estimates.
     - `dense`: the data from which states within the step are interpolated, a tuple.
     - `failed`: where the method itself failed; None where it can't fail.
+    - `residual`: what is left of the algebraic equations at its end, whose norm in units of the
+        absolute tolerances is added to that of the error; None where there are none, or they need
+        no such look.
     """
 
     y2: Components
@@ -95,6 +130,7 @@ class Attempt(NamedTuple):
     error: tuple[Components, ...]
     dense: tuple
     failed: Any = None
+    residual: Components | None = None
 
 
 class LinearAlgebra(NamedTuple):

@@ -35,6 +35,12 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
     return tuple(scale(i, *x) for i, x in enumerate(zip(values, *states, strict=True)))
 
 
+def in_abstol(xp: Arithmetic, tol: Tolerances, values: Components) -> Components:
+    """`values / abstol`, component by component."""
+    each = tol.abstol if isinstance(tol.abstol, tuple) else [tol.abstol] * len(values)
+    return tuple(x / xp.over(abstol, x) for abstol, x in zip(each, values, strict=True))
+
+
 def squared_error(
     xp: Arithmetic,
     norm: AbstractNorm,
@@ -52,6 +58,9 @@ def squared_error(
         for estimate in attempt.error
     ]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
+    if attempt.residual is not None:
+        norms = xp.sqrt(largest) + norm(xp, in_abstol(xp, tol, attempt.residual[first]))
+        largest = norms * norms
     return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
 
 

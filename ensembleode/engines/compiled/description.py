@@ -11,6 +11,7 @@ from ...core.events import Events
 from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
+from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
 from ...tracing.program import Program
@@ -57,6 +58,11 @@ class Description:
     @property
     def dtype(self) -> np.dtype:
         return np.dtype(self.field.out_avals[0].dtype)
+
+    @property
+    def mass(self) -> MassMatrix | None:
+        """The mass matrix; None where that is the identity."""
+        return None if self.form is None else self.form.mass
 
     @property
     def carry_like(self) -> Any:

@@ -1,6 +1,7 @@
 """The equations of a kernel, written from the problem's field: the field and its derivatives, their
 transposes, and the linear equations of implicit methods."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -15,6 +16,7 @@ from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at
 from ...fields.walking import length
+from ...solvers.mass_matrix import MassMatrix, pivots
 from ...solvers.method import Equations
 from ...tracing.program import Program
 from .builder import Builder, Value
@@ -87,9 +89,26 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
         def solve(factors: Any, right: tuple) -> tuple:
             return linear.solver.solve(factors, right)
 
-        return Equations(f, jvp, linearise, factorise, solve)
+        found = Equations(f, jvp, linearise, factorise, solve)
+        return found if d.mass is None else _with_mass(b, d, d.mass, found)
 
     return of
+
+
+def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equations) -> Equations:
+    """The equations with a mass matrix."""
+    zero = b.constant(0, d.dtype, of_lanes=True)
+    rows = tuple(i for i in range(d.size) if i not in mass.algebraic_rows)
+
+    def without(places: tuple[int, ...], y: tuple) -> tuple:
+        return tuple(zero if i in places else x for i, x in enumerate(y))
+
+    return dataclasses.replace(
+        equations,
+        mass=lambda y: mass.times(y, lambda _: zero),
+        differential=functools.partial(without, mass.algebraic_columns),
+        algebraic=functools.partial(without, rows),
+    )
 
 
 class _Linear:
@@ -109,8 +128,13 @@ class _Linear:
 
     @functools.cached_property
     def solver(self) -> LinearEquations:
-        pattern = self.jacobian.pattern
-        return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
+        pattern, mass = self.jacobian.pattern, self.d.mass
+        if mass is None:
+            return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
+        of_mass = {(i, j): x for i, j, x in mass.entries}
+        places = (*pattern, *of_mass)
+        plan = eliminated(self.d.size, places, pivots(mass, pattern))
+        return LinearEquations(self.b, plan, pattern, of_mass)
 
 
 def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
@@ -154,7 +178,11 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
         def outer(w: Sequence, x: Sequence) -> list:
             return [w[i] * x[j] for i, j in linear.jacobian.pattern]
 
-        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer)
+        def mass(cotangent: tuple) -> tuple:
+            assert d.mass is not None
+            return d.mass.transposed().times(cotangent, lambda x: x * 0.0)
+
+        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer, mass)
 
     return of
 

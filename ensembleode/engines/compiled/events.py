@@ -357,6 +357,10 @@ class Happening:
         loop.begin_anew(here)
         if not loop.problem.adaptive:
             loop.set_anchor(here)
+        if (consistent := loop.is_consistent(here)) is not None:
+            lost = here & ~consistent
+            loop.code.set_where(lost, verdicts.INCONSISTENT)
+            loop.active.set(loop.active.get() & ~lost)
         self._look(here)
 
 

@@ -15,6 +15,7 @@ import jax
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
 from ...core.moving_jumps import follow, moving_of, ROWS
+from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
 from .events import directions, moved_numbers, times_of
@@ -161,7 +162,8 @@ class EventsBack:
 
     def _through(self, x: Acted, t2: Value) -> None:
         replay, p = self.replay, self.replay.problem
-        moving = moving_of(self.events, p.field, x.callback, x.jump)
+        rate = rate_of(p.field, p.form)
+        moving = moving_of(self.events, rate, x.callback, x.jump)
         cotangents = [v.get() for v in replay.adjoint]
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)

@@ -36,14 +36,14 @@ def is_rounding(b: Builder, rest: Value, total: Value) -> Value:
 
 
 class DenseFactors:
-    """The factors `L U` of `1 - gamma_h J` in memory, for a block of J, with ones on the diagonal
-    of L.
+    """`L U` of `M - gamma_h J` for a block of J and of a mass matrix, in memory, with ones on the
+    diagonal of L.
 
     **Arguments:**
 
-    - `components`: the components that are the rows and columns of the block.
-    - `entries`: the entries of J by row and column, without those that are zero; or all of them,
-        row by row.
+    - `components`: the rows and columns of the block.
+    - `entries`: of J by row and column, zero where there are none; or all of them, row by row.
+    - `mass`: the entries of M by row and column, that are not zero.
     """
 
     def __init__(
@@ -52,25 +52,32 @@ class DenseFactors:
         components: Sequence[int],
         entries: Mapping[tuple[int, int], Value] | Loaded,
         gamma_h: Value,
+        mass: Mapping[tuple[int, int], float],
     ):
         self.b, self.components, self.dtype = b, components, gamma_h.dtype
         self.size = n = len(components)
         self.tiles, self.rest = divmod(n, _TILE)
         self.minus = -gamma_h
         self.jacobian = entries.memory if isinstance(entries, Loaded) else self._copied(entries)
+        # (None is the identity, whose entries are known without memory.)
+        is_identity = mass == {(i, i): 1.0 for i in components}
+        self.mass = None if is_identity else self._copied(self._constants(mass), of_lanes=False)
         self.factors = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
         self.inverse = Memory.on_stack(b, self.dtype, n, of_lanes=True)
         self._each_tile(self._factorise)
 
-    def _copied(self, entries: Mapping[tuple[int, int], Value]) -> Memory:
+    def _constants(self, mass: Mapping[tuple[int, int], float]) -> dict[tuple[int, int], Value]:
+        return {place: self.b.constant(x, self.dtype) for place, x in mass.items()}
+
+    def _copied(self, entries: Mapping[tuple[int, int], Value], *, of_lanes: bool = True) -> Memory:
         b, n = self.b, self.size
-        memory = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
+        memory = Memory.on_stack(b, self.dtype, n * n, of_lanes=of_lanes)
         if len(entries) < n * n:
-            zero = b.constant(0, self.dtype, of_lanes=True)
+            zero = b.constant(0, self.dtype, of_lanes=of_lanes)
             b.for_(n * n, lambda i: memory.store(i, zero))
         places = {k: place for place, k in enumerate(self.components)}
         for (i, j), x in entries.items():
-            memory.store(places[i] * n + places[j], b.spread(x))
+            memory.store(places[i] * n + places[j], b.spread(x) if of_lanes else x)
         return memory
 
     #
@@ -157,10 +164,11 @@ class DenseFactors:
     ) -> list[list[Value]]:
         """A tile of the matrix, minus the product of the tiles to its left and the tiles above it;
         only tiles before number `before` count."""
-        matrix = self._load(self.jacobian, down, right, rows, columns)
-        for r, row in enumerate(matrix):
-            for c, x in enumerate(row):
-                row[c] = self._entry(x, is_diagonal=down is right and r == c)
+        i, j, is_diagonal = down * _TILE, right * _TILE, down is right
+        matrix = [
+            [self._entry(i, j, r, c, has_one=is_diagonal and r == c) for c in range(columns)]
+            for r in range(rows)
+        ]
 
         def add(totals: Sequence[Value], k: _Index) -> list[Value]:
             left = [self._at(self.factors, down * _TILE, k, r, 0) for r in range(rows)]
@@ -175,9 +183,13 @@ class DenseFactors:
         minus = -factor
         return [self.b.mul_add(minus, y, x) for x, y in zip(row, other, strict=True)]
 
-    def _entry(self, x: Value, *, is_diagonal: bool) -> Value:
-        """An entry of the matrix, from the entry of J."""
-        return self.b.mul_add(x, self.minus, 1.0) if is_diagonal else x * self.minus
+    def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
+        """Of the matrix, from those of J and of M; `has_one`: that of M, where it is the
+        identity."""
+        x = self._at(self.jacobian, i, j, r, c)
+        if self.mass is not None:
+            return self.b.mul_add(x, self.minus, self._at(self.mass, i, j, r, c))
+        return self.b.mul_add(x, self.minus, 1.0) if has_one else x * self.minus
 
     #
     # Solutions
@@ -237,14 +249,15 @@ class DenseFactors:
             def add(totals: Sequence[Value], k: _Index) -> list[Value]:
                 other, found = y.load(k), []
                 for r in range(n):
-                    entry = self._entry(self._at(self.jacobian, start, k, r, 0), is_diagonal=False)
+                    entry = self._entry(start, k, r, 0, has_one=False)
                     found.append(b.mul_add(-entry, other, totals[r]))
                     found.append(b.mul_add(abs(entry), abs(other), totals[n + r]))
                 return [*found[::2], *found[1::2]]
 
-            # The residual with 1 - gamma_h J, where 1 and gamma_h J are subtracted separately.
-            rests = [y - x for y, x in zip(right, solution, strict=True)]
-            sums = [abs(y) + abs(x) for y, x in zip(right, solution, strict=True)]
+            rests, sums = right, [abs(y) for y in right]
+            if self.mass is None:  # then the products with the identity are not in `add`
+                rests = [y - x for y, x in zip(right, solution, strict=True)]
+                sums = [s + abs(x) for s, x in zip(sums, solution, strict=True)]
             found = self._summed([*rests, *sums], add, 0)
             for r in range(n):
                 every.set(every.get() & is_rounding(b, found[r], found[n + r]))

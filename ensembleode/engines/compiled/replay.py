@@ -89,7 +89,8 @@ class Replay:
             events is not None and bool(events.continuous)
         )
         self.is_dense = is_dense
-        self.trace = step_of(method, dtype, is_dense=is_dense)
+        has_mass = self.problem.mass is not None
+        self.trace = step_of(method, dtype, is_dense=is_dense, has_mass=has_mass)
         self.adjoint = [b.variable(dtype, 0) for _ in range(self.problem.size)]
         # The cotangents of those parts of the method's carry that are states.
         carried = jax.tree.leaves(self.trace.inputs[1])

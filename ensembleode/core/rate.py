@@ -1,0 +1,58 @@
+"""The derivative of the solution by time, where `f` is not that: with a mass matrix."""
+
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ..fields import staged
+from ..fields.sparsity import structure
+from ..solvers.mass_matrix import MassMatrix, pivots
+from ..tracing.program import Program, program_of
+from .implicit_form import ImplicitForm
+
+
+def rate_of(field: Program, form: ImplicitForm | None) -> Program:
+    """`du/dt` as a program of the constants, state, parameters and time of the field."""
+    return field if form is None or form.mass is None else _with_mass(field, form.mass)
+
+
+@functools.lru_cache(maxsize=256)
+def _with_mass(field: Program, mass: MassMatrix) -> Program:
+    """`M^-1 f`; where `M` is singular, with the time derivatives of the algebraic equations in
+    their place: `0 = dg/du du/dt + dg/dt` determines the derivative where the index is one."""
+    rows = np.array(mass.algebraic_rows, int)
+    inverse = None if mass.is_singular else mass.inverse().matrix
+    order = () if inverse is not None else pivots(mass, _pattern(field))
+
+    def rate(consts: Any, u: Any, p: tuple, t: Any) -> Any:
+        def f(u: Any, t: Any) -> Any:
+            return field(consts, u, p, t).reshape(-1)
+
+        du = f(u, t)
+        if inverse is not None:
+            return jnp.matmul(jnp.asarray(inverse, u.dtype), du).reshape(u.shape)
+        matrix, by_time = jnp.asarray(mass.matrix, u.dtype), (jnp.ones_like(t),)
+        by_state = jax.jacfwd(lambda u: f(u, t)[rows])(u).reshape(len(rows), -1)
+        moved = jax.jvp(lambda t: f(u, t)[rows], (t,), by_time)[1]
+        matrix, right = matrix.at[rows].set(by_state), du.at[rows].set(-moved)
+        both = jnp.concatenate([matrix, right[:, None]], axis=1)[np.array(order)]
+        return _solved(both).reshape(u.shape)
+
+    return program_of(staged(field, rate), field.out_tree, rules=True)
+
+
+def _pattern(field: Program) -> tuple[tuple[int, int], ...]:
+    return tuple((int(i), int(j)) for i, j in zip(*np.nonzero(structure(field)), strict=True))
+
+
+def _solved(both: Any) -> Any:
+    """The solution of equations `[n, n + 1]`, whose right-hand side comes last, by Gauss and Jordan
+    without exchanges: in operations that every engine has."""
+    for k in range(len(both)):
+        row = both[k] / both[k, k]
+        factors = both[:, k].at[k].set(0)
+        both = (both - factors[:, None] * row[None]).at[k].set(row)
+    return both[:, -1]
