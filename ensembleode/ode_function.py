@@ -88,7 +88,7 @@ class ODEFunction(eqx.Module):
 
 
 def with_mass_of(f: Callable, other: Callable) -> Callable:
-    """A vector field with the mass matrix of another."""
+    """A vector field with the mass matrix of another one."""
     mass = other.mass_matrix if isinstance(other, ODEFunction) else None
     return f if mass is None else ODEFunction(f, mass_matrix=mass.value)
 
@@ -111,11 +111,11 @@ def prototype_of(f: ODEFunction, size: int) -> np.ndarray | None:
 
 
 def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> MassMatrix | None:
-    """The mass matrix of a state of this shape; None where that is the identity.
+    """The mass matrix for a state of this shape; None for the identity.
 
-    **Arguments:** `tree`: what the state is made of, where it is a pytree to the user.
+    **Arguments:** `tree`: the structure of a state that is a pytree to the user.
 
-    **Raises:** `ValueError` for another shape, and as `mass_matrix_of`.
+    **Raises:** `ValueError` for a mass matrix of another shape, and the errors of `mass_matrix_of`.
     """
     if f.mass_matrix is None:
         return None
@@ -147,7 +147,7 @@ def in_order_of(matrix: Any, order: np.ndarray) -> Any:
 
 
 def _known_tree(name: str, value: Any) -> Static:
-    """Known numbers in a pytree; lists of numbers, and nested ones, are an array."""
+    """The known numbers in a pytree. Lists of numbers, also nested ones, are arrays."""
     if isinstance(value, list | tuple):
         return _known(name, value)
     leaves, structure = jtu.tree_flatten(value)

@@ -22,10 +22,10 @@ from .extended_state import Extension, with_last_as_constants
 class ImplicitForm:
     """What implicit methods need from a problem besides its field.
 
-    - `product`: the product of the Jacobian that the user gave with a direction, the last of `p`,
-        as a program of the constants, state, parameters and time of the field; None where the
-        Jacobian is the field's own.
-    - `mass`: the mass matrix; None where that is the identity.
+    - `product`: the product of the user's Jacobian with a direction, as a program of the field's
+        constants, state, parameters and time; the direction is the last of `p`. None if the
+        Jacobian is that of the field.
+    - `mass`: the mass matrix; None if it is the identity.
     """
 
     product: Program | None = None

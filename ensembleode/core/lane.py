@@ -201,8 +201,8 @@ class Trajectories:
         return self.with_start(of_one)
 
     def with_start(self, of_one: Callable[[Any, Sequence, Any], Any]) -> "Trajectories":
-        """The ensemble whose states begin with `of_one(u0, numbers, t0)`, a function of the first
-        state as it is, of the constants and parameters, and of the start time."""
+        """The ensemble with the initial states `of_one(u0, numbers, t0)`, a function of the
+        previous initial state, of the constants and parameters, and of the start time."""
         u: Any = self.field.jaxpr.invars[0]
         t: Any = self.field.jaxpr.invars[-1]
         avals = [u.aval, *parameters_of(self.field), t.aval]

@@ -39,10 +39,11 @@ class Equations:
     - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
         mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
-    - `mass(y)`: the product of `M` with Components; None where `M` is the identity.
-    - `differential(y)`, `algebraic(y)`: Components with zeros in the place of the components whose
-        derivative is in no equation; and in the place of the equations that have one. None where
-        all have.
+    - `mass(y)`: the product of `M` with Components; None if `M` is the identity.
+    - `differential(y)`: Components with zeros in place of the algebraic components, whose
+        derivative is in no equation.
+    - `algebraic(y)`: Components with zeros in place of the equations that have a derivative. Both
+        are None if all equations have one.
     """
 
     f: Callable
@@ -58,11 +59,11 @@ class Equations:
 def equations_of(
     field: Callable, product: Callable | None = None, mass: MassMatrix | None = None
 ) -> Equations:
-    """The equations of a field that JAX can differentiate, of which the state is one component
-    where the method is implicit.
+    """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
+    single component.
 
-    **Arguments:** `product(u, t, direction)`: of the Jacobian, by default as JAX finds it; `mass`:
-        the mass matrix, by default the identity.
+    **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
+    Jacobian is found by JAX. `mass`: the mass matrix, by default the identity.
     """
 
     def linearise(y: Components, t: Any) -> tuple:
@@ -120,9 +121,9 @@ class Attempt(NamedTuple):
         None for a method without estimates.
     - `dense`: the data from which states within the step are interpolated, a tuple.
     - `failed`: where the method itself failed; None where it can't fail.
-    - `residual`: what is left of the algebraic equations at its end, whose norm in units of the
-        absolute tolerances is added to that of the error; None where there are none, or they need
-        no such look.
+    - `residual`: the residual of the algebraic equations at the step's end. Its norm in units of
+        the absolute tolerances is added to that of the error. None if there are no algebraic
+        equations, or if the method doesn't need this check.
     """
 
     y2: Components

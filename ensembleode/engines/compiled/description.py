@@ -61,7 +61,7 @@ class Description:
 
     @property
     def mass(self) -> MassMatrix | None:
-        """The mass matrix; None where that is the identity."""
+        """The mass matrix; None for the identity."""
         return None if self.form is None else self.form.mass
 
     @property

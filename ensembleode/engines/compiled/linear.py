@@ -59,7 +59,7 @@ class LinearEquations:
     operation, or by loops over memory for large blocks.
 
     **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
-        matrix, by default of the identity.
+    matrix, by default of the identity.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LinearEquations:
         self.b, self.plan = b, plan
         if mass is None:
             mass = {(i, i): 1.0 for i in range(plan.size)}
-        # (In the rows where they stand.)
+        # The places of the entries once the equations stand in their rows.
         row = {equation: i for i, equation in enumerate(plan.equations or range(plan.size))}
         self.pattern = [(row[i], j) for i, j in pattern]
         self.mass = {(row[i], j): x for (i, j), x in mass.items()}

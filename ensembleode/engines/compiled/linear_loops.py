@@ -36,14 +36,15 @@ def is_rounding(b: Builder, rest: Value, total: Value) -> Value:
 
 
 class DenseFactors:
-    """`L U` of `M - gamma_h J` for a block of J and of a mass matrix, in memory, with ones on the
-    diagonal of L.
+    """The factors `L U` of `M - gamma_h J` in memory, for a block of the mass matrix M and of J,
+    with ones on the diagonal of L.
 
     **Arguments:**
 
-    - `components`: the rows and columns of the block.
-    - `entries`: of J by row and column, zero where there are none; or all of them, row by row.
-    - `mass`: the entries of M by row and column, that are not zero.
+    - `components`: the components that are the rows and columns of the block.
+    - `entries`: the entries of J by row and column, without those that are zero; or all of them,
+        row by row.
+    - `mass`: the nonzero entries of M by row and column.
     """
 
     def __init__(
@@ -59,7 +60,7 @@ class DenseFactors:
         self.tiles, self.rest = divmod(n, _TILE)
         self.minus = -gamma_h
         self.jacobian = entries.memory if isinstance(entries, Loaded) else self._copied(entries)
-        # (None is the identity, whose entries are known without memory.)
+        # None stands for the identity, whose entries need no memory.
         is_identity = mass == {(i, i): 1.0 for i in components}
         self.mass = None if is_identity else self._copied(self._constants(mass), of_lanes=False)
         self.factors = Memory.on_stack(b, self.dtype, n * n, of_lanes=True)
@@ -184,8 +185,8 @@ class DenseFactors:
         return [self.b.mul_add(minus, y, x) for x, y in zip(row, other, strict=True)]
 
     def _entry(self, i: _Index, j: _Index, r: int, c: int, *, has_one: bool) -> Value:
-        """Of the matrix, from those of J and of M; `has_one`: that of M, where it is the
-        identity."""
+        """An entry of the matrix, from the entries of J and of M. `has_one` is the entry of M, if M
+        is the identity."""
         x = self._at(self.jacobian, i, j, r, c)
         if self.mass is not None:
             return self.b.mul_add(x, self.minus, self._at(self.mass, i, j, r, c))

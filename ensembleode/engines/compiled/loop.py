@@ -304,7 +304,7 @@ class Loop:
 
         if p.mass is not None:
             if p.mass.is_singular:
-                # (As in OrdinaryDiffEq.)
+                # The first step is that of OrdinaryDiffEq.
                 return carry, b.minimum(abs(span), 1e-6)
             f = evaluated_once(_derivative(f, p.mass), y, t)
 
@@ -365,8 +365,8 @@ class Loop:
             self.happening.begin(fresh)
 
     def is_consistent(self, mask: Value) -> Value | None:
-        """Whether the algebraic equations hold where the lanes of the mask are, to their absolute
-        tolerances; None where there are none."""
+        """The lanes where the algebraic equations hold, to their absolute tolerances; None where
+        there are none."""
         b, p = self.b, self.problem
         if p.mass is None or not p.mass.is_singular:
             return None
@@ -515,6 +515,6 @@ class Loop:
 
 
 def _derivative(f: Callable, mass: MassMatrix) -> Callable:
-    """`M^-1 f`, where `M` is not singular."""
+    """The derivative `M^-1 f`, for an `M` that is not singular."""
     inverse = mass.inverse()
     return lambda y, t: inverse.times(f(y, t), lambda x: x * 0.0)
