@@ -8,6 +8,7 @@ from .numbers import NUMBERS
 
 
 _STIFF = "eo.Rodas5P()"
+_SWITCHES = "eo.AutoTsit5(eo.Rosenbrock23())"
 _NOT_STIFF = "eo.Tsit5(), or eo.Vern7() and eo.Vern9() for tight tolerances"
 
 _CONTROLLER = (
@@ -76,7 +77,7 @@ _RENAMED = _by_name(
     }
 )
 _STIFF_ELSEWHERE = "BDF Radau Radau5 CVODE_BDF CVODE ode15s ode23t ode23tb"
-_SWITCHING = "LSODA lsoda odeint AutoTsit5 AutoVern6 AutoVern7 AutoVern8 AutoVern9 AutoDP5"
+_SWITCHING = "LSODA lsoda odeint AutoDP5"
 _STOCHASTIC = "EM EulerHeun LambaEM SRIW1 SRIW2 SOSRI SOSRA SRA1 RKMil SDEProblem SDEFunction"
 _SYMPLECTIC = "VelocityVerlet VerletLeapfrog McAte5 KahanLi8 Yoshida6 SecondOrderODEProblem"
 _STIFF_PACKAGES = ("Rosenbrock", "SDIRK", "BDF", "FIRK", "StabilizedRK")
@@ -165,7 +166,7 @@ def instead_of(name: str) -> str | None:
     if name in _RENAMED:
         text = f"here it is {_RENAMED[name]}"
     elif name in _SWITCHING.split():
-        text = f"nothing here switches by itself: take {_NOT_STIFF}, and {_STIFF} if stiff"
+        text = f"here {_SWITCHES} switches by itself"
     elif is_stiff or name in _STIFF_ELSEWHERE.split():
         text = f"for stiff problems there are {_STIFF}, eo.Rosenbrock23() and eo.Kvaerno5()"
     elif package is not None:
@@ -201,5 +202,5 @@ def solver_by_name(text: str) -> str:
     name = text.strip().removesuffix("()")
     by_case = {x.lower(): x for x in vars(solvers) if isinstance(vars(solvers)[x], type)}
     if own := by_case.get(name.lower()):
-        return f"give eo.{own}()"
+        return f"give eo.{own}({'eo.Rosenbrock23()' if own.startswith('Auto') else ''})"
     return instead_of(name) or f"give one such as eo.Tsit5(), or {_STIFF} if the problem is stiff"

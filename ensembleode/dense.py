@@ -23,6 +23,7 @@ from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
 from .solvers.method import equations_of, Method
+from .solvers.switching import Switching
 from .solvers.time import next_time, size_within
 
 
@@ -123,11 +124,13 @@ class Again(Dense):
             y, t, h = (start,), step.t, step.h
             if self.known.jumps:
                 # In other steps the result is the same.
-                end, direction = t + h, jnp.sign(h)
+                t2, direction = t + h, jnp.sign(h)
                 t = next_time(_XP, t, direction)
-                h = size_within(_XP, t, end, direction)
+                h = size_within(_XP, t, t2, direction)
             mass = None if self.known.form is None else self.known.form.mass
             equations = equations_of(field, self._product(), mass)
+            if isinstance(method, Switching):
+                method = method.made_by(_XP, equations, y, t, h, (end,))
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense
             dense = method.dense(_XP, equations, y, dense, t, h)
@@ -171,6 +174,9 @@ class _Arithmetic(ArrayArithmetic):
 
     def over(self, number: Any, component: Any) -> Any:
         return jnp.asarray(number, component.dtype)
+
+    def total(self, components: Any) -> Any:
+        return sum(jnp.sum(x) for x in components)
 
 
 _XP: Any = _Arithmetic(jnp)

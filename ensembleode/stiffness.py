@@ -68,7 +68,10 @@ def _measured(job: Job, alg: Any, out_of_steps: np.ndarray) -> str | None:
     at_the_edge = [x for x in ratios if x > _AT_THE_EDGE]
     if 2 * len(at_the_edge) <= len(ratios):
         return None
-    remedy = "eo.Rodas5P(), or eo.Rosenbrock23() at loose tolerances"
+    remedy = (
+        "eo.Rodas5P(), or eo.Rosenbrock23() at loose tolerances, or where only some of them are "
+        "stiff, or some of the time, eo.AutoTsit5(eo.Rosenbrock23())"
+    )
     if job.plan.engine.name == "diffrax":
         remedy = "an implicit method, such as eo.Kvaerno5()"
     return (

@@ -160,7 +160,7 @@ def test_a_full_matrix_is_its_inverse_times_f(alg):
 
 @pytest.mark.parametrize("order", ["own", "turned"])
 def test_a_full_matrix_in_loops(order):
-    """17 components are eliminated by loops. Turned equations stand in rows of others."""
+    """17 components are eliminated by loops; turned equations stand in rows of others."""
     rng = np.random.default_rng(3)
     n = 17
     a, mass = rng.normal(size=(n, n)) - 5 * np.eye(n), 0.2 * rng.normal(size=(n, n)) + np.eye(n)

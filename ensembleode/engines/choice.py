@@ -6,6 +6,7 @@ from ..core.lane import Trajectories
 from ..ensemble import EnsembleColumns
 from ..numbers import of_kind
 from ..solution import EngineChoice
+from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia, lanes
 from .engine import Engine
@@ -13,6 +14,8 @@ from .engine import Engine
 
 # In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
+# Of our engines only one has these methods.
+_COMPILED = (Rosenbrock, AutoSwitch)
 
 
 def choose(
@@ -71,7 +74,7 @@ def choose(
     reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
-        if isinstance(alg, Rosenbrock) and candidate is julia.ENGINE:
+        if isinstance(alg, _COMPILED) and candidate is julia.ENGINE:
             reason = reason or "it is asked for by name."
         reason = reason or candidate.field_refusal(field, state, batched)
         if every.events is None and _has_arrays(alg):
@@ -85,11 +88,11 @@ def choose(
 
 def _has_arrays(alg: Any) -> bool:
     """Whether a method can be run by engines that hold trajectories as arrays of JAX."""
-    return not isinstance(alg, Rosenbrock)
+    return not isinstance(alg, _COMPILED)
 
 
 def _remedy(alg: Any) -> str:
-    if not isinstance(alg, Rosenbrock):
+    if not isinstance(alg, _COMPILED):
         return ""
     return "; for stiff problems there is eo.Kvaerno5(), too, which the diffrax engine runs"
 

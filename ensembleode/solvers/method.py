@@ -39,11 +39,13 @@ class Equations:
     - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
         mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
+    - `row_sums(jacobian)`: the sums of the magnitudes of the entries of each row, Components.
     - `mass(y)`: the product of `M` with Components; None if `M` is the identity.
     - `differential(y)`: Components with zeros in place of the algebraic components, whose
         derivative is in no equation.
     - `algebraic(y)`: Components with zeros in place of the equations that have a derivative. Both
         are None if all equations have one.
+    - `branch(mask, then, otherwise)`: does the same as `either`, with branches if there are any.
     """
 
     f: Callable
@@ -51,9 +53,18 @@ class Equations:
     linearise: Callable = _not_given
     factorise: Callable = _not_given
     solve: Callable = _not_given
+    row_sums: Callable = _not_given
+    branch: Callable | None = None
     mass: Callable | None = None
     differential: Callable | None = None
     algebraic: Callable | None = None
+
+    def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
+        """`then(equations)` where the mask is true, `otherwise(equations)` elsewhere: trees of
+        numbers a trajectory. What no trajectory needs is not computed where there are branches."""
+        if self.branch is not None:
+            return self.branch(mask, then, otherwise)
+        return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))
 
 
 def equations_of(
@@ -87,10 +98,14 @@ def equations_of(
         (b0,) = b
         return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
 
+    def row_sums(jacobian: tuple) -> Components:
+        (matrix,) = jacobian
+        return (jnp.sum(jnp.abs(matrix), axis=1),)
+
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
-    equations = Equations(field, jvp, linearise, factorise, solve)
+    equations = Equations(field, jvp, linearise, factorise, solve, row_sums)
     if mass is None:
         return equations
     matrix, columns, rows = mass.matrix, mass.algebraic_columns, mass.algebraic_rows
@@ -124,6 +139,7 @@ class Attempt(NamedTuple):
     - `residual`: the residual of the algebraic equations at the step's end. Its norm in units of
         the absolute tolerances is added to that of the error. None if there are no algebraic
         equations, or if the method doesn't need this check.
+    - `last`: the data from which a method that has `stretches` makes them.
     """
 
     y2: Components
@@ -132,6 +148,7 @@ class Attempt(NamedTuple):
     dense: tuple
     failed: Any = None
     residual: Components | None = None
+    last: tuple = ()
 
 
 class LinearAlgebra(NamedTuple):

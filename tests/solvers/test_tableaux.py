@@ -26,7 +26,7 @@ FILES = sorted(
     - {"base", "implicit", "julia_alg", "tableau"}
     - {"arithmetic", "step_size", "controllers", "method", "norms", "powers", "runge_kutta", "time"}
     - {"explicit_rk", "mass_matrix", "order_conditions", "verdicts"}
-    - {"rosenbrock", "rosenbrock23", "rodas4", "rodas5p"}
+    - {"rosenbrock", "rosenbrock23", "rodas4", "rodas5p", "auto", "switching"}
 )
 METHODS = sorted(
     (cls for cls in vars(solvers).values() if isinstance(cls, type) and hasattr(cls, "tableau")),

@@ -14,6 +14,7 @@ from ...solvers.controllers import AbstractController
 from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
+from ...solvers.switching import Switching
 from ...tracing.program import Program
 from .numbers import Layout
 from .stops import known_times
@@ -72,11 +73,11 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers a recorded step has: the state, the carry (unless it is recomputed from
-        the state), the time and the size; the step's end, where `records_end`; and, with callbacks,
-        the marks of those that acted there."""
+        the state), the time and the size; which method made it, where it `switches`; the step's
+        end, where `records_end`; and, with callbacks, the marks of those that acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size + len(carried) + ends + 2
+        return self.size + len(carried) + int(self.switches) + ends + 2
 
     @property
     def records_end(self) -> bool:
@@ -101,7 +102,13 @@ class Description:
     def counted(self) -> tuple[str, ...]:
         """The names of the counts of a trajectory besides those of steps and rows."""
         events = ("events",) if self.events is not None else ()
-        return (*events, "restarts") if self.restarts else events
+        switches = ("stiff", "switches") if self.switches else ()
+        return (*events, *switches, "restarts") if self.restarts else (*events, *switches)
+
+    @property
+    def switches(self) -> bool:
+        """Whether each step is one of two methods'."""
+        return isinstance(self.method, Switching)
 
     @property
     def has_stops(self) -> bool:

@@ -19,6 +19,7 @@ from ...fields.walking import length
 from ...solvers.mass_matrix import MassMatrix, pivots
 from ...solvers.method import Equations
 from ...tracing.program import Program
+from .branches import either
 from .builder import Builder, Value
 from .description import Description
 from .field import evaluate, evaluate_apart, lowered
@@ -89,7 +90,24 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
         def solve(factors: Any, right: tuple) -> tuple:
             return linear.solver.solve(factors, right)
 
-        found = Equations(f, jvp, linearise, factorise, solve)
+        def row_sums(jacobian: tuple) -> tuple:
+            sums = [b.constant(0, d.dtype, of_lanes=True)] * d.size
+            for (i, _), x in zip(linear.jacobian.pattern, jacobian, strict=True):
+                sums[i] = sums[i] + abs(b.spread(x))
+            return tuple(sums)
+
+        def branch(here: Value, then: Callable, otherwise: Callable) -> Any:
+            if b.lanes and not here.lanes:
+                # (All lanes alike.)
+                same = of(held, mask, checks)
+                second = ~here, lambda: otherwise(same)
+                return either(b, here, (here, lambda: then(same)), second)
+            inside, others = mask & here, mask & ~here
+            first = inside, lambda: then(of(held, inside, checks))
+            return either(b, here, first, (others, lambda: otherwise(of(held, others, checks))))
+
+        linear_algebra = linearise, factorise, solve, row_sums
+        found = Equations(f, jvp, *linear_algebra, branch=branch)
         return found if d.mass is None else _with_mass(b, d, d.mass, found)
 
     return of

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, I32, I64, type_of, Value, Variable
 from .loop import Loop
 from .saved_rows import Step
@@ -39,7 +40,7 @@ class Work(NamedTuple):
 class Turn(NamedTuple):
     """A recorded step: the state, the method's carry, the time and the size (zero where the step
     was rejected); the step's end (see `Description.records_end`), and the marks of what acted
-    there."""
+    there; where each step is one of two methods', whether it is the second's."""
 
     y: list
     carry: list
@@ -47,6 +48,7 @@ class Turn(NamedTuple):
     h: Value
     t2: Any = None
     marks: Sequence[Value] = ()
+    is_stiff: Value | None = None
 
 
 class Record:
@@ -77,6 +79,9 @@ class Record:
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
+        if self.loop.switch is not None:
+            assert isinstance(step.method, Switching)
+            carried.append(b.cast(step.method.is_stiff, step.t.dtype))
         ends = [step.t2] if self.loop.problem.records_end else []
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
@@ -94,7 +99,9 @@ class Record:
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
-        return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
+        is_stiff = numbers.pop().ne(0.0) if p.switches else None
+        state, carry = numbers[:size], numbers[size:]
+        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], is_stiff=is_stiff)
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """Record that these trajectories begin, in the lanes `fresh`."""

@@ -56,7 +56,7 @@ class Search:
 
     def state_at(self, t: Value) -> tuple:
         """The state at a time within the step."""
-        step, method = self.step, self.loop.problem.method
+        step, method = self.step, self.step.method
         theta = (t - step.t) / step.h
         return tuple(
             map(self.b.spread, method.interpolate(self.b, step.y, self.dense(), step.h, theta))
@@ -65,7 +65,7 @@ class Search:
     def dense(self) -> tuple:
         step, loop = self.step, self.loop
         at = step.y, step.attempt.dense, step.t, step.h
-        return loop.problem.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
+        return step.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
 
     def any_fires(self) -> Value:
         return self._either([x.get() for x in self.fires])
@@ -151,7 +151,7 @@ class Search:
         seen = b.variable(BOOL, False)
 
         def at(theta: Any) -> tuple[tuple, Value]:
-            method, t = self.loop.problem.method, step.t + span * theta
+            method, t = step.method, step.t + span * theta
             u = method.interpolate(b, step.y, dense, step.h, theta)
             return tuple(map(b.spread, u)), t
 

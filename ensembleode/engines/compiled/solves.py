@@ -16,6 +16,7 @@ from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Happened, Plan, Result
 from ...fields import parameters_of
+from ...solvers.switching import Tried
 from ...tracing.program import Program
 from ..flow import Flow, Known, widened
 from ..results import Left, result_of
@@ -158,7 +159,7 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
         counts[3],
         counts[0].astype(jnp.int8),
         counts[1],
-        counts[2],
+        Tried(counts[2], counted["stiff"], counted["switches"]) if d.switches else counts[2],
         counted.get("restarts"),
         _happened(plan, u[:, saved:], more[-1], counted["events"]) if room else None,
     )
