@@ -60,8 +60,9 @@ class Equations:
     algebraic: Callable | None = None
 
     def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
-        """`then(equations)` where the mask is true, `otherwise(equations)` elsewhere: trees of
-        numbers a trajectory. What no trajectory needs is not computed where there are branches."""
+        """`then(equations)` where the mask is true, and `otherwise(equations)` elsewhere. Both
+        return trees of numbers, one for each trajectory. If there is a `branch`, a function that no
+        trajectory needs is not run."""
         if self.branch is not None:
             return self.branch(mask, then, otherwise)
         return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))

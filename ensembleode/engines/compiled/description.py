@@ -73,8 +73,8 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers a recorded step has: the state, the carry (unless it is recomputed from
-        the state), the time and the size; which method made it, where it `switches`; the step's
-        end, where `records_end`; and, with callbacks, the marks of those that acted there."""
+        the state), the time and the size; if `switches`, which method made it; if `records_end`,
+        the step's end; with callbacks, the marks of those that acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
         return self.size + len(carried) + int(self.switches) + ends + 2
@@ -107,7 +107,7 @@ class Description:
 
     @property
     def switches(self) -> bool:
-        """Whether each step is one of two methods'."""
+        """Whether each step is made by one of two methods."""
         return isinstance(self.method, Switching)
 
     @property

@@ -98,7 +98,7 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
         def branch(here: Value, then: Callable, otherwise: Callable) -> Any:
             if b.lanes and not here.lanes:
-                # (All lanes alike.)
+                # (All lanes are in the same branch.)
                 same = of(held, mask, checks)
                 second = ~here, lambda: otherwise(same)
                 return either(b, here, (here, lambda: then(same)), second)

@@ -94,7 +94,7 @@ class EventsBack:
         method. Afterwards the adjoint is the cotangent of the state at the end of the step, before
         the events.
 
-        **Arguments:** `theta`: the part of the method's attempt that the step is.
+        **Arguments:** `theta`: the fraction of the method's attempt that the step covers.
         """
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)

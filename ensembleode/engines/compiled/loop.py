@@ -102,7 +102,7 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
-        # Where each step is one of two methods': which.
+        # With two methods: which one makes the steps.
         self.switch = Switch(self) if problem.switches else None
         self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
@@ -264,7 +264,7 @@ class Loop:
         return self._carry_tree.unflatten([x.get() for x in self.carry])
 
     def now(self, x: Any) -> Any:
-        """A method, or what controls its steps, as it is in the lanes now."""
+        """A method or a controller, in the mode that the lanes have now."""
         return x if self.switch is None else x.in_mode(self.switch.is_stiff.get())
 
     def tolerances(self, held: Held, components: int) -> Tolerances:
@@ -418,7 +418,7 @@ class Loop:
         self.restarts.set(self.restarts.get() + b.cast(mask, I32))
 
     def carry_anew(self, mask: Value) -> None:
-        """Let the method carry what it makes of the state, in the lanes of the mask."""
+        """Recompute the method's carry from the current states, in the lanes of the mask."""
         equations = self.equations(self.held, mask)
         made = self.problem.method.init(self.b, equations, self.state(), self.t.get())
         for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
