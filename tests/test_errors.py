@@ -1,4 +1,4 @@
-"""Bad input raises at once, says which argument it was, and compiles nothing."""
+"""Bad input raises at once, names the argument, and compiles nothing."""
 
 import doctest
 import functools

@@ -15,7 +15,7 @@ from .engine import Engine
 
 # In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
-# Of our engines only one has these methods.
+# Of this library's engines only the compiled one runs these methods.
 _COMPILED = (Rosenbrock, AutoSwitch)
 
 

@@ -158,8 +158,9 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
 def _form_with_tangents(
     form: ImplicitForm, field: Program, program: Program, consts: list, moved: tuple[int, ...]
 ) -> tuple[Program, ImplicitForm, list]:
-    """What goes with the field with tangents, `program`, and its constants: that program, the form,
-    and the constants of both."""
+    """The program, the form and the constants of the field with tangents. They are `program`,
+    `form` and `consts` if the form has no product; otherwise the constants of the program and of
+    the product are joined."""
     form = dataclasses.replace(form, mass=form.mass and form.mass.doubled())
     if form.product is None:
         return program, form, consts
@@ -174,8 +175,8 @@ def _form_with_tangents(
 def _product_with_tangents(
     product: Program, field: Program, moved: tuple[int, ...]
 ) -> tuple[Program, list]:
-    """Likewise of the Jacobian's product with a direction, `[2, *state]` too: the Jacobian of the
-    field with tangents is `[[J, 0], [dJ, J]]`."""
+    """The product of the Jacobian with a direction for the field with tangents, and its constants;
+    the direction is `[2, *state]`, too. That Jacobian is `[[J, 0], [dJ, J]]`."""
     avals = parameters_of(field)
     n = len(field.jaxpr.constvars)
 

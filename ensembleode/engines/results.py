@@ -23,8 +23,8 @@ class Left(NamedTuple):
     - `t`: the times of the saved states, where every step is saved.
     - `rows`: the number of rows of each trajectory, or of all.
     - `codes`: the return codes.
-    - `naccept`, `ntried`: the numbers of accepted and of tried steps; the latter is a `Tried` where
-        each step is one of two methods'.
+    - `naccept`, `ntried`: the numbers of accepted and of tried steps; `ntried` is a `Tried` if two
+        methods make the steps.
     - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
     - `events`: None without callbacks whose events are kept.
     """

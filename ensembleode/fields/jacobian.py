@@ -28,9 +28,9 @@ from .sparsity import structure
 from .staging import staged
 
 
-# A program of more operations is pushed forward along directions even if the Jacobian is sparse.
-# (If it is dense, programs beyond the limit of `scalarise` compile in up to four times as long, and
-# are no faster: see benchmarks/stiff_sizes.py.)
+# A program of more operations is not taken apart into components, even if its Jacobian is sparse.
+# (With a dense Jacobian, programs beyond the limit of `scalarise` would compile in up to four times
+# as long, and be no faster: see benchmarks/stiff_sizes.py.)
 _MOST_OPERATIONS = 4000
 
 
@@ -54,11 +54,11 @@ class Jacobian:
 
 @functools.lru_cache(maxsize=256)
 def jacobian(field: Program, product: Program | None = None, *, apart: bool = True) -> Jacobian:
-    """The Jacobian of a field by its state.
+    """The Jacobian of a field with respect to its state.
 
-    **Arguments:** `product`: what is taken for the product of the Jacobian with a direction, the
-        last of `p`: by default that which JAX finds; `apart`: whether a small one is taken apart
-        into components.
+    **Arguments:** `product`: the product of the Jacobian with a direction, which is the last of
+    `p`; by default that of the Jacobian that JAX finds. `apart`: whether a small program may be
+    taken apart into components.
     """
     scalars = None
     if apart and not is_reverse_only(field):
@@ -76,7 +76,7 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
 
 @functools.lru_cache(maxsize=256)
 def is_reverse_only(field: Program) -> bool:
-    """Whether a field has derivatives backwards alone, as one that calls a `jax.custom_vjp`
+    """Whether a field has only derivatives in reverse mode, because it calls a `jax.custom_vjp`
     function."""
     try:
         made = tangent(field)
@@ -107,7 +107,7 @@ def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
 
 
 def _linear(field: Program, product: Program | None) -> jex.Jaxpr:
-    """`tangent`, with another product with the Jacobian."""
+    """The program of `tangent`, computed with `product` as the product with the Jacobian."""
     if product is None:
         return tangent(field)
     state, time = state_and_time(field)
@@ -125,7 +125,7 @@ def _linear_at(field: Program, product: Program | None, consts: Any, u: Any, p: 
 
 
 def _has_time(field: Program) -> bool:
-    """Whether the derivative by the time may be other than zero."""
+    """Whether the derivative with respect to time may be nonzero."""
     (has_time,) = field.depends_on([False] * (len(field.jaxpr.invars) - 1) + [True])
     return has_time
 
@@ -315,7 +315,7 @@ def _of_arrays(field: Program, product: Program | None) -> Jacobian:
 
 
 def _along_state(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any):
-    """The product of the Jacobian with the direction at the end of `p`."""
+    """The product of the Jacobian with the direction, which is the last of `p`."""
     if product is not None:
         return product(consts, u, p, t)
     *p, du = p
@@ -334,13 +334,12 @@ def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
 
 
 def _structure(field: Program, product: Program | None) -> np.ndarray:
-    """Which entries of the Jacobian may be nonzero."""
+    """The places where the Jacobian may be nonzero."""
     return structure(field if product is None else _of_direction(field, product))
 
 
 def _of_direction(field: Program, product: Program) -> Program:
-    """A product with the Jacobian as a function of the direction, with the state at the end of
-    `p`."""
+    """The product with the Jacobian as a program of the direction; the state is appended to `p`."""
 
     def at(consts, direction, p, t):
         *p, u = p

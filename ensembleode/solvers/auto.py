@@ -1,4 +1,4 @@
-"""Methods that switch between an explicit and a Rosenbrock one by themselves."""
+"""Methods that switch automatically between an explicit and a Rosenbrock method."""
 
 import dataclasses
 import math
@@ -16,18 +16,18 @@ from .vern9 import Vern9
 
 
 class AutoSwitch(ODESolver):
-    """An explicit method that hands over to a Rosenbrock method where the problem is stiff, and
-    takes over again where it is not, each trajectory for itself: a subclass gives its `nonstiff`
-    method, and the `boundary` of its stability region.
+    """An explicit method that a Rosenbrock method replaces where the problem is stiff. Each
+    trajectory switches for itself, in both directions. A subclass names its explicit method,
+    `nonstiff`, and the `boundary` of that method's stability region.
 
     **Arguments:**
 
-    - `stiff`: the other, a Rosenbrock method such as `eo.Rosenbrock23()`.
+    - `stiff`: the Rosenbrock method, such as `eo.Rosenbrock23()`.
     - `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`: see
-        `solvers.switching.Rule`; as OrdinaryDiffEq's.
+        `solvers.switching.Rule`. Names and defaults are those of OrdinaryDiffEq.
 
-    **Raises:** `TypeError` for another method, or what is no number; `ValueError` for a number out
-    of its range.
+    **Raises:** `TypeError` if `stiff` isn't a Rosenbrock method, or an option isn't a number;
+    `ValueError` for a number out of its range.
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta]
@@ -68,22 +68,22 @@ class AutoSwitch(ODESolver):
 
     @property
     def method(self) -> Switching:
-        """What engines make of it."""
+        """The method that engines run."""
         options = (self.nonstifftol, self.stifftol, self.dtfac)
         rule = Rule(self.boundary, self.maxstiffstep, self.maxnonstiffstep, *map(float, options))
         return Switching(self.nonstiff.method, self.stiff.method, rule)
 
     @property
     def changed(self) -> dict[str, int | float]:
-        """Its numbers that are others than by default."""
+        """The options that don't have their defaults."""
         fields = {x.name: x.default for x in dataclasses.fields(self) if x.name != "stiff"}
         return {x: getattr(self, x) for x in fields if getattr(self, x) != fields[x]}
 
 
 class AutoTsit5(AutoSwitch):
     """`Tsit5` where the problem is not stiff, and the given Rosenbrock method where it is:
-    `AutoTsit5(Rosenbrock23())`. For ensembles of which it isn't known whether they are stiff, or
-    when, or which of the trajectories; steps as OrdinaryDiffEq's.
+    `AutoTsit5(Rosenbrock23())`. It is for ensembles of which it isn't known whether, when or in
+    which trajectories they are stiff. The steps are those of OrdinaryDiffEq.
 
     Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15.
     """

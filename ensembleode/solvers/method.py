@@ -39,12 +39,13 @@ class Equations:
     - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
         mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
-    - `row_sums(jacobian)`: of the absolute values of its entries, Components.
-    - `mass(y)`: the product of `M` with Components; None where `M` is the identity.
-    - `differential(y)`, `algebraic(y)`: Components with zeros in the place of the components whose
-        derivative is in no equation; and in the place of the equations that have one. None where
-        all have.
-    - `branch(mask, then, otherwise)`: does what `either` does, where there are branches.
+    - `row_sums(jacobian)`: the sums of the magnitudes of the entries of each row, Components.
+    - `mass(y)`: the product of `M` with Components; None if `M` is the identity.
+    - `differential(y)`: Components with zeros in place of the algebraic components, whose
+        derivative is in no equation.
+    - `algebraic(y)`: Components with zeros in place of the equations that have a derivative. Both
+        are None if all equations have one.
+    - `branch(mask, then, otherwise)`: does the same as `either`, with branches if there are any.
     """
 
     f: Callable
@@ -59,8 +60,9 @@ class Equations:
     algebraic: Callable | None = None
 
     def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
-        """`then(equations)` where the mask is true, `otherwise(equations)` elsewhere: trees of
-        numbers a trajectory. What no trajectory needs is not computed where there are branches."""
+        """`then(equations)` where the mask is true, and `otherwise(equations)` elsewhere. Both
+        return trees of numbers, one for each trajectory. If there is a `branch`, a function that no
+        trajectory needs is not run."""
         if self.branch is not None:
             return self.branch(mask, then, otherwise)
         return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))
@@ -69,11 +71,11 @@ class Equations:
 def equations_of(
     field: Callable, product: Callable | None = None, mass: MassMatrix | None = None
 ) -> Equations:
-    """The equations of a field that JAX can differentiate, of which the state is one component
-    where the method is implicit.
+    """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
+    single component.
 
-    **Arguments:** `product(u, t, direction)`: of the Jacobian, by default as JAX finds it; `mass`:
-        the mass matrix, by default the identity.
+    **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
+    Jacobian is found by JAX. `mass`: the mass matrix, by default the identity.
     """
 
     def linearise(y: Components, t: Any) -> tuple:
@@ -135,9 +137,9 @@ class Attempt(NamedTuple):
         None for a method without estimates.
     - `dense`: the data from which states within the step are interpolated, a tuple.
     - `failed`: where the method itself failed; None where it can't fail.
-    - `residual`: what is left of the algebraic equations at its end, whose norm in units of the
-        absolute tolerances is added to that of the error; None where there are none, or they need
-        no such look.
+    - `residual`: the residual of the algebraic equations at the step's end. Its norm in units of
+        the absolute tolerances is added to that of the error. None if there are no algebraic
+        equations, or if the method doesn't need this check.
     - `last`: the data from which a method that has `stretches` makes them.
     """
 

@@ -169,7 +169,7 @@ class ModifiedRosenbrock(_Linearised):
         error = _scaled(xp, h * (1 / 6), _plus(k3, (1.0, -2.0), [k1, k2]))
         if equations.differential is None or equations.algebraic is None:
             return Attempt(y2, (f2,), (error,), (k1, k2), last=jacobian)
-        # (As in OrdinaryDiffEq.)
+        # The first step is that of OrdinaryDiffEq.
         error, residual = equations.differential(error), equations.algebraic(f2)
         return Attempt(y2, (f2,), (error,), (k1, k2), residual=residual)
 

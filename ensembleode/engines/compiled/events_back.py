@@ -30,9 +30,9 @@ if TYPE_CHECKING:
 class Jumps(NamedTuple):
     """The functions of the callbacks that a replay calls.
 
-    - `functions`: theirs.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: from the cotangents of the rows of a
-        jump those of the state, of those of the extras that are `moving`, and of the parameters.
+    - `functions`: those that evaluate the callbacks.
+    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
+        jump into those of the state, of the extras that are `moving`, and of the parameters.
     """
 
     functions: CallbackFunctions
@@ -94,7 +94,7 @@ class EventsBack:
         method. Afterwards the adjoint is the cotangent of the state at the end of the step, before
         the events.
 
-        **Arguments:** `theta`: the part of the method's attempt that the step is.
+        **Arguments:** `theta`: the fraction of the method's attempt that the step covers.
         """
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)

@@ -59,7 +59,7 @@ class LinearEquations:
     operation, or by loops over memory for large blocks.
 
     **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
-        matrix, by default of the identity.
+    matrix, by default of the identity.
     """
 
     def __init__(
@@ -72,7 +72,7 @@ class LinearEquations:
         self.b, self.plan = b, plan
         if mass is None:
             mass = {(i, i): 1.0 for i in range(plan.size)}
-        # (In the rows where they stand.)
+        # The places of the entries once the equations stand in their rows.
         row = {equation: i for i, equation in enumerate(plan.equations or range(plan.size))}
         self.pattern = [(row[i], j) for i, j in pattern]
         self.mass = {(row[i], j): x for (i, j), x in mass.items()}
@@ -103,7 +103,8 @@ class LinearEquations:
         return DenseFactors(self.b, components, entries, gamma_h, mass)
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
-        """Its entries, but for those inside of what is factorised by loops."""
+        """The entries of the matrix, without those inside of blocks that are factorised by
+        loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
         apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
         products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
@@ -143,7 +144,7 @@ class LinearEquations:
     def _fulfilled(
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
-        """Where the equations of a block are, one after the other."""
+        """For each equation of a block, the lanes where it is fulfilled."""
         b = self.b
         if block in factors.dense:
             return [factors.dense[block].fulfilled(given, x)]

@@ -121,8 +121,9 @@ def _structs(dtype: np.dtype) -> tuple:
 
 @functools.lru_cache(maxsize=256)
 def step_of(method: Method, dtype: np.dtype, *, is_dense: bool, has_mass: bool = False) -> Trace:
-    """`(y, carry, t, h)` to the state at the end, what is carried on, and, if wanted, what states
-    within the step are interpolated from. What a method makes of the state again isn't carried."""
+    """The trace of `(y, carry, t, h)` to the state at the end, the carry that the next step gets,
+    and, if `is_dense`, the data from which states within the step are interpolated. A carry that
+    the method can recompute from the state is left out."""
     y, number = _structs(dtype)
     equations = _WITH_MASS if has_mass else _EQUATIONS
 

@@ -1,5 +1,5 @@
-"""Solves by Rosenbrock methods. (Their steps, against the theory: tests/solvers/test_rosenbrock.py;
-on all ensemble algorithms: test_conformance.py.)"""
+"""Solves by Rosenbrock methods. (Their steps are compared with the theory in
+tests/solvers/test_rosenbrock.py, and run on all ensemble algorithms in test_conformance.py.)"""
 
 import functools
 

@@ -1,5 +1,5 @@
-"""Derivatives through Rosenbrock steps of the compiled engine: against each other, and against
-differences at tight tolerances."""
+"""Derivatives through Rosenbrock steps of the compiled engine, compared with each other and with
+finite differences at tight tolerances."""
 
 import jax
 import jax.numpy as jnp
