@@ -54,7 +54,7 @@ FLOORS = (
     {"solvers", "fields"},
     {"numbers", "aliases", "options", "sensitivity", "dense"},
     {"callbacks", "corrections", "saving_callback"},
-    {"problem", "solution", "ensemble"},
+    {"problem", "solution", "solution_text", "ensemble"},
     {"core"},
     {"engines"},
     {"executors", "julia"},
