@@ -53,7 +53,7 @@ FLOORS = (
     {"ground"},
     {"solvers", "fields"},
     {"numbers", "aliases", "options", "sensitivity", "dense"},
-    {"callbacks", "corrections", "saving_callback"},
+    {"callbacks", "corrections", "ode_function", "saving_callback"},
     {"problem", "solution", "solution_text", "ensemble"},
     {"core"},
     {"engines"},

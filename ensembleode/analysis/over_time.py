@@ -1,7 +1,7 @@
 """Statistics over the trajectories of an ensemble at steps and times, under the names of SciML's
 EnsembleAnalysis: those of `componentwise.py`, jittable and differentiable like these.
 
-Of a state that is a pytree, `*state` is one axis here: its components, flattened in the order in
+For a state that is a pytree, `*state` is a single axis: its components, flattened in the order in
 which they were written.
 """
 
@@ -34,10 +34,10 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     """The states at step `i`: `[trajectory, *state]`.
 
     `i` counts the saved times from 0; a slice gives `[trajectory, time, *state]`. Where
-    trajectories have their own times (`save_everystep`), step i is another time for each, and the
-    functions of a time (`timepoint_...`) are what is meant.
+    trajectories have their own times (`save_everystep`), step i is at a different time for each
+    trajectory; use the functions of a time (`timepoint_...`) there.
 
-    **Raises:** `IndexError` for a step that there is not; `TypeError` where an `output_func` or a
+    **Raises:** `IndexError` for a step that doesn't exist; `TypeError` where an `output_func` or a
     `reduction` replaced the states.
     """
     u = states_of(sim)
@@ -45,7 +45,7 @@ def get_timestep(sim: EnsembleSolution, i: Any) -> AnyArray:
     if not is_tracer(i) and not isinstance(i, slice):
         i = np.asarray(i)
         outside = i.dtype != bool and i[(i < -rows) | (i >= rows)]
-        if np.size(outside):  # JAX would take the last
+        if np.size(outside):  # JAX would take the last step instead
             raise IndexError(f"step {outside.flat[0]} of {rows}")
     return u[:, i] if isinstance(i, slice) or i.dtype == bool else _steps(u, i)
 
@@ -150,8 +150,9 @@ def get_timepoint(sim: EnsembleSolution, t: Any) -> AnyArray:
     """The states at the time `t`: `[trajectory, *state]`; at times `[n]`,
     `[trajectory, n, *state]`.
 
-    Interpolated: as the method does after `save_everystep=True` (`sim(t)`), otherwise linearly
-    between the times that were saved (exact at those). NaN outside of what was reached.
+    The states are interpolated: by the method after `save_everystep=True` (`sim(t)`), otherwise
+    linearly between the saved times (at which they are exact). They are NaN outside of what was
+    reached.
 
     **Raises:** `TypeError` where an `output_func` or a `reduction` replaced the states.
     """
@@ -269,7 +270,7 @@ def states_of(sim: EnsembleSolution) -> Any:
 
 
 def _as_given(x: Any) -> Any:
-    """As an array of its own precision, which JAX may not have."""
+    """`x` as an array of its own precision, which JAX may not have enabled."""
     return x if is_tracer(x) else np.asarray(x)
 
 
@@ -286,7 +287,7 @@ def _both(sim: EnsembleSolution, ts1: Any, ts2: Any) -> tuple:
     return get_timepoint(sim, ts1), get_timepoint(sim, ts2)
 
 
-@functools.cache  # so that what is compiled with it is found again
+@functools.cache  # so that compiled code for it is found again
 def _weighted(weight_type: str) -> Any:
     return functools.partial(componentwise_weighted_meancov, weight_type=weight_type)
 
@@ -294,9 +295,10 @@ def _weighted(weight_type: str) -> Any:
 @in_own_precision
 @functools.partial(jax.jit, static_argnums=0)
 def _of_pairs(statistic: Any, a: Any, b: Any, *weights: Any) -> tuple:
-    """The statistic of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`: `[i, j, ...]`."""
+    """The statistic of all pairs of `a [trajectory, i, ...]` and `b [trajectory, j, ...]`:
+    `[i, j, ...]`."""
     rows = jax.vmap(lambda x, y: statistic(x, y, *weights), in_axes=(None, 1))
-    # One after another: all pairs at once would take the memory of the ensemble squared.
+    # One pair after another: all at once would take the square of the ensemble's memory.
     return jax.lax.map(lambda x: rows(x, b), jnp.moveaxis(a, 1, 0))
 
 
@@ -305,19 +307,20 @@ _steps = jax.jit(lambda u, i: u[:, i])
 
 @jax.jit
 def _between(ts: Any, us: Any, t: Any) -> Any:
-    """The states at `t` of trajectories `us` at the times `ts`, their own or everyone's."""
+    """The states at the time `t`, of trajectories `us` whose times `ts` are their own or shared."""
     return jax.vmap(_linear, in_axes=(0 if ts.ndim == 2 else None, 0, None))(ts, us, t)
 
 
 def _linear(ts: Any, us: Any, t: Any) -> Any:
-    """The piecewise linear function through `us` at `ts`; NaN next to what was not reached."""
+    """The piecewise linear function through `us` at `ts`; NaN next to a time that was not
+    reached."""
     sign = jnp.where(jnp.any(ts < ts[0]), -1, 1).astype(ts.dtype)
     ordered = jnp.where(jnp.isnan(ts), jnp.inf, ts * sign)
 
     def at(t):
         right = jnp.clip(jnp.searchsorted(ordered, t * sign), 0, ts.shape[0] - 1)
         left = jnp.maximum(right - 1, 0)
-        # NaN would spread to the gradient, even if masked later: zeros in their place.
+        # NaN would spread to the gradient, even if it is masked later; zeros take its place.
         there = jnp.isfinite(ordered[right]) & ~jnp.any(jnp.isnan(us[left] + us[right]))
         inside = (left != right) & (t * sign > ordered[0]) & (t * sign < ordered[right]) & there
         t0, t1 = jnp.where(inside, ts[left], 0), jnp.where(inside, ts[right], 1)

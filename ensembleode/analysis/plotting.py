@@ -1,6 +1,6 @@
 """Plots of solutions, ensembles and summaries, with matplotlib (the extra `plot`).
 
-The `plot` methods import it when they are called, as matplotlib is optional.
+The `plot` methods import this module when they are called, as matplotlib is optional.
 """
 
 from typing import Any
@@ -231,15 +231,15 @@ def _paths(sim: Any, u: Any, chosen: np.ndarray, components: list[int]) -> list[
 def _path(
     t: np.ndarray, u: np.ndarray, between: np.ndarray | None, length: int, components: list[int]
 ) -> np.ndarray:
-    """A trajectory as far as it came, with the points within each step, `[time, point, component]`,
-    where it is dense."""
+    """The path of a trajectory as far as it came, with the points within each step,
+    `[time, point, component]`, where the solution is dense."""
     t = t[:length].astype(np.float64)
     u = u[:length, components].astype(np.float64)
     if between is None or length < 2:
         return np.column_stack([t, u])
     inner = between[: length - 1][..., components].astype(np.float64)
     x = (np.arange(inner.shape[1]) / inner.shape[1])[:, None]
-    # It may be infinite in the last step before a blow-up.
+    # The interpolant may be infinite in the last step before a blow-up.
     straight = u[:-1, None] + x * np.diff(u, axis=0)[:, None]
     inner = np.where(np.isfinite(inner), inner, straight)
     times = t[:-1, None] + np.diff(t)[:, None] * x[:, 0]

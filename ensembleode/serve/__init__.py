@@ -1,6 +1,6 @@
-"""The batching service: many small requests, one ensemble.
+"""The batching service: many small requests become one ensemble.
 
-- `registry.py`: the problems that are served, and their limits.
+- `registry.py`: the problems that are served, and the limits of requests.
 - `solving.py`: a problem as compiled functions of padded arrays.
 - `batcher.py`: from requests to batches and back; `lines.py`: what waits, and what is next.
 - `wire.py`: bodies to numbers and back; `queries.py`: what is asked for, within the limits, and
@@ -12,8 +12,8 @@
     jobs; `exchange.py`: what they read; `remote.py`: their solves in JAX's transformations.
 - `page/`: what is at `/`.
 
-Names are imported when they are first asked for; what needs the extra `serve` is imported where it
-is used, so that a registry can be made without.
+Names are imported when they are first asked for, and the packages of the extra `serve` where they
+are used, so that a registry can be made without these packages.
 """
 
 import importlib

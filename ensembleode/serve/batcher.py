@@ -1,4 +1,4 @@
-"""From requests to batches and back: pure asyncio, which knows neither HTTP nor JAX.
+"""From requests to batches and back, in pure asyncio, without any knowledge of HTTP or JAX.
 
 Each problem has a thread, in which its lines take turns (see `lines.py`): a batch that takes long,
 or never returns, is no other problem's business.
@@ -24,43 +24,45 @@ logger = logging.getLogger("ensembleode.serve")
 
 # Timers of event loops are no finer than this.
 _TICK = 0.002
-# Runs of parts of a batch that crashed: two for each halving find one culprit among thousands; if
-# everything crashes (a cluster is lost, say), there should not be many.
+# After a batch crashed, its parts are run again, at most so many times. Two runs for each halving
+# find one culprit among thousands. If everything crashes (because a cluster is lost, for example),
+# there should not be many runs.
 _RUNS_APART = 32
 
 
 @dataclasses.dataclass(eq=False)
 class QueueFull(Exception):
-    """There is no room; try again after so many `seconds`."""
+    """The queue is full; the client should try again after `seconds`."""
 
     seconds: float
 
 
 class Draining(Exception):
-    """Nothing is taken any more."""
+    """The service is ending, and accepts no more requests."""
 
 
 class DeadlineExceeded(Exception):
-    """The answer isn't there in time."""
+    """The answer is too late for the deadline."""
 
 
 @dataclasses.dataclass(eq=False)
 class BatchFailed(Exception):
-    """Running the item crashed; the log has why, under this `id`."""
+    """Running the item crashed; the log has the reason under this `id`."""
 
     id: str
 
 
 @dataclasses.dataclass(eq=False)
 class Hung(Exception):
-    """A batch of the problem has not returned in time, that of the item (`mine`) or another."""
+    """A batch of the problem has not returned in time: either that of the item (`mine`), or
+    another."""
 
     problem: Any
     mine: bool
 
 
 class Slice(NamedTuple):
-    """Some of an item: `payload` from `start` to `stop`."""
+    """A part of an item: `payload` from `start` to `stop`."""
 
     payload: Any
     start: int
@@ -68,8 +70,8 @@ class Slice(NamedTuple):
 
 
 class Done(NamedTuple):
-    """An item's results, part by part in order; the seconds it waited for the first batch, and
-    those that its batches took."""
+    """The results of an item, part by part in order; the seconds that it waited for its first
+    batch, and the seconds that its batches took."""
 
     results: list[Any]
     wait: float
@@ -77,11 +79,12 @@ class Done(NamedTuple):
 
 
 class _Runner:
-    """A thread that calls a function with what it is given, one after the other, until it is None.
+    """A thread that calls a function with each of the arguments that it is given, until one is
+    None.
 
-    It is a daemon: what never returns can't be ended, and must not keep the process from ending
-    (which would wait for the threads of a `ThreadPoolExecutor`). What never returns may do so in
-    the end; then the thread goes on.
+    It is a daemon thread: a call that never returns can't be ended, and must not keep the process
+    from ending, as a thread of a `ThreadPoolExecutor` would. If such a call returns after all, the
+    thread goes on.
     """
 
     def __init__(self, call: Callable[..., Any], name: str):
@@ -97,22 +100,22 @@ class _Runner:
     def _live(self) -> None:
         while (arguments := self.given.get()) is not None:
             self._call(self, *arguments)
-            del arguments  # or it would be kept until the next comes
+            del arguments  # they would otherwise be kept until the next call
 
 
 class Batcher:
-    """Gathers items into batches, and runs these one by one in the thread of their problem.
+    """Gathers items into batches, and runs the batches one by one in the thread of their problem.
 
-    - `run(line, slices)`: gives a result for each slice; it blocks.
-    - `most(line)`: how many a batch of that line has at most; by default `max_batch`.
-    - `max_wait`: seconds that the first of a batch waits for others at most (a twentieth of them,
-        where none comes in that time).
-    - `queue`: how many may wait, over all items.
-    - `share`: how many of an item are in a batch for sure.
-    - `coalesce`: whether items share batches at all.
-    - `limit`: seconds that a run may take. After that its items are given up, and its problem takes
-        no others until it returns.
-    - `observe(line, count, items, seconds)`: told of each batch.
+    - `run(line, slices)`: returns a result for each slice; it blocks.
+    - `most(line)`: the largest size of a batch of that line; by default `max_batch`.
+    - `max_wait`: the longest time in seconds for which the first item of a batch waits for others
+        (a twentieth of it, if none arrives in that time).
+    - `queue`: how many trajectories may wait, over all items.
+    - `share`: how many trajectories of an item are certain to be in a batch.
+    - `coalesce`: whether items share batches.
+    - `limit`: the longest time of a run in seconds. After that its items are given up, and its
+        problem accepts no others until the run returns.
+    - `observe(line, count, items, seconds)`: called for each batch.
     """
 
     def __init__(
@@ -152,28 +155,28 @@ class Batcher:
 
     @property
     def is_dead(self) -> bool:
-        """Whether its task or a thread of it has ended, though nobody told it to."""
+        """Whether its task, or one of its threads, has ended although nothing told it to."""
         if self._ended or self._task is None:
             return False
         return self._task.done() or not all(x.thread.is_alive() for x in self._runners.values())
 
     @property
     def _running(self) -> list[_Runner]:
-        """Those that run a batch which is waited for."""
+        """The threads that run a batch which somebody waits for."""
         return [x for x in self._runners.values() if x.parts]
 
     @property
     def hung(self) -> list[Any]:
-        """The problems that have a batch which doesn't return."""
+        """The problems with a batch that doesn't return."""
         return [problem for problem, runner in self._runners.items() if runner.hangs]
 
     @property
     def is_at_work(self) -> bool:
-        """Whether a thread runs a batch, waited for or not."""
+        """Whether a thread is running a batch, whether or not somebody waits for it."""
         return any(x.began < math.inf for x in self._runners.values())
 
     def start(self) -> None:
-        """Begin, in the event loop that runs."""
+        """Start, in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._task = self._loop.create_task(self._go(), name="ensembleode-batcher")
 
@@ -187,15 +190,17 @@ class Batcher:
         deadline: float | None = None,
         background: bool = False,
     ) -> "asyncio.Future[Done]":
-        """Have an item run; where the future is cancelled, what of it hasn't run yet is dropped.
+        """Have an item run. If the future is cancelled, the parts of the item that haven't run are
+        dropped.
 
         Raised here or by the future: `QueueFull`, `Draining`, `DeadlineExceeded`, `BatchFailed`,
         `Hung`.
 
-        - `problem`: lines of one problem share its turns.
-        - `n`: how many the item stands for.
-        - `deadline`: when an answer is too late, on the clock `time.monotonic`.
-        - `background`: it has no more than a share of a batch, and is not counted in the queue.
+        - `problem`: the lines of one problem take turns.
+        - `n`: how many trajectories the item stands for.
+        - `deadline`: the time after which an answer is too late, on the clock `time.monotonic`.
+        - `background`: the item gets no more than a share of a batch, and isn't counted in the
+            queue.
         """
         loop = self._loop
         assert loop is not None
@@ -221,8 +226,8 @@ class Batcher:
         return item.future
 
     async def drain(self, seconds: float) -> bool:
-        """Take nothing more, finish what was taken, and end. Returns whether all was finished; what
-        wasn't raises `Draining`."""
+        """Accept nothing more, finish what was accepted, and end. Returns whether everything was
+        finished; items that weren't raise `Draining`."""
         self._draining = True
         self._wake.set()
         finished = True
@@ -267,7 +272,8 @@ class Batcher:
                 else:
                     self._begin(*found, now)
         except Exception as e:
-            # Without it nothing is solved any more: nobody waits for it, and nothing is taken.
+            # Without this task nothing is solved, so items are not left to wait, and nothing is
+            # accepted.
             self._draining = True
             self._refuse_all(self._crash("all problems", e))
             for runner in self._running:
@@ -275,7 +281,7 @@ class Batcher:
             raise
 
     async def _wait(self, seconds: float) -> None:
-        """For so long, or until something is due before that."""
+        """Wait for this long, or until something is due earlier."""
         if seconds < _TICK:
             await asyncio.sleep(0)
             return
@@ -293,7 +299,7 @@ class Batcher:
             if runner is None:
                 name = f"ensembleode-batches-{problem}"
                 runner = self._runners[problem] = _Runner(self._run_and_tell, name)
-        except RuntimeError as e:  # no thread can be started
+        except RuntimeError as e:  # no thread could be started
             self._end(parts, [self._crash(key, e)] * len(parts), 0.0)
             self._rest()
             return
@@ -302,7 +308,7 @@ class Batcher:
         runner.given.put((problem, key, slices))
 
     def _look(self, problem: Any, runner: _Runner) -> None:
-        """Whether a run is over its time; and again when it would be."""
+        """Check whether a run is over its time limit; if not, check again when it would be."""
         assert self._loop is not None
         left = runner.began + self._limit - time.monotonic()
         if left <= 0:
@@ -311,8 +317,8 @@ class Batcher:
             runner.timer = self._loop.call_later(left, self._look, problem, runner)
 
     def _give_up(self, problem: Any, runner: _Runner) -> None:
-        """Nobody waits any longer for what a thread runs, nor for its problem. (Python can't end
-        it. What can be told to stop, as a loop of compiled code, is to be told here.)"""
+        """Give up the present run of a thread, and refuse its problem. Python can't end the run; if
+        it can be told to stop, as a loop of compiled code can, this is the place to tell it."""
         logger.error("a batch of %s has not returned in %g s: it is given up", problem, self._limit)
         parts, runner.parts, runner.hangs = runner.parts, [], True
         _refuse([item for item, _, _ in parts], Hung(problem, mine=True))
@@ -322,16 +328,16 @@ class Batcher:
     def _run_and_tell(
         self, runner: _Runner, problem: Any, key: Any, slices: Sequence[Slice]
     ) -> None:
-        """In the thread of a problem."""
+        """Run a batch in the thread of its problem, and report to the event loop."""
         assert self._loop is not None
         began = time.monotonic()
         try:
             results = self._apart(runner, key, slices, [_RUNS_APART])
-        except BaseException as e:  # whatever it is, it must not end the thread
+        except BaseException as e:  # no exception may end the thread
             results = [self._crash(key, e)] * len(slices)
-        seconds = time.monotonic() - began  # (The event loop may be later.)
+        seconds = time.monotonic() - began  # the event loop may get to this later
         runner.began = math.inf
-        with contextlib.suppress(RuntimeError):  # the loop has ended meanwhile
+        with contextlib.suppress(RuntimeError):  # the loop has ended in the meantime
             self._loop.call_soon_threadsafe(self._finish, problem, key, results, seconds)
 
     def _finish(self, problem: Any, key: Any, results: Sequence[Any], seconds: float) -> None:
@@ -343,7 +349,7 @@ class Batcher:
             runner.hangs = False
             return
         parts, runner.parts = runner.parts, []
-        if not parts:  # they were given up with all others
+        if not parts:  # all of them were given up
             return
         count = sum(stop - start for _, start, stop in parts)
         self._rate = 0.8 * self._rate + 0.2 * count / max(seconds, 1e-6)
@@ -354,7 +360,7 @@ class Batcher:
         if self._observe is not None:
             try:
                 self._observe(key, count, len(parts), seconds)
-            except Exception as e:  # which is no reason to fail those of the batch
+            except Exception as e:  # the batch itself didn't fail
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
     def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
@@ -369,23 +375,24 @@ class Batcher:
             item.results.append(result)
             if stop == item.n:
                 wait = item.started - item.submitted
-                if item.timer is None:  # there is nothing left to be done
+                if item.timer is None:  # there is nothing else to do
                     item.future.remove_done_callback(item.settled)
-                    item.settled = None  # (or the two of them would be for the garbage collector)
+                    item.settled = None  # so that no cycle is left to the garbage collector
                 item.future.set_result(Done(item.results, wait, item.seconds))
 
     def _apart(
         self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
     ) -> Sequence[Any]:
-        """The results; where running them crashes, those of each half: only what crashes by itself
-        is not answered (or what is left when so many runs didn't find it)."""
+        """The results of a batch. If running it crashes, its halves are run separately, so that
+        only an item that crashes by itself fails (or what is left, if so many runs didn't find
+        it)."""
         runner.began = time.monotonic()
         try:
             results = self._run(key, slices)
             if len(results) != len(slices):
                 raise RuntimeError(f"{len(results)} results for {len(slices)} parts")
             return results
-        except BaseException as e:  # whatever it is, it must not end the thread
+        except BaseException as e:  # no exception may end the thread
             if len(slices) == 1 or runs_left[0] < 2:
                 return [self._crash(key, e)] * len(slices)
         runs_left[0] -= 2

@@ -15,16 +15,17 @@ from .client_requests import arguments_of, bounds_of, for_both, numbers_of, path
 from .exchange import ServiceError as ServiceError
 
 
-# The service closes connections that are idle for half a minute; what else may serve its app, or
-# stand before it, after five seconds (uvicorn does): not the moment one is used again.
+# The service closes connections that are idle for half a minute. A different server for its app
+# (such as uvicorn), or a proxy, may close them after five seconds, possibly at the moment at which
+# they are used again.
 _IDLE = 4.0
 
 
 class _Both:
-    """What both clients are. Each has its way to send a request and to pause, and its `_made`: what
-    a coroutine of these two is to who calls a method."""
+    """The common part of both clients. Each has its own way of sending a request and of pausing,
+    and `_made`, which turns a coroutine into what the caller of a method gets."""
 
-    _kind = ""  # HTTPX's class
+    _kind = ""  # the class of HTTPX
     _may_be_traced = False
     _sent: Callable[[Request, exchange.Attempts], Coroutine]
     _paused: Callable[[float], Coroutine]
@@ -70,7 +71,7 @@ class _Both:
         """A problem: its description, its `state` (shape, dtype, labels and the registered
         numbers), `parameters`, `tspan`, `saveat` and `limits`.
 
-        **Arguments:** `name`: the one it is registered by.
+        **Arguments:** `name`: the name under which it is registered.
         """
         self._known[name] = found = await self._ask(Request("GET", path_of("problems", name)))
         return found
@@ -84,27 +85,29 @@ class _Both:
         saveat: Any = None,
         deadline: float | None = None,
     ) -> Any:
-        """Solve one trajectory, or many; what is left out is as registered.
+        """Solve one trajectory, or several. Arguments that are left out have their registered
+        values.
 
         **Arguments:**
 
-        - `name`: the problem.
+        - `name`: the name of the problem.
         - `u0`: the initial state, or `[trajectory, *state]`.
         - `p`: the parameters: the vector of the numbers in the registered problem's arrays, or
             `[trajectory, number]`; or a pytree like the registered one.
         - `tspan`: `(t0, t1)`, or `[trajectory, 2]`.
         - `saveat`: a spacing, times, or `[trajectory, time]`.
-        - `deadline`: seconds within which the answer is of use. The service drops what is late.
+        - `deadline`: the seconds after which the answer is of no use. The service drops requests
+            that are late.
 
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays, or,
-        where no argument has an axis of trajectories, an
-        [`ODESolution`][ensembleode.ODESolution]. A trajectory that failed has its return code, as
-        of [`solve`][ensembleode.solve]; it is no error.
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution] of NumPy arrays; or, if
+        no argument has an axis of trajectories, an [`ODESolution`][ensembleode.ODESolution]. A
+        trajectory that failed has its return code, as with [`solve`][ensembleode.solve]; that isn't
+        an error.
 
-        Inside `jit`, `grad` and `vmap` a `Client` makes the request when the program runs. Mapped,
-        it is one request of more trajectories. Gradients are by `u0` and `p`, in reverse mode, and
-        those of the service's solver; `stats.nf` and `events` are None. An error of the service is
-        then JAX's, with the service's message in it.
+        Inside `jit`, `grad` and `vmap`, a `Client` makes the request when the program runs. Under
+        `vmap`, it is one request with more trajectories. Gradients are with respect to `u0` and
+        `p`, in reverse mode, and are those of the service's solver; `stats.nf` and `events` are
+        None. An error of the service is then an error of JAX's, with the service's message in it.
 
         **Raises:** `ServiceError`; `TypeError` and `ValueError` for arguments that are not arrays
         of numbers, or, inside `jit`, `grad` and `vmap`, don't fit the problem.
@@ -126,15 +129,16 @@ class _Both:
         saveat: Any = None,
         deadline: float | None = None,
     ) -> Any:
-        """The gradients of `sum(cotangent * u)` by `u0` and `p`, for those without JAX.
+        """The gradients of `sum(cotangent * u)` with respect to `u0` and `p`, for programs without
+        JAX.
 
-        **Arguments:** `cotangent`: of the shape of the solution's `u`. `name`, `u0`, `p`, `tspan`,
-        `saveat` and `deadline` are as of [`solve`][ensembleode.Client.solve].
+        **Arguments:** `cotangent`: an array of the shape of the solution's `u`. `name`, `u0`, `p`,
+        `tspan`, `saveat` and `deadline`: see [`solve`][ensembleode.Client.solve].
 
-        **Returns:** a named tuple of `u0` (shaped as the request's), `p` (the vector; summed over
-        the trajectories unless they have their own) and `retcode`.
+        **Returns:** a named tuple of `u0` (in the shape of the request's), `p` (the vector; summed
+        over the trajectories unless these have their own parameters) and `retcode`.
 
-        **Raises:** as `solve`.
+        **Raises:** the same errors as `solve`.
         """
         body = arguments_of(u0=u0, p=p, tspan=tspan, saveat=saveat, cotangent=cotangent)
         return self._ask_gradients(name, body, deadline)
@@ -151,19 +155,19 @@ class _Both:
         trajectories: int | None = None,
         seed: int | None = None,
     ) -> Any:
-        """Give the service a large ensemble to solve, durably: it goes on after a restart.
+        """Submit a large ensemble, which the service solves durably: it goes on after a restart.
 
         **Arguments:**
 
-        - `name`, `tspan`, `saveat`: as of [`solve`][ensembleode.Client.solve].
-        - `u0`, `p`: as of `solve`, too; or, with `trajectories`, pairs `(low, high)`, between
-            which the service draws those of each trajectory.
-        - `trajectories`: how many are drawn.
-        - `seed`: what they are drawn by: the same are drawn again.
+        - `name`, `tspan`, `saveat`: see [`solve`][ensembleode.Client.solve].
+        - `u0`, `p`: see `solve`; or, with `trajectories`, pairs `(low, high)` of bounds, between
+            which the service draws the values of each trajectory.
+        - `trajectories`: the number of trajectories to draw.
+        - `seed`: the seed for drawing; the same seed draws the same values.
 
         **Returns:** a handle, with `status()`, `wait()`, `cancel()`, `resume()` and `result()`.
 
-        **Raises:** as `solve`.
+        **Raises:** the same errors as `solve`.
         """
         numbers = numbers_of if trajectories is None else bounds_of
         body = {x: numbers(x, given) for x, given in (("u0", u0), ("p", p)) if given is not None}
@@ -179,7 +183,7 @@ class _Both:
     async def job(self, id: str) -> Any:
         """The handle of a job that was submitted before.
 
-        **Arguments:** `id`: the job's.
+        **Arguments:** `id`: the id of the job.
         """
         found = await self._ask(Request("GET", path_of("ensembles", id)))
         return EnsembleJob(self, id, found["problem"])
@@ -194,11 +198,11 @@ class _Both:
             after = page["next"]
         return found
 
-    # (What `remote` asks.)
+    # The requests of `remote`.
 
     @for_both
     async def _ask_solution(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
-        """The solution of a request of NumPy arrays."""
+        """The solution for a request of NumPy arrays."""
         started = time.perf_counter()
         request = Request("POST", path_of("problems", name, "/solve"), body, deadline=deadline)
         answer = await self._ask(request)
@@ -231,7 +235,8 @@ class _Both:
         return EngineChoice("service", f"{name!r} at {self.url}")
 
     def _after_loss(self, attempts: exchange.Attempts, error: Any) -> float:
-        """Seconds to wait after an exception of HTTPX; raises a `ServiceError`."""
+        """The seconds to wait after an exception of HTTPX; raises a `ServiceError` if it is no
+        use."""
         httpx = self._httpx
         unsent = isinstance(error, httpx.ConnectError | httpx.ConnectTimeout | httpx.PoolTimeout)
         slow = isinstance(error, httpx.TimeoutException) and not unsent
@@ -253,21 +258,22 @@ class Client(_Both):
     """A client of a service (`ensembleode serve`), whose solves work inside `jax.grad`, `jit` and
     `vmap`.
 
-    Requests are tried again after lost connections, and when the service is full, starting or
-    behind a gateway that gave up; with growing pauses, or those the service asks for. Connections
-    are kept. A client can be used by several threads, and as a context manager, which closes it.
+    Requests are tried again after a lost connection, and when the service is full or starting, or a
+    gateway in front of it gave up. The pauses in between grow, or are those that the service asks
+    for. Connections are kept open. A client can be used by several threads, and as a context
+    manager, which closes it.
 
     **Arguments:**
 
-    - `url`: of the service, such as `"http://127.0.0.1:8000"`.
-    - `token`: sent with each request, where the service wants one.
-    - `timeout`: seconds to wait for an answer. The service has its own limits as well.
+    - `url`: the address of the service, such as `"http://127.0.0.1:8000"`.
+    - `token`: sent with each request, if the service needs one.
+    - `timeout`: the seconds to wait for an answer. The service has its own limits as well.
     - `retries`: how often a request is tried again.
 
     **Raises:** `ValueError` for malformed arguments; `ImportError` without HTTPX and msgpack.
 
-    Its methods raise [`ServiceError`][ensembleode.ServiceError] when the service refuses or can't
-    be reached.
+    Its methods raise [`ServiceError`][ensembleode.ServiceError] when the service refuses a request
+    or can't be reached.
     """
 
     _kind = "Client"
@@ -306,15 +312,15 @@ class Client(_Both):
 
 
 class AsyncClient(_Both):
-    """A client of a service for `asyncio`: as [`Client`][ensembleode.Client], its methods awaited,
-    and so those of the jobs that it gives.
+    """A client of a service for `asyncio`: a [`Client`][ensembleode.Client] whose methods are
+    awaited, and so are those of its jobs.
 
-    Its solves are not differentiated, and not for inside `jit`. It belongs to one event loop. It
+    Its solves can't be differentiated, nor be used inside `jit`. It belongs to one event loop. It
     can be used as an asynchronous context manager, which closes it.
 
-    **Arguments:** `url`, `token`, `timeout` and `retries`, as of `Client`.
+    **Arguments:** `url`, `token`, `timeout` and `retries`: see `Client`.
 
-    **Raises:** as `Client`.
+    **Raises:** the same errors as `Client`.
     """
 
     _kind = "AsyncClient"

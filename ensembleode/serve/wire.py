@@ -1,6 +1,7 @@
-"""Bodies to numbers and back: JSON and MessagePack, refused with the path of the field at fault.
+"""From bodies to numbers and back: JSON and MessagePack. Wrong bodies are refused with the path of
+the field at fault.
 
-In MessagePack an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
+In MessagePack, an array is `{"dtype": "<f8", "shape": [...], "data": bytes}`, in C order.
 """
 
 import dataclasses
@@ -16,19 +17,19 @@ import orjson
 from .exchange import BINARY as BINARY, JSON as JSON
 
 
-# What arrays of requests may be made of.
+# The dtypes that arrays of requests may have.
 DTYPES = {name: np.dtype(name) for name in ("<f4", "<f8", "<i4", "<i8")}
 _KINDS = {dtype: name for name, dtype in DTYPES.items()}
 _OF_AN_ARRAY = {"dtype", "shape", "data"}
 # Lists and objects of a body: an empty one is a byte or two, and seventy when it is read.
 _LISTS = 2**20
-# What else there may be of in MessagePack: as elements of a list, say.
+# Further limits of MessagePack, for example on the number of elements of a list.
 _MOST = {"max_array_len": 2**22, "max_map_len": 2**10, "max_str_len": 2**16, "max_ext_len": 2**10}
 
 
 @dataclasses.dataclass(eq=False)
 class Refused(Exception):
-    """A request that can't be answered: the status, a code, what is wrong, and where."""
+    """A request that is refused: the status, a code, what is wrong, and where."""
 
     status: int
     code: str
@@ -64,10 +65,10 @@ def parsed(body: bytes | bytearray, binary: bool) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise Refused(422, "invalid_body", "the body must be an object.")
     if binary or b"true" in body or b"false" in body:
-        # To NumPy they are numbers, beside others.
+        # NumPy would treat booleans beside numbers as numbers.
         for name, value in found.items():
             if type(value) is dict and value.keys() == _OF_AN_ARRAY:
-                continue  # which has its own checks
+                continue  # this field has its own checks
             try:
                 _refuse_booleans(value, str(name))
             except RecursionError:
@@ -103,9 +104,9 @@ def _of_json(body: bytes | bytearray) -> Any:
     try:
         return orjson.loads(body)
     except ValueError:
-        # It takes neither NaN nor large integers, which are refused later, by their path.
+        # orjson takes neither NaN nor large integers, which are refused later, with their path.
         found = json.loads(body)
-        if b"\\u" in body:  # which may be half a character: no UTF-8 has that
+        if b"\\u" in body:  # this may be half a character, which UTF-8 can't encode
             json.dumps(found, ensure_ascii=False).encode()
         return found
 
@@ -150,12 +151,13 @@ def _unpacked(given: dict, name: str) -> np.ndarray:
         raise invalid(f"{name}.data", "data must be as many bytes as shape and dtype say.")
     try:
         return np.frombuffer(data, dtype).reshape(shape)
-    except ValueError:  # no data, and dimensions that are too large beside one of 0
+    except ValueError:  # no data, and huge dimensions beside one that is 0
         raise invalid(f"{name}.shape", "shape is too large for an array.") from None
 
 
 def _looked_through(given: Any, name: str) -> np.ndarray:
-    """Numbers that NumPy doesn't take as they are; or where they aren't numbers."""
+    """Numbers that NumPy doesn't convert as they are; raises `Refused` where they aren't
+    numbers."""
 
     def shape_of(x: Any, path: str) -> tuple[int, ...]:
         if isinstance(x, list):
@@ -213,12 +215,12 @@ def encoded(content: Any, binary: bool) -> bytes:
     """The body of a response."""
     if binary:
         return _packers.packer.pack(content)
-    # (NaN is null in it.)
+    # In JSON, NaN is null.
     return orjson.dumps(content, _listed, orjson.OPT_SERIALIZE_NUMPY)
 
 
 def _packed(x: Any) -> Any:
-    if isinstance(x, np.ndarray | np.generic):  # (a sum of scalars is no array)
+    if isinstance(x, np.ndarray | np.generic):  # a sum of scalars is np.generic
         kind = _KINDS.get(x.dtype)
         if kind is None:
             x = x.astype(x.dtype.newbyteorder("<"))
@@ -228,13 +230,13 @@ def _packed(x: Any) -> Any:
 
 
 def _listed(x: Any) -> Any:
-    if isinstance(x, np.ndarray):  # one that isn't contiguous
+    if isinstance(x, np.ndarray):  # not contiguous
         return np.ascontiguousarray(x) if x.ndim else x.item()
     raise TypeError(f"{type(x).__name__} is not JSON")
 
 
 class _Packers(threading.local):
-    """One for each thread: a new one for each answer would have a new buffer, too."""
+    """A packer for each thread; a new one for each answer would also need a new buffer."""
 
     def __init__(self):
         self.packer = msgpack.Packer(default=_packed)

@@ -40,8 +40,8 @@ _method = Rodas(
 
 
 class Rodas4(Rosenbrock):
-    """Rodas 4(3), L-stable and stiffly accurate: for stiff problems at middle tolerances. Steps as
-    OrdinaryDiffEq's.
+    """Rodas 4(3), L-stable and stiffly accurate, for stiff problems at medium tolerances. Its steps
+    are those of OrdinaryDiffEq.
 
     Source: Hairer and Wanner, "Solving Ordinary Differential Equations II" (1996), IV.7, with the
     interpolant of their code, order 3.

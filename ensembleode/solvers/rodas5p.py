@@ -52,9 +52,9 @@ _method = Rodas(
 
 class Rodas5P(Rosenbrock):
     """Rodas 5(4) by Steinebach, L-stable and stiffly accurate: the first choice for stiff problems,
-    in particular at tight tolerances. Steps as OrdinaryDiffEq's.
+    in particular at tight tolerances. Its steps are those of OrdinaryDiffEq.
 
-    It loses less of its order than others where the solution follows a stiff forcing.
+    It loses less of its order than other methods where the solution follows a stiff forcing.
 
     Source: Steinebach, "Construction of Rosenbrock-Wanner method Rodas5P and numerical benchmarks
     within the Julia Differential Equations package", BIT 63:27 (2023), with its interpolant,

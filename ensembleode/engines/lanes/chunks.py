@@ -16,11 +16,12 @@ from ...numbers import of_kind
 from ...tracing.program import Program
 
 
-# Bytes of one array of the size of a chunk's state; a step needs a few tens of them.
+# The bytes of one array with the state of a chunk; a step needs a few tens of such arrays.
 _CHUNK = 2**14
 _WIDEST, _NARROWEST = 128, 8
-# Bytes of a vector over the lanes up to which XLA's CPU runtime runs the operations of a loop one
-# after the other; those on larger ones it hands to threads, which takes longer than they do.
+# The largest vector over the lanes, in bytes, for which XLA's CPU runtime runs the operations of a
+# loop one after the other. Operations on larger vectors it hands to threads, which takes longer
+# than the operations do.
 _IN_TURN = 512
 _TOLERANCES = [row.name for row in of_kind("tolerance")]
 # Of which times and flag are for all lanes alike, or have these first.
@@ -28,9 +29,9 @@ _AS_IS = [row.name for row in of_kind("times", "count", "flag")]
 
 
 def width_of(state: Any, n: int) -> int:
-    """How many lanes a chunk has, from the size of the state and the number of trajectories.
+    """The number of lanes of a chunk, from the size of the state and the number of trajectories.
 
-    The same for every ensemble algorithm, as the bits of matrix products depend on it.
+    It is the same for every ensemble algorithm, as the bits of matrix products depend on it.
     """
     each = max(1, math.prod(state.shape)) * np.dtype(state.dtype).itemsize
     fitting = 2 ** int(math.log2(max(1, _CHUNK // each)))
@@ -60,7 +61,7 @@ def in_chunks(x: Any, chunks: int, width: int) -> Any:
     """`[n, ...]` as `[chunk, lane, ...]`."""
     missing = chunks * width - x.shape[0]
     if missing:
-        # Copies of the last, which are masked.
+        # The last chunk is filled up with copies, which are masked.
         x = jnp.concatenate([x, jnp.broadcast_to(x[-1:], (missing, *x.shape[1:]))])
     return x.reshape(chunks, width, *x.shape[1:])
 

@@ -1,15 +1,16 @@
-"""Continuous adjoints: the adjoint ODE, solved backwards, instead of the steps pulled back.
+"""Continuous adjoints: the adjoint ODE is solved backwards, instead of pulling back the steps.
 
-`lambda' = -(df/du)^T lambda` from the end to the start, where it jumps by the cotangent of each
-saved state, and `(df/dp)^T lambda` integrated is the cotangent of the parameters (Chen et al.,
-"Neural ordinary differential equations", NeurIPS 2018, appendix B).
+The adjoint ODE is `lambda' = -(df/du)^T lambda`, from the end to the start. At each saved state,
+lambda jumps by the state's cotangent. The cotangent of the parameters is the integral of
+`(df/dp)^T lambda` (Chen et al., "Neural ordinary differential equations", NeurIPS 2018, appendix
+B).
 
-- [`gauss`][] has the state from the dense output of the recorded steps, and integrates over each by
-    Gauss and Legendre's quadrature (Norcliffe and Deisenroth, "Faster training of neural ODEs using
-    Gauss-Legendre quadrature", TMLR 2023).
-- [`backsolve`][] solves for the state, too, backwards from each saved one, and records nothing.
+- [`gauss`][] gets the state from the dense output of the recorded steps, and integrates over each
+    step by Gauss-Legendre quadrature (Norcliffe and Deisenroth, "Faster training of neural ODEs
+    using Gauss-Legendre quadrature", TMLR 2023).
+- [`backsolve`][] also solves for the state, backwards from each saved state, and records nothing.
 
-Both are `replay.pull_back` in arguments and results.
+Both have the arguments and results of `replay.pull_back`.
 """
 
 import functools
@@ -33,7 +34,7 @@ from .replay import add_end, cotangents_of, pull_back, Pulled, Record, Replay, t
 
 
 class _Dense(NamedTuple):
-    """A step that was taken, and the states within it."""
+    """A recorded step, and the states within it."""
 
     replay: Replay
     taken: Record
@@ -49,7 +50,8 @@ class _Dense(NamedTuple):
 
 
 def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
-    """Integrate back over one step, from its end or a saved time to the one before."""
+    """Integrate back over one step, from its end or a saved time to the saved time before, and so
+    on to its start."""
     adjoint, _, grad, rows = pulled
     taken = replay.safe(taken)
     t, h, y, carry, _ = taken
@@ -78,7 +80,8 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
         adjoint, rows = jump(adjoint, rows, here)
         return adjoint, grad, rows, stop, here
 
-    # A part of no length costs as much as another, and many a grid is that of the steps.
+    # Integrating over a part of no length costs as much as over another, and the saved times often
+    # are those of the steps.
     theta, here = _last_row(dense, rows)
     adjoint, rows = jump(adjoint, rows, here & (theta >= 1))
     took = h != 0
@@ -87,15 +90,16 @@ def _over_step(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
     return Pulled(adjoint, None, grad, rows)
 
 
-# Integrates back over the steps of the lanes of the mask, which succeed.
+# Integrates back over the steps of the lanes in the mask, which succeeded.
 gauss = functools.partial(pull_back, through=_over_step)
 
 
 def _last_row(dense: _Dense, rows: Any) -> tuple:
-    """Where in the step the last row lies that is left, as theta (zero if it is before the step);
-    and whether it is in the step.
+    """The place within the step of the last row that is left, as theta (zero if it is before the
+    step); and whether it is in the step.
 
-    Times that are the same but for rounding are: a row at the start belongs to the step before.
+    Times that differ only by rounding count as equal: a row at the start belongs to the step
+    before.
     """
     chunk, t, h = dense.replay.chunk, dense.taken.t, dense.taken.h
     took = h != 0
@@ -110,9 +114,9 @@ def _last_row(dense: _Dense, rows: Any) -> tuple:
 
 def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any) -> tuple:
     """The adjoint at `stop` from the adjoint at `begin` (both are thetas from 0 to 1), by one step
-    of the method; and the cotangent of the parameters, with what this part adds.
+    of the method; and the cotangent of the parameters, with the contribution of this part added.
 
-    The signs of backwards in time and of the adjoint ODE cancel.
+    Going backwards in time and the minus of the adjoint ODE cancel.
     """
     replay, length = dense.replay, begin - stop
     method, h = replay.method, length * dense.taken.h
@@ -123,7 +127,8 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
         return dense.at(begin - x * length)
 
     def rate(adjoint, x):
-        """The derivative of the adjoint by `x`, which goes from 0 at `begin` to 1 at `stop`."""
+        """The derivative of the adjoint with respect to `x`, which goes from 0 at `begin` to 1 at
+        `stop`."""
         u, t = at(x)
         _, pullback = jax.vjp(lambda u: replay.field(replay.chunk.p, u, t), u)
         rate = pullback(adjoint)[0]
@@ -146,7 +151,7 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
 
 
 def _quadrature(order: int) -> list[tuple[float, float]]:
-    """Nodes and weights on [0, 1], of an order above that of the method."""
+    """Nodes and weights of a quadrature on [0, 1] with a higher order than the method's."""
     count = min(max(3, (order + 2) // 2), 5)
     nodes, weights = np.polynomial.legendre.leggauss(count)
     return [(float(1 + x) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True)]
@@ -160,7 +165,7 @@ def _add_pulled(replay: Replay, u: Leaves, t: Any, cotangent: Leaves, grad: Any,
 
 
 #
-# Backwards, with the state
+# Backwards, together with the state
 #
 
 
@@ -191,7 +196,7 @@ def backsolve(replay: Replay, room: None) -> tuple[Leaves, Any, None]:
         at_u0 = select(at_start, map_leaves(jnp.add, at_u0, ct), at_u0)
         adjoint = select(there & ~at_start, map_leaves(jnp.add, adjoint, ct), adjoint)
         u = select(there, row_of(saved.u, i), chunk.u0)
-        # No way to go for a row that is not there.
+        # A row that is not there leaves no distance to integrate over.
         t = jnp.where(there, t, t0)
         before = jnp.where(there & (i > 0), before, t0)
         adjoint, grad = back.solved(t, before, u, adjoint, grad)
@@ -203,7 +208,7 @@ def backsolve(replay: Replay, room: None) -> tuple[Leaves, Any, None]:
 
 
 class _Back(NamedTuple):
-    """The ODE of the state and its adjoint, whose leaves follow one another."""
+    """The ODE of the state and its adjoint; the leaves of the adjoint follow those of the state."""
 
     replay: Replay
 

@@ -24,13 +24,13 @@ from .replay import buffers, pull_back as replayed, Replay, SavedRows, Wide
 from .solves import solve
 
 
-# How a chunk is pulled back, by the name of its `sensealg`.
+# The function that pulls back through a chunk, by the name of its `sensealg`.
 _ADJOINTS = {"ReplayAdjoint": replayed, "GaussAdjoint": gauss, "BacksolveAdjoint": backsolve}
 
 
 class Found(NamedTuple):
-    """What else is known of solved trajectories: how many `steps` they took, `[trajectory]`, and
-    what was `saved`, where that is wanted."""
+    """Further data of solved trajectories: how many `steps` they took, `[trajectory]`, and the
+    `saved` states, where they are needed."""
 
     steps: Int[Array, "lane"]
     saved: SavedRows | None = None
@@ -51,12 +51,12 @@ def pull_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
 
 def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
-    """`pull_back` of one group, chunk by chunk; of what is shared, cotangents are summed."""
+    """`pull_back` for a single group, chunk by chunk; cotangents of shared numbers are summed."""
     plan = flow.plan
     solver, saving = plan.method.value, plan.saving
     steps, saved = known.more
     if saving.mode == "steps" and plan.controlled < math.prod(plan.state.shape):
-        # With their tangents, which were not saved.
+        # The saved states don't have the tangents, so the trajectories are solved again.
         result = solve(plan, lanes, known.ok)
         saved = SavedRows(result.u, result.t, result.length)
     field = lane_field(plan)
@@ -70,8 +70,9 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
     def one(carry, which):
         room, grad_shared = carry
         which, ok = which
-        # A failed lane is not solved again; its numbers, which may be infinite or NaN, are replaced
-        # by those of one that succeeded, so that products with shared weights stay finite.
+        # A failed lane is not solved again. Its numbers may be infinite or NaN, so they are
+        # replaced by those of a lane that succeeded, which keeps products with shared weights
+        # finite.
         which = jnp.where(ok, which, which[jnp.argmax(ok)])
         here, fixed, c, saved_here = jax.tree.map(
             lambda x: x[which], (every, fixed_every, cotangent, saved)
@@ -113,8 +114,8 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 def _by_cost(adaptive: bool, width: int, steps: Any, ok: Any) -> tuple:
     """Trajectories in chunks of about equal numbers of steps, as a chunk takes its slowest lane's.
 
-    **Returns:** which trajectory is at each place, `[chunk, lane]`, at which place each is,
-    `[trajectory]`, and which places hold one that succeeded.
+    **Returns:** the number of the trajectory at each place, `[chunk, lane]`; the place of each
+    trajectory, `[trajectory]`; and a mask of the places whose trajectory succeeded.
     """
     n = len(steps)
     chunks = -(-n // width)
@@ -156,9 +157,10 @@ def _through_chunk(
     saved: SavedRows | None,
     room: Any,
 ) -> tuple:
-    """The cotangents of the first states and of the arguments that are real, from that of the rows.
+    """The cotangents of the initial states and of the real arguments, from the cotangent of the
+    rows.
 
-    `saved`: what was saved, where that is wanted.
+    **Arguments:** `saved`: the saved states, where they are needed.
     """
     at_end = tuple(map(jnp.zeros_like, chunk.u0))
     rows = cotangent

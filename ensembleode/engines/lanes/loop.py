@@ -60,17 +60,17 @@ def _tolerances_of(chunk: Lane) -> Tolerances:
 
 
 class State(NamedTuple):
-    """Where the lanes are.
+    """The variables of the loop.
 
-    (Where all lanes share a fixed step, `t` and `h` have no axis.)
+    Where all lanes share a fixed step, `t` and `h` have no axis.
 
-    - `t`, `y`: the time and the state; `carry`: what the method carries to the next step.
+    - `t`, `y`: the time and the state; `carry`: the method's carry.
     - `h`: the size of the next step, positive.
-    - `memory`: what the controller remembers, a tuple; None with a fixed step.
-    - `code`: the return code; `GOING` where the lane goes on, which is `active` then.
+    - `memory`: the controller's memory, a tuple; None with a fixed step.
+    - `code`: the return code; `GOING` where the lane goes on, which is then `active`.
     - `failures`: see `count_failures`; None with a fixed step.
-    - `stops`: where the lanes are among their known times; None without such times.
-    - `naccept`, `ntried`: counts of steps; `tries`: those of the chunk.
+    - `stops`: the position of the lanes among their known times; None without such times.
+    - `naccept`, `ntried`: each lane's numbers of steps; `tries`: the number of turns of the chunk.
     """
 
     tries: Int[Array, ""]
@@ -91,8 +91,8 @@ class State(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`; `accepted` is
-    true in the lanes that took it."""
+    """A step that has been tried, from `t` and `y` to `t2`, of the signed size `h`; `accepted` has
+    the lanes that took it."""
 
     t: Any
     t2: Any
@@ -146,10 +146,10 @@ def start(plan: Plan, field: Callable, chunk: Lane, mask: Bool[Array, "lane"]) -
 def _beyond(
     plan: Plan, field: Callable, chunk: Lane, jumps: Any, y: Leaves, t: Any, carry: Any
 ) -> tuple[Any, Any]:
-    """The time right after `t`, and what the method carries from there, in the lanes where `f`
-    jumps."""
+    """The time just after `t` and the method's carry from there, in the lanes where `f` jumps; the
+    time and the carry as they are in the others."""
     following = next_time(LANES, t, jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(t))
-    # (The derivative of `t` remains.)
+    # The time keeps the derivative of `t`.
     t = t + jax.lax.stop_gradient(jnp.where(jumps, following - t, 0))
 
     def anew():
@@ -164,14 +164,14 @@ def _beyond(
 
 
 def of_each_lane(carry: Any, lanes: int) -> Any:
-    """What is carried, its numbers one a lane."""
+    """The method's carry with each number extended to one for each lane."""
     return jax.tree.map(lambda x: x if x.ndim else jnp.broadcast_to(x, (lanes,)), carry)
 
 
 def first_step(
     plan: Plan, field: Callable, chunk: Lane, y: Leaves, t: OfLanes
 ) -> tuple[Any, OfLanes]:
-    """What the method carries to a step from the state `y` at `t`, and the size of that step."""
+    """The method's carry for a step from the state `y` at `t`, and the size of that step."""
     h: Any = chunk.dt
     field = evaluated_once(field, y, t)
     carry = plan.method.value.method.init(LANES, equations_of(field), y, t)
@@ -202,12 +202,12 @@ def advance(plan: Plan, field: Callable, chunk: Lane, state: State) -> tuple[Sta
 def _go_on(
     plan: Plan, field: Callable, chunk: Lane, state: State, stops: Stops, step: Step
 ) -> State:
-    """The state in the next stretch of time, in lanes that have come to the end of one."""
+    """The variables in the next stretch of time, for lanes that have come to the end of one."""
     t1 = chunk.t1 + jnp.zeros_like(state.t)
     direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(state.t)
     stepped, here = step.accepted, step.accepted & state.active & (state.t == stops.tstop)
     if not state.t.ndim:
-        # (All lanes go on together.)
+        # All lanes go on together.
         stepped, here = jnp.array(True), state.t == stops.tstop
     stops = stops._replace(anew=stops.anew & ~stepped)
     arrival = state.t, t1, direction, state.tries, here
@@ -219,8 +219,9 @@ def _go_on(
 
 
 class _Tried(NamedTuple):
-    """A step before it is judged: `size` is what it was to be, positive; `h` is its signed size,
-    `t2` its end. `unresolved`: where time can't resolve it; None of an adaptive step."""
+    """A step before it is judged. `size` is its nominal size, positive; `h` is its signed size, and
+    `t2` its end. `unresolved` has the lanes where time can't resolve the step; None for an adaptive
+    step."""
 
     size: Any
     h: Any
@@ -236,25 +237,27 @@ def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> _Tried:
     anchor, number = chunk.t0, state.tries
     if stops is not None:
         tstop, anchor, number = stops.tstop, stops.anchor, number - stops.tried
-    # Steps are constants to whoever differentiates, but for the last, which moves with its end.
+    # For derivatives, the sizes of steps are constants, except for the last step's, which moves
+    # with its end.
     size = jax.lax.stop_gradient(state.h)
     unresolved = None
     if plan.method.value.adaptive:
         t2 = adaptive_step(LANES, t, tstop, jnp.sign(chunk.t1 - chunk.t0), size)
         size = jnp.minimum(size, jax.lax.stop_gradient(jnp.abs(tstop - t)))
     else:
-        # All lanes that go on have taken as many steps.
+        # All lanes that go on have taken equally many steps.
         t2, unresolved = fixed_step(LANES, anchor, tstop, t, size, number)
         unresolved = unresolved & (active if t.ndim else jnp.any(active))
         t2 = jnp.where(unresolved, t, t2)
-    # As time has it after rounding: otherwise the state would be ahead of it, or behind.
+    # The size after the end was rounded; with the size before, the state would be ahead of the time
+    # or behind.
     h = t2 - t
     if has_jumps(chunk):
         direction = jnp.sign(chunk.t1 - chunk.t0) + jnp.zeros_like(t)
         within = size_within(LANES, *jax.lax.stop_gradient((t, t2, direction)))
         h = h + jax.lax.stop_gradient(within - h)
     if unresolved is not None:
-        # The state becomes NaN, and the lane ends.
+        # The state becomes NaN there, which ends the lane.
         h = jnp.where(unresolved, jnp.nan, h)
     attempt = plan.method.value.method.step(LANES, equations_of(field), y, state.carry, t, h)
     return _Tried(size, h, t2, attempt, unresolved)
@@ -272,7 +275,7 @@ def _control(plan: Plan, chunk: Lane, state: State, tried: _Tried) -> tuple[Step
         verdict = verdicts.judge_fixed(LANES, sound, unresolved, active, size)
     else:
         assert state.memory is not None
-        # The steps are constants to whoever differentiates the solution.
+        # For derivatives of the solution, the sizes of steps are constants.
         at = jax.lax.stop_gradient((attempt, y))
         squared = squared_error(LANES, _norm_of(plan), _tolerances_of(chunk), *at)
         tstop = chunk.t1 if state.stops is None else state.stops.tstop
@@ -281,7 +284,7 @@ def _control(plan: Plan, chunk: Lane, state: State, tried: _Tried) -> tuple[Step
         judged = times, size, squared, before, active, is_first
         verdict = verdicts.judge(LANES, controller, _bounds_of(chunk), *judged)
         verdict, failures = verdicts.counted(LANES, verdict, state.failures, size, times.span)
-        # (Where it is rejected, it ends where it began.)
+        # A rejected step ends where it began.
         t2 = jnp.where(verdict.accepted, t2, t)
     return Step(t, t2, h, y, attempt, verdict.accepted), verdict, failures
 
@@ -289,7 +292,7 @@ def _control(plan: Plan, chunk: Lane, state: State, tried: _Tried) -> tuple[Step
 def _commit(
     plan: Plan, chunk: Lane, state: State, step: Step, verdict: Verdict, failures: Any
 ) -> tuple[State, Step]:
-    """The state after a step."""
+    """The variables after a step."""
     accepted, active = step.accepted, state.active
     tries = state.tries + 1
     arrived = accepted & (step.t2 == chunk.t1 + jnp.zeros_like(step.t))
@@ -301,7 +304,7 @@ def _commit(
     if step.t.ndim > 0:
         carry = jax.tree.map(lambda a, b: jnp.where(over(accepted, a), a, b), carry, state.carry)
         t2, y = jnp.where(accepted, t2, step.t), select(accepted, y, step.y)
-    # (Else all lanes end together, and what is NaN stays NaN.)
+    # With a shared step all lanes end together, and a state that is NaN stays NaN.
     state = state._replace(t=t2, y=y, carry=carry)
     h = verdict.next_h
     if adaptive:

@@ -2,9 +2,9 @@
 
 The backward pass runs a chunk again, recording its steps, and replays them backwards with the step
 sizes held constant (the discrete adjoint; Hager, "Runge-Kutta methods in optimal control and the
-transformed adjoint system", Numer. Math. 87, 2000). A chunk's record holds one segment of its
-steps: of those before it checkpoints are kept, a segment apart, from which they are recorded anew.
-So memory grows with the square root of `maxiters`, the cost with the steps that were taken, and
+transformed adjoint system", Numer. Math. 87, 2000). The record has room for one segment of steps.
+For earlier segments only checkpoints at their starts are kept, from which they are recorded again.
+So the memory grows with the square root of `maxiters`, the cost with the number of steps taken, and
 nothing is kept from one chunk to the next.
 """
 
@@ -27,16 +27,18 @@ from .loop import advance, lanes_of, of_each_lane, running, start, State
 from .stops import has_jumps, steps_between
 
 
-# Bytes of a record: longer segments need fewer runs, until they leave the cache.
+# The bytes of a record. Longer segments need fewer runs, until they leave the cache.
 _RECORD = 2**20
 
 
 class Record(NamedTuple):
-    """The steps of a segment, `[step, ...]` each; `h` is zero in lanes that did not take the step.
+    """The steps of a segment, each field with a leading axis `[step, ...]`; `h` is zero in lanes
+    that did not take the step.
 
-    `carry` is what the step was carried, where cotangents of it are (see `_is_chained`); else None.
-    `anew` is true where that was made anew from the state, at the first step after a discontinuity;
-    None where there are none, or nothing is carried.
+    - `carry`: the method's carry at the start of the step, if cotangents pass through it (see
+        `_is_chained`); else None.
+    - `anew`: whether the carry was made anew from the state, for the first step after a
+        discontinuity; None where there are no discontinuities, or no carry is recorded.
     """
 
     t: Any
@@ -47,10 +49,11 @@ class Record(NamedTuple):
 
 
 class Pulled(NamedTuple):
-    """What has been pulled back to the start of a step.
+    """The cotangents, pulled back to the start of a step.
 
-    - `y`, `carry`: the cotangents of the state and of what is carried (where that is recorded).
-    - `grad`: of the arguments; `rows`: how many of the saved rows are left, `[lane]`.
+    - `y`, `carry`: the cotangents of the state and of the method's carry (where it is recorded).
+    - `grad`: the cotangents of the arguments.
+    - `rows`: how many of the saved rows are left, `[lane]`.
     """
 
     y: Leaves
@@ -60,14 +63,14 @@ class Pulled(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Room for the record of a segment and for the checkpoints, reused by chunk after chunk."""
+    """Memory for the record of a segment and for the checkpoints, which all chunks use in turn."""
 
     record: Record
     checkpoints: State
 
 
 class SavedRows(NamedTuple):
-    """The saved states themselves, their times, and how many of them there are."""
+    """The saved states, their times, and the number of rows of each lane."""
 
     u: Inexact[Array, "lane row *state"]
     t: Float[Array, "row"] | Float[Array, "lane row"]
@@ -75,13 +78,14 @@ class SavedRows(NamedTuple):
 
 
 class Wide(NamedTuple):
-    """The arguments of the field as they are differentiated.
+    """The arguments of the field in the form in which they are differentiated.
 
-    Numbers that all lanes share are one a lane, as their cotangents are summed over the lanes only
-    once, at the end; but for those on which it depends what the field computes (the predicate of a
-    `lax.cond`, say), which stay one, so that it is the same as forwards.
+    A number that all lanes share is extended to one number for each lane, so that its cotangents
+    are summed over the lanes only once, at the end. The exceptions are numbers that decide what the
+    field computes (such as the predicate of a `lax.cond`), which stay single, so that the field
+    takes the same branch as forwards.
 
-    - `args`: those that are real; None in the place of the others, which are in `rest`.
+    - `args`: the real arguments; None in the place of the others, which are in `rest`.
     - `has_lanes`: which of `args` have an axis of lanes.
     """
 
@@ -93,7 +97,8 @@ class Wide(NamedTuple):
         return eqx.combine(args, self.rest)
 
     def added(self, grad: Any, more: Any, mask: Any) -> Any:
-        """Both cotangents added, `more` in the lanes of the mask: elsewhere it may be NaN."""
+        """The sum of both cotangents, where `more` counts only in the lanes of the mask: it may be
+        NaN in the others."""
 
         def add(x, y, has_lanes):
             return x + jnp.where(over(mask, y), y, jnp.zeros_like(y)) if has_lanes else x + y
@@ -102,7 +107,7 @@ class Wide(NamedTuple):
 
     @property
     def is_shared(self) -> bool:
-        """Whether there are arguments whose cotangents are summed over the lanes at once."""
+        """Whether there are arguments whose cotangents are summed over the lanes in every step."""
         return not all(jax.tree.leaves(self.has_lanes))
 
 
@@ -137,8 +142,8 @@ def buffers(plan: Plan, like: Lane) -> Buffers | None:
 def _is_chained(plan: Plan) -> bool:
     """Whether cotangents pass through what a step hands on to the next (the method's carry).
 
-    What `init` makes of the state is otherwise evaluated again; but where dense output depends on
-    what is handed on, that is pulled back only once.
+    Otherwise the carry is computed from the state again by `init`. But where dense output depends
+    on the carry, it is better to pull back through it only once.
     """
     return plan.method.value.method.remembers or plan.saving.mode == "times"
 
@@ -184,8 +189,8 @@ class Replay(NamedTuple):
     def safe(self, taken: Record) -> Record:
         """The step, moved to the start of the trajectory in lanes that did not take it.
 
-        There the field may be evaluated: elsewhere its derivative may be infinite, and times a
-        cotangent of zero that is NaN, in the sum over the lanes.
+        The field can be evaluated at the start. Elsewhere its derivative may be infinite, and NaN
+        when multiplied by a cotangent of zero, which would spoil the sum over the lanes.
         """
         if not self.wide.is_shared:
             return taken
@@ -201,9 +206,10 @@ def pull_back(
 ) -> tuple[Leaves, Any, Buffers | None]:
     """Pull back through a chunk; the cotangents of lanes that are not in the mask are zero.
 
-    `through` pulls back through one step, by default the step itself.
+    **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
-    **Returns:** the cotangents of `u0` (which may be saved, too) and of `wide.args`; and the room.
+    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and the memory,
+    to be used again.
     """
     chunk, mask, args = replay.chunk, replay.mask, replay.wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
@@ -254,13 +260,13 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 
     def segment(carry):
         number, again, length, record, pulled = carry
-        # Recorded before it is read, in this order: XLA would copy the record otherwise.
+        # The segment is recorded before it is replayed, as XLA would copy the record otherwise.
         state = _read(room.checkpoints, number)
         _, record, steps = _record_segment(plan, field, chunk, state, record, again)
         length = jnp.where(again, steps, length)
         return number - 1, jnp.array(True), length, record, replayed(record, length, pulled)
 
-    # The last is in the record.
+    # The last segment is in the record already.
     carry = (last, jnp.array(False), length, room.record, pulled)
     *_, record, pulled = jax.lax.while_loop(going, segment, carry)
     return pulled, Buffers(record, room.checkpoints)
@@ -314,7 +320,8 @@ def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
 def _record_saved(replay: Replay, saved: SavedRows) -> tuple:
     """The record of all steps, where every one was saved; and how many they are.
 
-    (Run again, in another program, a solve to the last digits may take others.)
+    Running the solve again would be another program, which may take different steps because it
+    rounds differently.
     """
     chunk, u, t = replay.chunk, jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
     y, length = jax.vmap(replay.field.split)(u), saved.length
@@ -350,7 +357,8 @@ def _carried(replay: Replay, record: Record) -> Any:
 
 
 def _where(mask: Any, carry: Any, other: Any = None) -> Any:
-    """The carry (or its cotangents) in the lanes of the mask; in the others zero, or `other`."""
+    """The carry (or its cotangents) in the lanes of the mask, and `other` in the others; by default
+    zero."""
     if other is None:
         other = jax.tree.map(jnp.zeros_like, carry)
     return jax.tree.map(lambda x, y: jnp.where(over(mask, x), x, y), carry, other)
@@ -417,7 +425,7 @@ def _replay_one(replay: Replay, taken: Record, pulled: Pulled) -> Pulled:
 
 
 def add_end(replay: Replay, taken: Record, adjoint: Leaves, rows: Any) -> tuple[Leaves, Any]:
-    """Add the cotangent of the state saved at the end of the step."""
+    """Add the cotangent of the state that was saved at the end of the step."""
     taken_here = taken.h != 0
     row = jnp.where(taken_here, rows - 1, 0)
     at_end = cotangents_of(replay, row)

@@ -1,4 +1,5 @@
-"""Where the lanes of a chunk are among their known times, `tstops` and `d_discontinuities`."""
+"""The position of the lanes of a chunk among their known times, `tstops` and
+`d_discontinuities`."""
 
 from typing import Any, NamedTuple
 
@@ -16,14 +17,15 @@ _NAMES = [row.name for row in of_kind("stops")]
 
 
 class Stops(NamedTuple):
-    """(Without an axis where all lanes share their steps.)
+    """The variables for known times; they have no axis where all lanes share their steps.
 
-    - `rows`: of each table, which is sorted, the row of the next time.
-    - `tstop`: the end of the stretch of time that the lane is in, which no step goes beyond.
-    - `anchor`: where that begins, and `tried`: how many steps the chunk had tried until then: from
-        there fixed steps are laid out.
-    - `anew`: whether the stretch begins after a discontinuity, in which no step was taken yet.
-    - `restarts`: how many such stretches there were.
+    - `rows`: for each table, which is sorted, the row of the next time.
+    - `tstop`: the end of the current stretch of time, beyond which no step goes.
+    - `anchor`: the time at which the stretch begins; `tried`: how many steps the chunk had tried
+        until then. Fixed steps are laid out from there.
+    - `anew`: whether the stretch begins after a discontinuity, and no step has been taken in it
+        yet.
+    - `restarts`: the number of such stretches so far.
     """
 
     rows: tuple[Int[Array, "*lane"], ...]
@@ -90,7 +92,7 @@ def arrive(
 
 
 def _passed(table: Any, row: Any, t: Any, direction: Any, here: Any) -> Any:
-    """The first row after the time `t`, of the lanes `here`."""
+    """The first row after the time `t`, in the lanes `here`."""
 
     def due(row):
         return here & (direction * (t - _at(table, row, direction)) >= 0)
@@ -101,7 +103,7 @@ def _passed(table: Any, row: Any, t: Any, direction: Any, here: Any) -> Any:
 
 
 def _at(table: Any, row: Any, direction: Any) -> Any:
-    """The time of a row, infinitely far where there are no more."""
+    """The time of a row; infinitely far where there are no more rows."""
     if table.ndim == 1:
         time = table.at[row].get(mode="clip")
     else:
