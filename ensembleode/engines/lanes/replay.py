@@ -208,8 +208,8 @@ def pull_back(
 
     **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
-    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and the memory,
-    to be used again.
+    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and the
+    memory, to be used again.
     """
     chunk, mask, args = replay.chunk, replay.mask, replay.wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
