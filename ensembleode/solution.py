@@ -184,7 +184,7 @@ class ODESolution(_Solution):
     _given: Aside = Aside()
     saved: Saved | None = None
 
-    def __call__(self, t: Any, deriv: int = 0) -> Any:
+    def __call__(self, t: Any, deriv: Any = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
         Between accepted steps it is the interpolant of the method, the one that `saveat` has, too:
@@ -379,7 +379,7 @@ class EnsembleSolution(_Solution):
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def __call__(self, t: Any, deriv: int = 0) -> Any:
+    def __call__(self, t: Any, deriv: Any = 0) -> Any:
         """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
         `[trajectory, n, *state]`, or their derivatives by time. See
         [`ODESolution`][ensembleode.ODESolution].
@@ -508,7 +508,7 @@ class EnsembleSolution(_Solution):
 
 
 def _interpolated(
-    solution: ODESolution | EnsembleSolution, lengths: Any, t: Any, deriv: int, *, several: bool
+    solution: ODESolution | EnsembleSolution, lengths: Any, t: Any, deriv: Any, *, several: bool
 ) -> Any:
     dense = solution._dense
     if dense is None:
