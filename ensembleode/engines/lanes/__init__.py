@@ -4,11 +4,12 @@ The state of a chunk is `[*state, lane]`, with the trajectories last: one contig
 component where the field is small, and matrix products `W @ X` where it is a network. Every lane
 has its own step size, acceptance, end and return code.
 
-- `field.py`: the vector field over lanes, from its jaxpr.
+- `fields/lanes/`: the vector field over lanes, from its jaxpr.
 - `chunks.py`: trajectories to chunks. `solves.py`: solves, chunk by chunk.
 - `loop.py`: the steps of the time loop of a chunk; `stops.py`: known times that it steps onto;
     `saved_rows.py`: what it saves.
-- `gradients.py`: the way back; `replay.py`, `continuous_adjoints.py`: that of a chunk.
+- `gradients.py`: the way back through solves; `replay.py`, `continuous_adjoints.py`: the way back
+    through a chunk.
 """
 
 import functools

@@ -24,7 +24,7 @@ _WIDEST, _NARROWEST = 128, 8
 # than the operations do.
 _IN_TURN = 512
 _TOLERANCES = [row.name for row in of_kind("tolerance")]
-# Of which times and flag are for all lanes alike, or have these first.
+# The loop reads saved times with the lanes first, and the flag is the same for all lanes.
 _AS_IS = [row.name for row in of_kind("times", "count", "flag")]
 
 
@@ -46,9 +46,12 @@ def lane_field(plan: Plan) -> LaneField:
 
 
 def width_in(plan: Plan, field: LaneField, n: int) -> int:
-    """How many lanes a chunk of `n` trajectories has, as is best for them. Where components are
-    vectors of their own, whose bits don't depend on the width, no more than XLA runs in turn; and
-    that of a trajectory alone is as narrow as goes."""
+    """How many lanes a chunk has where there are `n` trajectories.
+
+    Where each component is a vector of its own, its bits don't depend on the width, and a chunk has
+    no more lanes than XLA computes without threads. The chunk of a single trajectory is as narrow
+    as possible.
+    """
     if n == plan.width == 1:
         return _NARROWEST if field.scalarised else 1
     width = max(plan.width, width_of(plan.state, n))
@@ -67,17 +70,19 @@ def in_chunks(x: Any, chunks: int, width: int) -> Any:
 
 
 def merged(x: Any) -> Any:
-    """`[chunk, lane, ...]` as `[n, ...]`, with what fills up the last chunk."""
+    """`[chunk, lane, ...]` as `[n, ...]`, together with the copies that fill up the last chunk."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def chunk_of(plan: Plan, field: LaneField, every: Lane, shared: Lane, width: int) -> Lane:
-    """The numbers of a chunk as the loop has them, the lanes last; `every` has those that differ
-    between lanes, which come first there.
+    """The numbers of a chunk in the form in which the loop reads them, with the lanes last.
 
-    `u0`, and tolerances that are by component, are leaves. `p` is what the field wants besides the
-    state and the time, its constants, too. Of the times in `saveat` those past the count of a lane
-    are infinite, in the direction of time, and there is no `count`.
+    `u0` is leaves, and so is a tolerance that has a number for each component. `p` is what the
+    field is given besides the state and the time; its constants are in `p`, too. The times in
+    `saveat` past the count of a lane are infinite, in the direction of time; there is no `count`.
+
+    **Arguments:** `every`: the numbers that differ between lanes, the lanes first; `shared`: the
+    others.
     """
     lanes, batched = eqx.combine(every, shared), plan.batched
 

@@ -54,8 +54,10 @@ def first_output(plan: Plan, field: LaneField, chunk: Lane, state: State) -> Out
 
 
 def _at_start(field: LaneField, chunk: Lane, u0: Any) -> Any:
-    """The state at times that are those of the start, `[lane, row, *state]`, whose derivative by
-    such a time is the field there."""
+    """The state at saved times that are the time of the start: `[lane, row, *state]`.
+
+    Its derivative by such a time is the field at the start.
+    """
     u0 = u0[:, None]
     rate = lane_first(field.join(field(chunk.p, chunk.u0, chunk.t0)))[:, None]
     since = chunk.saveat - (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])

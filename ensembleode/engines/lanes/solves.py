@@ -59,8 +59,8 @@ def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
 
 
 def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: Any) -> Result:
-    """The result of a chunk, all of whose lanes are integrated to their ends; `every` has the
-    numbers that differ between lanes, which come first."""
+    """Integrate all lanes of a chunk to their ends. (The arguments are those of `chunk_of`; lanes
+    that are not in the mask only fill up the chunk.)"""
     chunk = chunk_of(plan, field, every, shared, len(mask))
     if plan.method.value.direction != "forward":
         # The same bits, whatever the program does with these numbers before.
