@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
-from .solvers.method import equations_of, Method
+from .solvers.method import equations_of
 from .solvers.time import next_time, size_within
 
 
@@ -82,8 +82,9 @@ class Known(NamedTuple):
     """What of a solve decides how a step goes on within it, and no numbers.
 
     - `field`: the vector field, `field(consts, u, p, t)`; `tree`: what its state is made of.
-    - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
-        polynomial is then the cubic of the states and slopes at both ends.
+    - `method`: makes the same step again. It has the `degree`, `init`, `step`, `dense` and
+        `interpolate` of a [`Method`][ensembleode.solvers.method.Method]. It is None where nothing
+        can: the polynomial is then the cubic of the states and slopes at both ends.
     - `own`: of the constants and the parameters, which each trajectory has to itself.
     - `form`: what implicit methods take besides the field; None where that is nothing.
     - `jumps`: whether the field jumps at known times, where a step begins right after the one
@@ -91,7 +92,7 @@ class Known(NamedTuple):
     """
 
     field: Callable
-    method: Method | None
+    method: Any
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
     jumps: bool = False
