@@ -113,7 +113,8 @@ def _content(x: Any) -> Any:
         if not x.is_fully_addressable:  # held by several processes: none can read it
             return "elsewhere"
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            x = jax.random.key_data(x)
+            with jax.ensure_compile_time_eval():  # (also where others trace this)
+                x = jax.random.key_data(x)
     array = np.asarray(x)
     flat: Any = np.ascontiguousarray(array).reshape(-1)
     # As bytes, since not every dtype of JAX (bfloat16) is one of Python's buffers.

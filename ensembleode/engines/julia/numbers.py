@@ -10,6 +10,7 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
+from ...ground.keys import raw
 from ...numbers import but
 from .fields import Field
 
@@ -49,7 +50,7 @@ def _parameters(
     inputs = field.inputs
     own, shared = [], []
     for x, is_own in zip(lanes.parameters, batched, strict=True):
-        x = np.asarray(x)
+        x = np.asarray(raw(x))
         if x.dtype.kind in "iu" and np.any(np.abs(x.astype(np.float64)) > 2**53):
             raise ValueError(
                 "p holds an integer larger than 2^53, which engine='julia' would round; use "
