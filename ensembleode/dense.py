@@ -85,15 +85,17 @@ class Known(NamedTuple):
     - `method`: makes the same step again, as `RungeKutta` does; None where nothing can: the
         polynomial is then the cubic of the states and slopes at both ends.
     - `own`: of the constants and the parameters, which each trajectory has to itself.
+    - `form`: what implicit methods take besides the field; None where that is nothing.
     - `jumps`: whether the field jumps at known times, where a step begins right after the one
         before.
     """
 
     field: Callable
-    method: Method | Any
+    method: Method | None
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
     jumps: bool = False
+    form: Any = None
 
 
 class Again(Dense):
@@ -120,13 +122,24 @@ class Again(Dense):
                 end, direction = t + h, jnp.sign(h)
                 t = next_time(_XP, t, direction)
                 h = size_within(_XP, t, end, direction)
-            equations = equations_of(field)
+            equations = equations_of(field, self._product())
             carry = method.init(_XP, equations, y, t)
             dense = method.step(_XP, equations, y, carry, t, h).dense
             dense = method.dense(_XP, equations, y, dense, t, h)
             at = (method.interpolate(_XP, y, dense, h, c) for c in inner_nodes(method.degree))
             inner = jnp.stack([u for (u,) in at])
         return inner if tree is None else tree.unravel(inner)
+
+    def _product(self) -> Callable | None:
+        """That of the Jacobian and a direction, where the user gave one."""
+        form = self.known.form
+        if form is None or form.product is None:
+            return None
+
+        def product(y: Any, t: Any, direction: Any) -> Any:
+            return form.product(self.consts, y, (*self.p, direction), t)
+
+        return product
 
     def rows(self, rows: Any) -> "Again":
         del rows
@@ -227,10 +240,12 @@ def states_at(
     return _evaluated(_at, deriv, several, dense, found)
 
 
-def states_between(dense: Dense, times: Any, u: Any, lengths: Any, points: int, **how: Any) -> Any:
+def states_between(
+    dense: Dense, times: Any, u: Any, lengths: Any, points: int, *, several: bool
+) -> Any:
     """The states at so many evenly spaced points of each step, `[time, point, *state]`, from its
     start on, in the row where it starts. (The rest as of `states_at`.)"""
-    return _evaluated(_along_steps, points, how["several"], dense, (times, u, lengths))
+    return _evaluated(_along_steps, points, several, dense, (times, u, lengths))
 
 
 def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Kept:
@@ -240,7 +255,7 @@ def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Ke
 
 
 def _evaluated(
-    fn: Callable, option: Any, several: bool, dense: Any, each: tuple, shared: tuple = ()
+    fn: Callable, option: Any, several: bool, dense: Dense | None, each: tuple, shared: tuple = ()
 ) -> Any:
     """`fn(dense, *each, *shared, option)`, compiled; mapped over the trajectories where there are
     `several`."""
@@ -357,5 +372,5 @@ def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
     return jax.tree.map(kept, dense.within(step), step.start)
 
 
-def _derivative(fn: Any) -> Any:
+def _derivative(fn: Callable) -> Callable:
     return lambda t: jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]

@@ -1,4 +1,4 @@
-"""PRNG keys, which travel and are kept as the integers that they are made of."""
+"""PRNG keys, which are sent and stored as the integers that they consist of."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ def is_key(x: Any) -> bool:
 
 
 def raw(x: Any) -> Any:
-    """The integers of a key, or their abstract value of an abstract one; anything else as it is."""
+    """The integers of a key, abstract for an abstract key; any other value as it is."""
     if not is_key(x):
         return x
     if isinstance(x, jax.Array):
@@ -20,7 +20,7 @@ def raw(x: Any) -> Any:
 
 
 def as_before(like: Any, x: Any) -> Any:
-    """What [`raw`][] made of something like `like`, as it was."""
+    """The inverse of [`raw`][]: `x` as a key, if `like` is a key; otherwise `x` as it is."""
     if not is_key(like):
         return x
     return jax.random.wrap_key_data(jnp.asarray(x), impl=jax.random.key_impl(like))

@@ -1,9 +1,9 @@
-"""Linear equations of a step: those of `1 - gamma_h J` with a sparse Jacobian.
+"""The linear equations of a step, with the matrix `1 - gamma_h J` of a sparse Jacobian.
 
-Nothing is exchanged for the sake of accuracy: the order of the pivots is the same in all lanes.
-Instead the first solution with the factors is put back into the equations. Where these are not
-fulfilled, because small pivots made the factors too large, it becomes NaN, and the step is
-rejected.
+Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
+first solution with a matrix's factors is put back into the equations. If the equations are not
+fulfilled, because small pivots made the factors too large, the solution becomes NaN, and the step
+is rejected.
 
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
 equations with given error bounds for coefficients and right-hand sides", Numer. Math. 6 (1964),
@@ -21,21 +21,24 @@ import numpy as np
 from ...fields.elimination import Block, Elimination, Move, Place
 from ...solvers.arithmetic import Components
 from .builder import Builder, Value
-from .linear_loops import DenseFactors
+from .linear_loops import DenseFactors, is_rounding
+from .reading import Loaded
 
 
-# A block of more updates is factorised by loops. Dense, 12 components written out take 0.9 times as
-# long as by loops, and 16 take 1.6 times and longer to compile.
+# A block with more updates is factorised by loops. For dense blocks: with 12 components the
+# unrolled code takes 0.9 times as long as loops; with 16 it takes 1.6 times as long, and longer to
+# compile.
 _MOST_UPDATES = 600
 
 
 class Factors:
-    """Those of a matrix.
+    """The factors of a matrix.
 
-    - `entries`: of the matrix itself, by their places.
-    - `inside`: of L and U, likewise; `inverse`: one over the pivots, but for those that are one.
-    - `dense`: of the blocks that are not written out.
-    - `is_checked`: whether a solution with them has been put back into the equations.
+    - `entries`: the entries of the matrix itself, by their places.
+    - `inside`: the entries of L and U, by their places, in blocks that are unrolled.
+    - `inverse`: for those blocks, one over each pivot that is not one.
+    - `dense`: the factors of blocks that are factorised by loops.
+    - `is_checked`: whether a solution with the factors has been put back into the equations.
     """
 
     def __init__(self, entries: dict[Place, Value], *, is_checked: bool):
@@ -46,19 +49,13 @@ class Factors:
         self.is_checked = is_checked
 
     def scaled(self, x: Value, k: int) -> Value:
-        """Divided by a pivot."""
+        """`x` divided by pivot `k`."""
         return x * self.inverse[k] if k in self.inverse else x
 
 
-def _tolerance(dtype: np.dtype) -> float:
-    """How far a solution may be from one of the equations, in parts of what is summed there: with
-    accurate factors it is some units in the last place."""
-    return float(np.finfo(dtype).eps ** 0.375)
-
-
 class LinearEquations:
-    """The factorisation and the solutions of an elimination: every operation by itself, or by loops
-    over memory in large blocks.
+    """Factorises matrices, and solves equations, as an elimination plans it: operation by
+    operation, or by loops over memory for large blocks.
 
     **Arguments:** `pattern`: the places of the Jacobian's entries.
     """
@@ -69,32 +66,42 @@ class LinearEquations:
     def factorise(
         self, jacobian: Sequence[Value], gamma_h: Value, *, checks: bool = True
     ) -> Factors:
-        """Of `1 - gamma_h jacobian`.
+        """The factors of `1 - gamma_h jacobian`.
 
-        **Arguments:** `checks`: whether the first solution is put back.
+        **Arguments:** `checks`: whether the first solution is put back into the equations.
         """
         factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
         for block in self.plan.blocks:
-            if block.updates > _MOST_UPDATES:
-                entries = {place: factors.entries[place] for place in block.inside}
-                factors.dense[block] = DenseFactors(self.b, entries)
+            if _is_by_loops(block):
+                factors.dense[block] = self._by_loops(block, jacobian, gamma_h)
             else:
                 _factorise(factors, block)
         return factors
 
+    def _by_loops(self, block: Block, jacobian: Sequence[Value], gamma_h: Value) -> DenseFactors:
+        components = sorted(pivot.component for pivot in block.pivots)
+        if isinstance(jacobian, Loaded) and len(jacobian) == len(components) ** 2:
+            return DenseFactors(self.b, components, jacobian, gamma_h)
+        inside = set(block.inside)
+        entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}
+        return DenseFactors(self.b, components, entries, gamma_h)
+
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
+        """Its entries, but for those inside of what is factorised by loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
-        products = {p: x * minus for p, x in zip(self.pattern, jacobian, strict=True)}
+        apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
+        products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
         entries = {}
         for i, j in self.plan.entries:
-            if (i, j) not in products:
-                entries[i, j] = self.b.constant(1, dtype, of_lanes=True)
-            else:
+            if (i, j) in products:
                 entries[i, j] = 1.0 + products[i, j] if i == j else products[i, j]
+            elif (i, j) not in apart:
+                entries[i, j] = self.b.constant(1, dtype, of_lanes=True)
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
-        """The solution for a right-hand side; its first component is NaN where it is none."""
+        """The solution for a right-hand side; its first component is NaN in lanes where the check
+        fails."""
         b, x = self.b, list(right)
         puts_back, fulfilled = not factors.is_checked, []
         factors.is_checked = True
@@ -119,15 +126,15 @@ class LinearEquations:
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
         """Where the equations of a block are, one after the other."""
-        b, tolerance = self.b, _tolerance(x[0].dtype)
+        b = self.b
         if block in factors.dense:
-            return [factors.dense[block].fulfilled(given, x, tolerance)]
+            return [factors.dense[block].fulfilled(given, x)]
         rests, sums = dict(given), {i: abs(y) for i, y in given.items()}
         for i, j in block.inside:
             entry = factors.entries[i, j]
             rests[i] = rests[i] - entry * x[j]
             sums[i] = b.mul_add(abs(entry), abs(x[j]), sums[i])
-        return [abs(rests[i]) <= sums[i] * tolerance for i in given]
+        return [is_rounding(b, rests[i], sums[i]) for i in given]
 
     def solve_transposed(self, factors: Factors, right: Components) -> Components:
         """The solution with the transposed matrix."""
@@ -135,11 +142,15 @@ class LinearEquations:
         for block in reversed(self.plan.blocks):
             moves = list(block.moves)
             if block in factors.dense:
-                factors.dense[block].solve_transposed(x)
+                factors.dense[block].solve(x, transposed=True)
                 moves = moves[: len(block.before)]
             for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
         return tuple(x)
+
+
+def _is_by_loops(block: Block) -> bool:
+    return block.updates > _MOST_UPDATES
 
 
 def _factorise(factors: Factors, block: Block) -> None:

@@ -1,4 +1,4 @@
-"""Steps in which no condition can change its sign: known without a look within.
+"""Steps in which no condition can change its sign, recognised without evaluating conditions within.
 
 Within a step of a Runge-Kutta method the state is that at its end and `h sum_i((w_i - b_i) k_i)`,
 with weights `w_i` that go with the point. That is made of a part of the change from end to end,
