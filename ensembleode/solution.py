@@ -488,7 +488,8 @@ class EnsembleSolution(_Solution):
             trajectories have their own times, over `trajectory` and `step`, and `time` is a
             coordinate over these.
         - `integral` likewise, of a problem with an `integrand`; of one that returns a pytree a
-            variable for each leaf, `integral.name`.
+            variable for each leaf, `integral.name`. With a `SavingCallback` `saved`, or
+            `saved.name`, likewise.
         - `retcode` (integers; their meaning is in its attributes), `length` and the
             counts of `stats` over `trajectory`.
         - With callbacks `events.t`, `events.which`, `events.direction`, `events.u_before` and
