@@ -446,9 +446,12 @@ class Loop:
 
     def turn(self) -> tuple[Step, Verdict]:
         """One turn, in which every lane tries a step."""
-        step, verdict, size = control(self, *attempt(self))
+        step, unresolved = attempt(self)
+        # Here, while the stages are in registers.
+        foreseen = None if self.happening is None else self.happening.foresee(step)
+        step, verdict, size = control(self, step, unresolved)
         if self.happening is not None:
-            step, verdict = self.happening.locate(step, verdict)
+            step, verdict = self.happening.locate(step, verdict, foreseen)
         commit(self, step, verdict, size)
         if self.happening is not None:
             self.happening.act(step)
