@@ -91,7 +91,7 @@ class Known(NamedTuple):
     """
 
     field: Callable
-    method: Method | Any
+    method: Method | None
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
     jumps: bool = False
@@ -241,10 +241,12 @@ def states_at(
     return _evaluated(_at, deriv, several, dense, found)
 
 
-def states_between(dense: Dense, times: Any, u: Any, lengths: Any, points: int, **how: Any) -> Any:
+def states_between(
+    dense: Dense, times: Any, u: Any, lengths: Any, points: int, *, several: bool
+) -> Any:
     """The states at so many evenly spaced points of each step, `[time, point, *state]`, from its
     start on, in the row where it starts. (The rest as of `states_at`.)"""
-    return _evaluated(_along_steps, points, how["several"], dense, (times, u, lengths))
+    return _evaluated(_along_steps, points, several, dense, (times, u, lengths))
 
 
 def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Kept:
@@ -254,7 +256,7 @@ def kept(dense: Dense, times: Any, u: Any, lengths: Any, *, several: bool) -> Ke
 
 
 def _evaluated(
-    fn: Callable, option: Any, several: bool, dense: Any, each: tuple, shared: tuple = ()
+    fn: Callable, option: Any, several: bool, dense: Dense | None, each: tuple, shared: tuple = ()
 ) -> Any:
     """`fn(dense, *each, *shared, option)`, compiled; mapped over the trajectories where there are
     `several`."""
@@ -371,5 +373,5 @@ def _inner(dense: Dense, step: Step, has_length: Any) -> Any:
     return jax.tree.map(kept, dense.within(step), step.start)
 
 
-def _derivative(fn: Any) -> Any:
+def _derivative(fn: Callable) -> Callable:
     return lambda t: jax.jvp(fn, (t,), (jnp.ones_like(t),))[1]

@@ -460,10 +460,10 @@ class EnsembleSolution(_Solution):
         be drawn (of outputs or reduced, traced, or with complex states); `ImportError` without
         matplotlib.
         """
-        from .analysis.plotting import plot_ensemble
+        from .analysis.plotting import plot_ensemble, Wanted
 
-        how = (idxs, trajectories, color, names, alpha, ax, line)
-        return plot_ensemble(self, *how, events=events, against=against)
+        wanted = Wanted(idxs, trajectories, color, names, alpha, ax, line)
+        return plot_ensemble(self, wanted, events=events, against=against)
 
     def to_array(self, layout: Literal["batch", "julia"] = "batch") -> AnyArray:
         """The states as one array; of a state that is a pytree, with its components flattened in

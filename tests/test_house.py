@@ -1,8 +1,9 @@
-"""The order of the package: what may import what."""
+"""The order of the package: what may import what, and what is said of where things are."""
 
 import ast
 import graphlib
 import pathlib
+import re
 
 import ensembleode
 
@@ -84,3 +85,18 @@ def test_floors():
         if height[other.split(".")[1]] > height[parts[name]]
     }
     assert not looks_up
+
+
+def test_where_things_are():
+    """What the table in CONTRIBUTING.md names is there: seen from the top, from the package, or
+    from a folder that the row names."""
+    top = pathlib.Path(__file__).parents[1]
+    table = (top / "CONTRIBUTING.md").read_text().partition("## Where things are")[2]
+    rows = re.findall(r"^\|.*\|(.*)\|$", table.partition("\n## ")[0], re.MULTILINE)
+    assert len(rows) > 40
+    for row in rows:
+        names = re.findall(r"`([\w/]+(?:/|\.\w+))`", row)
+        found = {base / name for base in (top, ROOT) for name in names if (base / name).exists()}
+        bases = [top, ROOT, *(x if x.is_dir() else x.parent for x in found)]
+        missing = [x for x in names if not any((base / x).exists() for base in bases)]
+        assert not missing, row

@@ -26,20 +26,21 @@ _NAMES = [x.name for x in NUMBERS]
 
 
 class Lane(collections.namedtuple("Lane", _NAMES, defaults=[None] * len(_NAMES))):
-    """The numbers of one trajectory, by the names of `core.numbers`; a leaf is None where it
-    doesn't apply.
+    """The numbers of one trajectory, by the names of `numbers.py`; a leaf that doesn't apply is
+    None.
 
     `p` and `consts` are the array leaves of the parameters and the arrays that `f` closes over.
-    `count` is how many of the times in `saveat` are meant (None: all). `stop` is where a flag lies
-    that ends the solve early (see `core.interrupts`).
+    `count` is how many of the times in `saveat` are to be saved (None: all). `stop` is the address
+    of a flag that ends the solve early (see `core.interrupts`).
     """
 
     __slots__ = ()
-    count: Any  # (Or type checkers take it for the method of tuples.)
+    count: Any  # declared, as type checkers would take it for the method of tuples
 
     @property
     def parameters(self) -> tuple:
-        """What `f` reads besides the state and the time, as `fields.parameters_of` has it."""
+        """The inputs of `f` besides the state and the time, in the order of
+        `fields.parameters_of`."""
         return (*self.consts, *self.p)
 
     def with_parameters(self, values: Sequence) -> "Lane":
@@ -57,20 +58,22 @@ class Trajectories:
         everything reads one list of numbers (see `with_one_list`). None without callbacks.
     - `form`: what implicit methods take besides the field; None where that is nothing.
     - `saving`: what each trajectory saves.
-    - `extension`: what the state has behind the user's components; None where there is nothing.
-    - `tree`: what the state is made of where it is a pytree; None where it is an array.
-    - `options`: the resolved solver options; those that every trajectory shares.
-    - `batched`: a Lane of booleans, true where a leaf varies with the trajectory.
-    - `lanes(indices, repeat)`: the numbers of several trajectories; the leaves that vary have a
-        leading axis.
-    - `lane(index, repeat)`: those of one, computed operation by operation, as the user's own
-        Python would.
-    - `shared`: a Lane with those leaves that are shared and known, the rest None.
+    - `extension`: the components of the state behind the user's; None where there are none.
+    - `tree`: the structure of a state that is a pytree; None for an array.
+    - `options`: the resolved solver options that all trajectories share.
+    - `batched`: a Lane of booleans, true for leaves that differ between trajectories.
+    - `lanes(indices, repeat)`: returns the numbers of several trajectories; leaves that differ
+        between these have a leading axis.
+    - `lane(index, repeat)`: returns the numbers of one trajectory, computed operation by operation,
+        as the user's own Python would.
+    - `shared`: a Lane with the leaves that all trajectories share and whose values are known; the
+        others are None.
     - `traced`: whether anything here is a tracer of an outer transformation.
-    - `repeatable`: whether `repeat` may be traced (not when `prob_func` has to be called).
-    - `given`: the starts and parameters as the user gave them, whatever becomes of the numbers.
-    - `made`: `lanes` as they were made, before the times of each were laid out.
-    - `saving_function`: the `fn` of a `SavingCallback`, None without.
+    - `repeatable`: whether `repeat` may be traced (not if `prob_func` has to be called).
+    - `given`: the initial states and parameters as the user gave them, whatever is done to the
+        numbers.
+    - `made`: `lanes` before the times of each trajectory were laid out.
+    - `saving_function`: the `fn` of a `SavingCallback`, or None.
     """
 
     field: Program
@@ -95,7 +98,7 @@ class Trajectories:
         self.made = self.made or self.lanes
 
     def changed(self, change: Callable[[Lane], Lane], **fields: Any) -> "Trajectories":
-        """The ensemble with these fields, whose numbers are what `change` makes of them."""
+        """The ensemble with these fields changed, and with numbers that are changed by `change`."""
 
         def after(make: Callable[[Any, Any], Lane]) -> Callable[[Any, Any], Lane]:
             return lambda index, repeat: change(make(index, repeat))
@@ -104,7 +107,8 @@ class Trajectories:
         return dataclasses.replace(self, lanes=lanes, lane=lane, made=made, **fields)
 
     def with_numbers_apart(self) -> "Trajectories":
-        """The ensemble with the numbers that are written in a program among its constants."""
+        """The ensemble with the numeric literals of its programs moved to the programs'
+        constants."""
         programs = {"f": self.field, **dict(self.beside)}
         apart = {name: with_numbers_apart(program) for name, program in programs.items()}
         more = {x.name: apart[x.option][1] for x in _CONSTANTS if x.option in apart}
@@ -121,9 +125,9 @@ class Trajectories:
         return self.changed(added, **changes, shared=added(self.shared))
 
     def with_one_list(self) -> "Trajectories":
-        """The ensemble with every number that a program reads in `p`: the constants of the field,
-        its parameters, and the constants of the callbacks; no program has constants then. What
-        affects change of the parameters is behind the state."""
+        """The ensemble in which every number that programs read is in `p`: the constants of the
+        field, its parameters, and the constants of the callbacks. No program has constants then.
+        Parameters that affects change are moved behind the state."""
         events = self.events
         assert events is not None
         parameters = parameters_of(self.field)
@@ -178,8 +182,8 @@ class Trajectories:
         )
 
     def after_start(self) -> "Trajectories":
-        """The ensemble with its states after what callbacks do at the start (see
-        `with_one_list`)."""
+        """The ensemble whose initial states are those after the callbacks that act at the start; to
+        be called after `with_one_list`."""
         assert self.events is not None
         acting = [x for x in self.events.discrete if x.at_start]
         if not acting:
@@ -228,7 +232,8 @@ def _extras(part: Part, given: dict[str, Any]) -> list[Any]:
 
 
 def _joined(parts: Sequence[tuple[Any, int]], dtype: Any) -> Any:
-    """Arrays, each with how many axes it has of one trajectory, as a vector of each trajectory."""
+    """One vector for each trajectory, from arrays that are each paired with their number of axes
+    for one trajectory."""
     flat, lead = [], ()
     for x, ndim in parts:
         x = jnp.asarray(x, dtype)

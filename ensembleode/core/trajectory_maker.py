@@ -1,4 +1,4 @@
-"""One trajectory: from the problem that `prob_func` makes to its numbers, and `f` traced."""
+"""One trajectory: from the problem that `prob_func` returns to its numbers and the traced `f`."""
 
 from collections.abc import Callable
 from typing import Any
@@ -39,7 +39,8 @@ _STOPS = of_kind("stops")
 
 
 class Maker:
-    """Makes a Lane from the problem of one trajectory, and keeps what is static on the way."""
+    """Makes a Lane from the problem of one trajectory, and keeps the static parts of that
+    problem."""
 
     def __init__(
         self,
@@ -55,23 +56,24 @@ class Maker:
         self.concrete = concrete
         self.kept: dict[str, Any] = {}
         self.options: dict[str, Any] = {}
-        # Of each program by name, what was traced last, and what it closes over.
+        # For each program by its name: what was traced last, and the result.
         self._traced: dict[str, tuple] = {}
         self.programs: dict[str, Program] = {}
         self.extension: Extension | None = None
         self.events: Events | None = None
         self.form: ImplicitForm | None = None
         self.saving_function: Callable | None = None
-        # What p is made of: the structure of its numbers, and the rest.
+        # The structure of the numbers in p, and p without these numbers.
         self.parameters: tuple[Any, Any] = (None, None)
-        # Whether whole numbers in p are known to f, which decides by them.
+        # Whether f needs the values of integers in p to be known while tracing.
         self.fixes_whole = False
 
     def __call__(self, index: Any, repeat: Any, key: Any) -> Lane:
         prob = self.ens.make(EnsembleContext(index, repeat, key))
         if self.fixes_whole or not any(map(is_whole, jtu.tree_leaves(prob.p))):
             return self._lane(prob, index)
-        # As numbers, new ones compile nothing; only where f has to know them they are none.
+        # Integers are traced first, so that new values compile nothing. Only where f needs to know
+        # them are they constants.
         kept = dict(self.kept)
         try:
             return self._lane(prob, index)
@@ -162,7 +164,8 @@ class Maker:
         return lane._replace(consts=(*lane.consts, *more))
 
     def _extended(self, lane: Lane, more: tuple) -> Lane:
-        """With the integrals behind the state, and with the constants of the integrand, `more`."""
+        """The lane with the integrals behind the state, and with the constants `more` of the
+        integrand."""
         field, integrand = self.programs["f"], self.programs.pop("integrand")
         (state,) = field.out_avals
         user = jax.ShapeDtypeStruct(state.shape, state.dtype)
@@ -180,7 +183,7 @@ class Maker:
         before, (program, consts) = self._traced.get(name, ((), (None, ())))
         if fn is None:
             program, consts = None, ()
-        elif not _identical(before, same):  # else it is called again, and is the one traced already
+        elif not _identical(before, same):  # if identical, it is the program traced before
             program, consts = trace_program(prob, name, fn, p, dtype, self._is_number)
         self._keep(name, program, f"the computation that {name} does", index)
         if program is not None:
@@ -215,7 +218,7 @@ class Maker:
             check_saving_function(fn, values, of_prob_func=own, changes=changes)
 
     def trajectories(self, **fields: Any) -> Trajectories:
-        """The ensemble with these fields, and with what this maker kept."""
+        """The ensemble with these fields, and with the static parts that this maker kept."""
         (_, field), *beside = self.programs.items()
         kept = {name: self.kept[name] for name in ("saving", "tree", "extension")}
         kept |= {"options": self.options, "beside": tuple(beside), "events": self.events}
@@ -227,7 +230,7 @@ class Maker:
         return Trajectories(field=field, given=given, **kept, **fields)
 
     def again(self) -> "Maker":
-        """A maker that is to make the same numbers, to find whether it does."""
+        """A maker that should make the same numbers, to check whether it does."""
         maker = Maker(self.ens, self.solve_options, self.n)
         maker.fixes_whole = self.fixes_whole
         known = self._traced.items()
@@ -235,7 +238,8 @@ class Maker:
         return maker
 
     def static_numbers(self) -> tuple:
-        """What it kept that isn't among the leaves: shapes, and numbers that all share."""
+        """The static parts that it kept and that aren't among the leaves: shapes, and numbers that
+        all trajectories share."""
         numbers = contents(numbers_among(self.options))
         return self.kept["u0"], self.kept["p"], self.kept["saving"], numbers
 
@@ -251,14 +255,15 @@ class Maker:
 
 
 def _identical(a: tuple, b: tuple) -> bool:
-    """Whether two traces of f would be the same: functions and the like by identity."""
+    """Whether two traces of f would be the same; functions and other objects are compared by
+    identity."""
     return len(a) == len(b) and all(
         x is y or (i in (1, 2) and x == y) for i, (x, y) in enumerate(zip(a, b, strict=True))
     )
 
 
 def _with_tolerances(options: dict, tree: StateTree) -> dict:
-    """The options, with tolerances that are pytrees like the state as vectors."""
+    """The options, with tolerances that are pytrees like the state turned into vectors."""
     names = [x.option for x in _TOLERANCES if options.get(x.option) is not None]
     return options | {k: tree.tolerance(k, options[k]) for k in names}
 
@@ -283,13 +288,13 @@ def field_of(prob: ODEProblem) -> Callable:
 def trace_program(
     prob: ODEProblem, name: str, fn: Callable, p: tuple, dtype: np.dtype, is_number: Callable
 ) -> tuple[Program, tuple]:
-    """Trace a function `(u, p, t)` of a problem; of `f`, check what it returns.
+    """Trace a function `(u, p, t)` of a problem. For `f`, check what it returns.
 
-    **Arguments:** `name`, `fn`: what the user calls it, and the function; `p`: the leaves of the
-    parameters that are traced, which `is_number` tells from the others.
+    **Arguments:** `name`: what the user calls the function; `fn`: the function; `p`: the leaves of
+    the parameters that are traced; `is_number`: tells these leaves from the others.
 
-    **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype
-    than the state's.
+    **Raises:** `TypeError` or `ValueError` when `f` returns another structure, shape or dtype than
+    the state's.
     """
     is_field = name == "f"
     numeric, static = eqx.partition(prob.p, is_number)
@@ -353,7 +358,7 @@ def _check_rate(program: Program, u: Any) -> None:
 
 
 def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) -> Any:
-    """The numbers of an option, as the user gave them."""
+    """The numbers of an option, in the form that the user gave."""
     value = options[row.option]
     if row.kind == "tolerance":
         if holds_tolerances(options["stepsize_controller"]):
@@ -367,5 +372,5 @@ def _as_given(row: Row, options: dict[str, Any], shape: tuple, dtype: np.dtype) 
 
 
 def _as_real(x: Any, dtype: np.dtype) -> Any:
-    # NumPy keeps a concrete number concrete inside a trace.
+    # NumPy's conversion leaves a concrete number concrete inside of a trace.
     return x.astype(dtype) if is_tracer(x) else np.asarray(x, dtype)

@@ -1,4 +1,4 @@
-"""Which engine runs what: the one that is asked for, or of those that can the first."""
+"""The choice of the engine: the one that is asked for, or the first one that can run the solve."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from . import compiled, diffrax, julia, lanes
 from .engine import Engine
 
 
-# In order of preference.
+# In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
 
 
@@ -20,9 +20,9 @@ def choose(
 ) -> tuple[Engine, EngineChoice]:
     """The engine that runs `alg` on these trajectories, with their options.
 
-    **Arguments:** `ensemblealg`: where the trajectories run; None for a problem alone.
+    **Arguments:** `ensemblealg`: the ensemble algorithm; None for a single problem.
 
-    **Raises:** `ValueError` for an unknown engine, or one that can't run `alg` or the field.
+    **Raises:** `ValueError` for an unknown engine, or for one that can't run `alg` or the field.
     """
     if every.form is not None and every.form.mass is not None and not isinstance(alg, Rosenbrock):
         raise ValueError(
@@ -84,7 +84,7 @@ def choose(
 
 
 def _has_arrays(alg: Any) -> bool:
-    """Whether engines run this method, that solve trajectories as arrays of JAX."""
+    """Whether a method can be run by engines that hold trajectories as arrays of JAX."""
     return not isinstance(alg, Rosenbrock)
 
 

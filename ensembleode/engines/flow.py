@@ -1,5 +1,5 @@
-"""A solution as a function of its numbers, and that with tangents: what the primitives of
-`derivatives.py` are of, whichever engine computes it."""
+"""A solution as a function of its numbers, and the same with tangents. The primitives of
+`derivatives.py` are defined by these, whichever engine computes them."""
 
 import dataclasses
 import functools
@@ -23,13 +23,13 @@ from .results import each
 
 
 class Known(NamedTuple):
-    """What the solve has found out, the trajectories first.
+    """What the solve has found out, with the trajectories along the first axis.
 
-    - `ok`: which succeeded; `reached`: how many times of each were saved, or would have been with
-        more rows.
-    - `happened`: how many events of each there were that are kept; `ended`: which of them ended by
-        an event. None without callbacks.
-    - `more`: what else an engine wants to know; its own.
+    - `ok`: whether each trajectory succeeded.
+    - `reached`: how many times of each were saved, or would have been with more rows.
+    - `happened`: how many events of each are kept; `ended`: whether each ended by an event. Both
+        are None without callbacks.
+    - `more`: further data of the engine's own.
     """
 
     ok: Bool[Array, "lane"]
@@ -41,17 +41,17 @@ class Known(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, repr=False)
 class Flow:
-    """What a primitive is of, but for the numbers: the solve of `n` trajectories, each of which has
-    its own first state.
+    """The static part of a primitive: the solve of `n` trajectories, each of which has its own
+    initial state.
 
-    The plan of the field with tangents takes the place of the plan, and step-size control looks at
-    as many components as before.
+    For the field with tangents, the plan is that of the extended field; its step-size control looks
+    at the same number of components as before.
 
-    - `groups`: how many groups of as many, each of which has its own sum of the gradients by shared
-        parameters.
-    - `moved`: of each real parameter, whether there is a tangent (None: there is not), and whether
-        each trajectory has its own. (The first state has one always.)
-    - `tree`: the structure of its numbers, a `Lane`, and of what is `Known`.
+    - `groups`: the number of groups of equal size into which the trajectories fall. Each group has
+        its own sum of the gradients with respect to shared parameters.
+    - `moved`: for each real parameter, None if it has no tangent, and otherwise whether each
+        trajectory has its own tangent. The initial state always has a tangent for each.
+    - `tree`: the structure of the numbers (a `Lane`) and of the `Known`.
     """
 
     plan: Plan
@@ -73,19 +73,20 @@ class Flow:
 
 
 def real_of(plan: Plan) -> list[int]:
-    """Which of the constants and parameters of the field are real numbers."""
+    """The indices of those constants and parameters of the field that are real numbers."""
     avals = parameters_of(plan.field)
     return [i for i, a in enumerate(avals) if jnp.issubdtype(a.dtype, jnp.floating)]
 
 
 def reals_of(plan: Plan, lanes: Lane) -> list:
-    """The real parameters among the numbers of trajectories (or their flags, or tangents)."""
+    """The real parameters among the numbers of trajectories; or their flags or tangents, in a Lane
+    of these."""
     every = lanes.parameters
     return [every[i] for i in real_of(plan)]
 
 
 def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
-    """The numbers of trajectories with these real parameters in place of theirs."""
+    """The numbers of trajectories with their real parameters replaced by these."""
     every = list(lanes.parameters)
     for i, x in zip(real_of(plan), reals, strict=True):
         every[i] = x
@@ -93,12 +94,13 @@ def with_reals(plan: Plan, lanes: Lane, reals: Sequence) -> Lane:
 
 
 def own_of(plan: Plan) -> list[bool]:
-    """Which of the real parameters each trajectory has its own of."""
+    """For each real parameter, whether it differs between trajectories."""
     return list(map(bool, reals_of(plan, plan.batched)))
 
 
 def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
-    """The flow and its numbers with these parameters as each trajectory's own, too."""
+    """The flow and its numbers, with the parameters marked in `own` given to each trajectory
+    separately."""
     plan, was = flow.plan, own_of(flow.plan)
     wanted = [a or bool(b) for a, b in zip(was, own, strict=True)]
     if wanted == was:
@@ -119,8 +121,8 @@ def with_own(flow: Flow, lanes: Lane, own: Sequence[bool]) -> tuple[Flow, Lane]:
 
 @functools.lru_cache(maxsize=256)
 def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Program, list]:
-    """The field of a state and its tangent, `[2, *state]`, with the tangents of these parameters
-    after the parameters (and all of them in `p`), and its constants."""
+    """The field of a state and its tangent, `[2, *state]`, and its constants. Its parameters are
+    all numbers of the original field, followed by the tangents of those in `moved`."""
     avals = parameters_of(field)
     n = len(field.jaxpr.constvars)
 
@@ -206,12 +208,13 @@ _NO_TANGENT = (
 
 
 def _is_reverse_only(jaxpr: Any) -> bool:
-    """Whether it has what JAX leaves in the place of a tangent that there is none of."""
+    """Whether the program has the primitive that JAX leaves in place of a tangent that doesn't
+    exist."""
     return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
-    """JF and its numbers, which are the numbers of F and their tangents."""
+    """The flow JF and its numbers, which are those of F and their tangents."""
     v0, *tangents = v
     plan = flow.plan
     flags = zip(real_of(plan), flow.moved, strict=True)
@@ -248,21 +251,22 @@ def augmented_tangents(flow: Flow, dlanes: Lane, dv: Sequence, wide: Flow) -> La
     return dlanes._replace(
         u0=stacked(dlanes.u0, dv0, axis=1),
         p=(*dlanes.parameters, *tangents),
-        # (Constants of a derivative rule.)
+        # The constants come from derivative rules, and have no tangents.
         consts=tuple(ad.Zero(a.to_tangent_aval()) for a in consts),
     )
 
 
 def unaugmented(flow: Flow, wide: Flow, parameters: Sequence) -> list:
-    """The real parameters of F, among the real parameters of JF."""
-    # (First come the constants of a derivative rule.)
+    """The entries of `parameters`, which has one for each real parameter of JF, that belong to the
+    real parameters of F."""
+    # The constants, which come from derivative rules, are first.
     consts = len(wide.plan.batched.consts)
     start = sum(i < consts for i in real_of(wide.plan))
     return list(parameters[start : start + len(flow.moved)])
 
 
 def stacked(a: Any, b: Any, axis: int) -> Any:
-    """Two tangents, stacked along a new axis; a Zero where both are."""
+    """Two tangents stacked along a new axis; a symbolic Zero where both are."""
     if is_zero(a) and is_zero(b):
         shape = (*a.aval.shape[:axis], 2, *a.aval.shape[axis:])
         return ad.Zero(jax.core.ShapedArray(shape, a.aval.dtype))
@@ -279,9 +283,11 @@ def is_zero(x: Any) -> bool:
 
 
 def widened(flow: Flow, size: int, batched: Any, lanes: Lane, *more: Any) -> tuple:
-    """For an axis of this size, which comes first in what is `batched`: as many more trajectories.
+    """For a mapped axis of this size, the flow and the operands of as many more trajectories. The
+    axis comes first in the operands that `batched` marks.
 
-    What all share, but not over that axis, becomes each trajectory's own.
+    A number that trajectories share, but that differs along the mapped axis, becomes each
+    trajectory's own.
     """
     n, own = flow.n, flow.plan.batched
     lanes_batched, *more_batched = batched

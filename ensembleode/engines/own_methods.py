@@ -1,4 +1,4 @@
-"""The methods of our own engines, as plans hold them."""
+"""The methods of this library's own engines, in the form that plans hold."""
 
 import functools
 from typing import Any, NamedTuple
@@ -15,7 +15,7 @@ REVERSE = (sensitivity.ReplayAdjoint, sensitivity.GaussAdjoint, sensitivity.Back
 
 
 class Solver(NamedTuple):
-    """A solver and how it is differentiated: the `adjoint` is that of reverse mode."""
+    """A solver, and how it is differentiated: `adjoint` is the one of reverse mode."""
 
     method: Method
     controller: AbstractController | None
@@ -45,8 +45,8 @@ def _default_controller(method: Method) -> AbstractController:
 def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """The solver with its options.
 
-    **Raises:** `ValueError` for a fixed step without `dt`, or an adaptive one without an error
-    estimate, or an adjoint that can't be used with `save_everystep`.
+    **Raises:** `ValueError` for a fixed step without `dt`, for an adaptive step without an error
+    estimate, and for an adjoint that can't be used with `save_everystep`.
     """
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
     label = type(alg).__name__

@@ -1,9 +1,9 @@
-"""The Jacobian of a program by its state, as a program: its entries that may be other than zero,
-and the derivative by the time.
+"""The Jacobian of a program with respect to its state, as a program of its own: the entries that
+may be nonzero, and the derivative with respect to time.
 
-Where the program is small, its tangents are followed through it component by component: all entries
-come of one pass, with what they have in common computed once. Otherwise it is pushed forward along
-directions, each of which is of columns that have no row in common.
+In a small program, tangents are followed component by component, so all entries come from one pass,
+which computes common subexpressions once. A larger program is pushed forward along directions, each
+of which sums columns that have no row in common.
 """
 
 import dataclasses as dc
@@ -25,7 +25,7 @@ from .sparsity import structure
 from .staging import staged
 
 
-# Tangents are followed through programs of at most so many operations.
+# A program of more operations is pushed forward along directions.
 _MOST_OPERATIONS = 4000
 
 
@@ -33,10 +33,10 @@ _MOST_OPERATIONS = 4000
 class Jacobian:
     """The Jacobian `[component of the result, component of the state]` of a field.
 
-    - `jaxpr`: of the field's constants, state, parameters and time; its result is a vector, of the
-        entries, and then of the derivative by the time unless that is zero.
+    - `jaxpr`: a program of the field's constants, state, parameters and time. Its result is one
+        vector: the entries, followed by the derivative with respect to time unless that is zero.
     - `pattern`: the places of the entries, row by row.
-    - `has_dfdt`: whether the derivative by the time may be other than zero.
+    - `has_dfdt`: whether the derivative with respect to time may be nonzero.
     """
 
     jaxpr: jex.Jaxpr
@@ -65,14 +65,14 @@ def jacobian(field: Program, product: Program | None = None, *, apart: bool = Tr
 
 
 def tangent(field: Program) -> jex.Jaxpr:
-    """The program of the field's derivative along the tangents at the end of `p`, of the state and
-    of the time."""
+    """The program of the field's directional derivative; the tangents of the state and of the time
+    are appended to `p`."""
     struct, t = state_and_time(field)
     return staged(field, functools.partial(tangent_at, field), extra=[struct, t])
 
 
 def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
-    """`tangent` of arrays."""
+    """The directional derivative that `tangent` stages, of arrays."""
     *p, du, dt = p
     return jax.jvp(lambda u, t: field(consts, u, tuple(p), t), (u, t), (du, dt))[1]
 
@@ -110,8 +110,8 @@ def state_and_time(field: Program) -> list[jax.ShapeDtypeStruct]:
 # Component by component
 #
 
-# What a tangent is multiplied by, by the number of the direction: an array of one element, or a
-# number that is known.
+# A linear combination of directions: for each direction's number, its coefficient. A coefficient is
+# an array of one element, or a NumPy scalar where it is known.
 _Row: TypeAlias = dict[int, Any]
 
 
@@ -142,7 +142,8 @@ def _of_components(field: Program, scalars: jex.Jaxpr) -> Jacobian:
 
 
 def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
-    """The results of a program of scalars, each a number or a `_Row`; so are its inputs."""
+    """The results of a program of scalars. Its inputs and its results are coefficients or
+    `_Row`s."""
     env: dict = dict(zip([*jaxpr.constvars, *jaxpr.invars], ins, strict=True))
 
     def read(atom: Any) -> Any:
@@ -162,7 +163,7 @@ def _followed(jaxpr: jex.Jaxpr, ins: Sequence) -> list:
 
 
 def _row(eqn: Any, args: Sequence) -> _Row:
-    """A result that is linear in those operands that are rows."""
+    """The result of an equation that is linear in those of its operands that are rows."""
     rows = [x for x in args if isinstance(x, dict)]
     rule = _SHORTCUTS.get(eqn.primitive.name)
     found = {}
@@ -190,12 +191,12 @@ def _array(x: Any) -> Any:
 
 
 def _like(x: Any, atom: Any) -> Any:
-    """A number in the shape of an operand."""
+    """A coefficient as an array of the shape of an operand."""
     return _array(x).reshape(atom.aval.shape)
 
 
 def _plus(x: Any, y: Any) -> Any:
-    """(None is zero.)"""
+    """`x + y`, where None is zero; None where the primitive has to be evaluated."""
     return y if x is None else x if y is None else _known_only(np.add, x, y)
 
 
@@ -217,7 +218,8 @@ def _times(x: Any, y: Any) -> Any:
 
 
 def _known_only(fn: Callable, *args: Any) -> Any:
-    """(None is left to the primitive.)"""
+    """The result for known numbers; None where one isn't known, so that the primitive is
+    evaluated."""
     with np.errstate(all="ignore"):
         return fn(*args) if all(map(_is_known, args)) else None
 
@@ -286,7 +288,7 @@ def _of_direction(field: Program, product: Program) -> Program:
 
 
 def coloured(places: np.ndarray) -> list[int]:
-    """A colour for each column, so that none of the columns of a colour have a row in common."""
+    """A colour for each column, such that columns of one colour have no row in common."""
     taken: list[np.ndarray] = []
     colours = []
     for column in places.T:

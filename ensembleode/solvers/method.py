@@ -1,7 +1,8 @@
-"""What a time loop asks of a method: a step is one program.
+"""The interface between a time loop and a method: a step is one program.
 
-It is written over the operations of an [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]:
-an engine runs it on JAX arrays, or writes it as generated code, and differentiates it.
+The program is written over the operations of an
+[`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic]. An engine runs it on JAX arrays, or
+writes it as generated code, and differentiates it.
 """
 
 import dataclasses
@@ -19,23 +20,24 @@ from .mass_matrix import MassMatrix
 
 
 def _not_given(*args: Any) -> Any:
-    """What explicit methods have no use for."""
+    """A placeholder for operations that explicit methods don't use."""
     raise NotImplementedError("These equations are of explicit methods.")
 
 
 @dataclasses.dataclass(frozen=True)
 class Equations:
-    """What a method may ask of the problem.
+    """The operations of the problem that a method may use.
 
     - `f(y, t)`: the vector field, Components like `y`.
-    - `jvp(y, t, dy, dt)`: its derivative there along `(dy, dt)`.
+    - `jvp(y, t, dy, dt)`: its derivative at that point along `(dy, dt)`.
 
-    And implicit methods:
+    For implicit methods there are also:
 
-    - `linearise(y, t)`: its derivatives there: by the state, the entries of the Jacobian that may
-        differ from zero, a tuple; and by the time, Components, or None where that is not in it.
+    - `linearise(y, t)`: the derivatives of `f` at that point: with respect to the state, a tuple of
+        the entries of the Jacobian that may be nonzero; and with respect to the time, Components,
+        or None if `f` doesn't depend on the time.
     - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the mass
-        matrix `M`, of which the derivative is `M^-1 f`.
+        matrix `M`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
     - `mass(y)`: the product of `M` with Components; None where `M` is the identity.
     - `differential(y)`, `algebraic(y)`: Components with zeros in the place of the components whose
@@ -113,14 +115,14 @@ class Attempt(NamedTuple):
     """A step that was tried.
 
     - `y2`: the state at its end.
-    - `carry`: what the next step wants of this one, if it is accepted.
-    - `error`: the estimates of its error, each component by component: the largest counts. None of
-        a method without.
-    - `dense`: what states within the step are interpolated from, a tuple.
-    - `failed`: where the method itself gave up; None where it can't.
-    - `residual`: what is left of the algebraic equations at its end, whose norm in units of the
-        absolute tolerances is added to that of the error; None where there are none, or they need
-        no such look.
+    - `carry`: what the method carries to the next step, if this one is accepted.
+    - `error`: the estimates of its error, each component by component, of which the largest counts;
+        None for a method without estimates.
+    - `dense`: the data from which states within the step are interpolated, a tuple.
+    - `failed`: where the method itself failed; None where it can't fail.
+    - `residual`: what the end of the step leaves of the algebraic equations. Its norm in units of
+        the absolute tolerances is added to that of the error. None where there are no algebraic
+        equations, or the error says enough of them.
     """
 
     y2: Components
@@ -132,7 +134,8 @@ class Attempt(NamedTuple):
 
 
 class LinearAlgebra(NamedTuple):
-    """How many Jacobians were evaluated, matrices factorised, and systems solved with these."""
+    """The numbers of Jacobians evaluated, of matrices factorised, and of systems solved with the
+    factors."""
 
     njac: Any
     nw: Any
@@ -141,18 +144,18 @@ class LinearAlgebra(NamedTuple):
 
 @runtime_checkable
 class Method(Protocol):
-    """A method for ordinary differential equations, of states that are tuples of components.
+    """A method for ordinary differential equations, whose states are tuples of components.
 
-    What it carries from step to step is a tree of states, and of numbers a trajectory (to
-    derivatives these are constants, as steps are), of the dtype of the state. It is a value:
-    hashable, and equal to another that does the same.
+    Its carry, which goes from step to step, is a tree of states and of numbers, one for each
+    trajectory, with the dtype of the state. Derivatives regard the numbers as constants, like
+    steps. A method is a value: it is hashable, and equal to another method that does the same.
 
-    - `order`: of convergence; `embedded_order`: of the solution that the estimate compares with;
-        None without an estimate.
-    - `stages`: evaluations of the field in a step, for estimates of memory; `degree`: of the
-        polynomial that its dense output is within a step.
-    - `remembers`: whether a carry holds more than `init` makes of the state and time alone.
-    - `is_implicit`: whether it asks the equations for more than `f` and `jvp`.
+    - `order`: the order of convergence; `embedded_order`: the order of the solution with which the
+        error estimate compares, None without an estimate.
+    - `stages`: the evaluations of the field in a step, for estimates of memory; `degree`: the
+        degree of the polynomial that its dense output is within a step.
+    - `remembers`: whether a carry holds more than `init` computes from the state and time alone.
+    - `is_implicit`: whether it uses more of the equations than `f` and `jvp`.
     """
 
     @property
@@ -174,15 +177,15 @@ class Method(Protocol):
     def is_implicit(self) -> bool: ...
 
     def evaluations(self, ntried: Any) -> Any:
-        """How many evaluations of the field so many steps take, accepted or not."""
+        """The number of evaluations of the field in `ntried` steps, accepted or not."""
         ...
 
     def linear_algebra(self, ntried: Any) -> LinearAlgebra | None:
-        """What so many steps take besides, accepted or not; None of an explicit method."""
+        """The linear algebra of `ntried` steps, accepted or not; None for an explicit method."""
         ...
 
     def init(self, xp: Arithmetic, equations: Equations, y: Components, t: Any) -> Any:
-        """What the first step of a trajectory is carried, which begins in `y` at `t`."""
+        """The carry for the first step of a trajectory, which begins in `y` at `t`."""
         ...
 
     def step(
@@ -194,8 +197,8 @@ class Method(Protocol):
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
     ) -> tuple:
-        """What `interpolate` wants of that step, of the `dense` of its `Attempt`: an explicit
-        method's is followed by what takes more evaluations."""
+        """The data that `interpolate` needs for a step, from the `dense` of its `Attempt`. For an
+        explicit method, the results of additional evaluations are appended."""
         ...
 
     def interpolate(
@@ -206,7 +209,7 @@ class Method(Protocol):
 
 
 def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
-    """`f`, which is evaluated only once at this `y` and `t`, however often it is called."""
+    """`f`, evaluated only once at this `y` and `t`, however often it is called."""
     found: list = []
 
     def at(y2: Components, t2: Any) -> Components:
@@ -220,7 +223,7 @@ def evaluated_once(f: Callable, y: Components, t: Any) -> Callable:
 
 
 def carry_like(method: Method, size: int, dtype: Any) -> Any:
-    """A carry of a state of so many components, of zeros."""
+    """A carry of zeros for a state of `size` components."""
     zero = np.zeros((), dtype)[()]
     equations = Equations(lambda y, t: y, lambda y, t, dy, dt: y)
     made = method.init(NUMBERS, equations, (zero,) * size, zero)

@@ -16,9 +16,10 @@ from .method import Attempt, Equations, LinearAlgebra
 
 
 @dataclasses.dataclass(frozen=True)
-class RosenbrockTableau:
-    """The coefficients of a stiffly accurate Rosenbrock method: its last stage is the estimate of
-    the error, and the end of the step that of the last stage and that estimate together.
+class Rodas:
+    """A stiffly accurate Rosenbrock [`Method`][ensembleode.solvers.method.Method], of its
+    coefficients: its last stage is the estimate of the error, and the end of the step that of the
+    last stage and that estimate together.
 
         W k_i = gamma (h f(y + sum_j a_ij k_j, t + c_i h) + h^2 d_i df/dt + M sum_j coupling_ij k_j)
 
@@ -36,35 +37,16 @@ class RosenbrockTableau:
     order: int
     embedded_order: int
 
-    @property
-    def stages(self) -> int:
-        return len(self.c)
-
-
-@dataclasses.dataclass(frozen=True)
-class Rodas:
-    """The Rosenbrock [`Method`][ensembleode.solvers.method.Method] of a tableau."""
-
-    tableau: RosenbrockTableau
-
     remembers = False
     is_implicit = True
 
     @property
-    def order(self) -> int:
-        return self.tableau.order
-
-    @property
-    def embedded_order(self) -> int | None:
-        return self.tableau.embedded_order
-
-    @property
     def stages(self) -> int:
-        return self.tableau.stages
+        return len(self.c)
 
     @property
     def degree(self) -> int:
-        return len(self.tableau.within) + 1
+        return len(self.within) + 1
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * self.stages
@@ -80,15 +62,14 @@ class Rodas:
         self, xp: Arithmetic, equations: Equations, y: Components, carry: tuple, t: Any, h: Any
     ) -> Attempt:
         del carry
-        tableau = self.tableau
-        gamma_h = h * tableau.gamma
+        gamma_h = h * self.gamma
         jacobian, dfdt = equations.linearise(y, t)
         factors = equations.factorise(jacobian, gamma_h)
         mass = equations.mass or _identity
         ks: list[Components] = []
         at, before = y, None
         for row, coupling, c, d in zip(
-            ((), *tableau.a), ((), *tableau.coupling), tableau.c, tableau.d, strict=True
+            ((), *self.a), ((), *self.coupling), self.c, self.d, strict=True
         ):
             if before is not None and row == (*before, 1.0):
                 at = _plus(at, (1.0,), ks[-1:])
@@ -97,7 +78,7 @@ class Rodas:
             before = row
             # (The newest of the terms, for which the others wait, comes last.)
             slope = _scaled(xp, gamma_h, equations.f(at, t + c * h if c else t))
-            right = _plus(None, [tableau.gamma * x for x in coupling], ks)
+            right = _plus(None, [self.gamma * x for x in coupling], ks)
             right = slope if right is None else _sum(mass(right), slope)
             if d:
                 right = _moved(xp, right, gamma_h * (h * d), dfdt)
@@ -110,7 +91,7 @@ class Rodas:
     ) -> tuple:
         del xp, equations, y, t, h
         y2, *ks = dense
-        return (y2, *(_plus(None, row, ks) for row in self.tableau.within))
+        return (y2, *(_plus(None, row, ks) for row in self.within))
 
     def interpolate(
         self, xp: Arithmetic, y: Components, dense: tuple, h: Any, theta: Any

@@ -1,6 +1,6 @@
 """An explicit Runge-Kutta step and its dense output, from the method's tableau.
 
-A state is a tuple of components, numbers of an
+A state is a tuple of components, which are numbers of an
 [`Arithmetic`][ensembleode.solvers.arithmetic.Arithmetic].
 """
 
@@ -20,13 +20,13 @@ from .tableau import Tableau
 class RungeKutta:
     """An explicit Runge-Kutta [`Method`][ensembleode.solvers.method.Method].
 
-    Where its last stage is the derivative at the end of the step, that is carried to the next,
-    which needs one evaluation less. Dense output is made of all stages.
+    If its last stage is the derivative at the end of the step, that is carried to the next step,
+    which then needs one evaluation less. Dense output is computed from all stages.
     """
 
     tableau: Tableau
 
-    # (The derivative at the state is what `init` would evaluate, too.)
+    # The carry is the derivative at the state, which `init` would evaluate, too.
     remembers = False
     is_implicit = False
 
@@ -92,14 +92,14 @@ class RungeKutta:
 def _error(
     xp: Arithmetic, weights: Sequence[float], ks: Sequence[Components], h: Any
 ) -> Components:
-    # From the last stage to the first: where the error is all rounding, it is then of the size of
-    # OrdinaryDiffEq's.
+    # From the last stage to the first: an error that is all rounding then has the size that it has
+    # in OrdinaryDiffEq.
     total = weighted(xp, weights[::-1], ks[::-1])
     return tuple(xp.over(h, e) * e for e in total)
 
 
 def polynomial(weights: tuple, theta: Any) -> Any:
-    """`sum_j(weights_j theta^(j + 1))`; zero, the number, where all weights are."""
+    """`sum_j(weights_j theta^(j + 1))`; the Python number zero where all weights are zero."""
     if not any(weights):
         return 0.0
     value = weights[-1]
@@ -114,7 +114,7 @@ def add_scaled(
     """`y + h sum_i(weights_i k_i)`, without the terms whose weight is zero."""
     used = _used(weights, ks)
     if len(used) == 1 and _is_power_of_two(used[0][0]):
-        # One product for all components, and not a bit of them changes.
+        # One product for all components saves operations, and doesn't change a bit of them.
         weight, total = used[0]
         h = _times(xp, weight, h)
     else:
@@ -123,7 +123,7 @@ def add_scaled(
 
 
 def weighted(xp: Arithmetic, weights: Sequence[Any], ks: Sequence[Components]) -> Components:
-    """`sum_i(weights_i k_i)`; a weight is a Python number, or a number a trajectory."""
+    """`sum_i(weights_i k_i)`; a weight is a Python number, or one number for each trajectory."""
     used = _used(weights, ks)
 
     def combine(*components):

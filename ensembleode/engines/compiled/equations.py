@@ -1,4 +1,4 @@
-"""What a kernel asks of the problem, written from its field: the field and its derivatives, their
+"""The equations of a kernel, written from the problem's field: the field and its derivatives, their
 transposes, and the linear equations of implicit methods."""
 
 import dataclasses
@@ -25,18 +25,20 @@ from .field import evaluate, evaluate_apart, lowered
 from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
-from .reading import Memory, Numbers
+from .reading import Loaded, Memory, Numbers
 from .steps import Calls
 
 
-# A field of more statements, loops unrolled, is a function of its own, called at every stage.
+# A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
+# And so is one of more components.
+_MOST_INLINED = 400
 # A result of as many components is returned; of more, stored.
 _LARGEST_RETURNED = 10**6
 
 
 class HeldNumbers(Numbers):
-    """What a field reads: the state, and the parameters that the lanes hold."""
+    """The numbers that a field reads: the state, and the parameters that the lanes hold."""
 
     def __init__(self, held: Held, **groups: Sequence[Value]):
         self._held, self._groups = held, groups
@@ -53,7 +55,7 @@ class HeldNumbers(Numbers):
 
 
 def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equations]:
-    """The equations of the trajectories that are held, as a `Loop` has them."""
+    """The equations of the trajectories in `held`, in the form that `Loop` wants."""
     inputs, what = d.layout.inputs, "f, or a derivative of f,"
     fn = translated(d.field.jaxpr, inputs, what)
 
@@ -74,9 +76,12 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
         def linearise(y: tuple, t: Value) -> tuple:
             fn = linear.function
-            entries = evaluated(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
+            entries = _called(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
             n = len(linear.jacobian.pattern)
-            return entries[:n], entries[n:] if linear.jacobian.has_dfdt else None
+            dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
+            if isinstance(entries, Loaded):
+                return Loaded(entries.memory, n), dfdt
+            return tuple(map(b.spread, entries[:n])), dfdt
 
         def factorise(jacobian: tuple, gamma_h: Value) -> Any:
             return linear.solver.factorise(jacobian, b.spread(gamma_h), checks=checks)
@@ -107,7 +112,7 @@ def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equation
 
 
 class _Linear:
-    """The linear equations of implicit methods, made when they are first asked for."""
+    """The linear equations of implicit methods; each part is made when it is first asked for."""
 
     def __init__(self, b: Builder, d: Description):
         self.b, self.d = b, d
@@ -118,7 +123,7 @@ class _Linear:
 
     @functools.cached_property
     def function(self) -> Function:
-        """Of its entries."""
+        """The function that computes the entries of the Jacobian."""
         return translated(self.jacobian.jaxpr, self.d.layout.inputs, "the Jacobian of f")
 
     @functools.cached_property
@@ -133,7 +138,7 @@ class _Linear:
 
 
 def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
-    """The equations and their transposes, as `replay.Pullback` has them."""
+    """The equations and their transposes, in the form that `replay.Pullback` wants."""
     own, shared = with_gradients(d)
 
     @functools.cache
@@ -183,11 +188,13 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
 
 
 def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False) -> jex.Jaxpr:
-    """The program of a cotangent in the place of the state, and the state at the end of `p`, that
-    pulls the cotangent back: to the state, and to these constants and parameters of the field.
+    """The program that pulls a cotangent back through the field. Its state is the cotangent; the
+    field's state is appended to `p`. Its results are the cotangents of the state, and of the
+    constants and parameters numbered `which`.
 
-    **Arguments:** `of_tangent`: through the `tangent` instead; its tangents follow on the state,
-    and that of the state has a cotangent which follows on the state's.
+    **Arguments:** `of_tangent`: whether to pull back through the field's `tangent` instead. The
+    tangents of the state and of the time then follow the state in `p`, and the cotangent of the
+    state's tangent follows the state's in the results.
     """
     struct, time = state_and_time(field)
     if not of_tangent:
@@ -209,7 +216,8 @@ def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) ->
 def _transposed(
     field: Program, fn: Callable, which: Sequence[int], cotangent: Any, more: Sequence
 ) -> jex.Jaxpr:
-    """**Arguments:** `fn(consts, u, p, t, *more)`; the last of what is `more` has no cotangent."""
+    """**Arguments:** `fn(consts, u, p, t, *more)`: the function that is pulled back through; the
+    last of `more`, if any, gets no cotangent."""
     n = len(field.jaxpr.constvars)
     struct, _ = state_and_time(field)
     extra = [struct, *more]
@@ -233,8 +241,8 @@ def _transposed(
 
 
 def with_gradients(d: Description) -> tuple[list[int], list[int]]:
-    """Which of the constants and parameters of the field have gradients: those of each trajectory,
-    and those that all share."""
+    """The numbers of those constants and parameters of the field that have gradients: first of
+    those that each trajectory has for itself, then of those that all share."""
     found: dict[str, list[int]] = {"own": [], "shared": []}
     for i, aval in enumerate(parameters_of(d.field)):
         if jnp.issubdtype(aval.dtype, jnp.floating):
@@ -243,13 +251,13 @@ def with_gradients(d: Description) -> tuple[list[int], list[int]]:
 
 
 def size_of(d: Description, which: Sequence[int]) -> int:
-    """How many numbers these constants and parameters of the field are."""
+    """The total number of components of these constants and parameters of the field."""
     avals = parameters_of(d.field)
     return sum(math.prod(avals[i].shape) for i in which)
 
 
 def with_groups(inputs: Inputs, *groups: str) -> Inputs:
-    """With more numbers at the end of `p`, each a group of its own."""
+    """The layout with more inputs at the end of `p`, each in a group of its own."""
     return inputs._replace(places=(*inputs.places, *((group, 0) for group in groups)))
 
 
@@ -269,8 +277,13 @@ def evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
     """The components of a function, one a lane each."""
-    if length(fn.body) > _LONGEST_INLINED:
-        out = evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
-    else:
-        out = evaluate(b, fn, numbers, t, mask)
-    return tuple(map(b.spread, out))
+    return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
+
+
+def _called(
+    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
+) -> Sequence[Value]:
+    """The same; of a function of its own, where it stored them."""
+    if length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
+        return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
+    return evaluate(b, fn, numbers, t, mask)

@@ -1,9 +1,10 @@
-"""Linear equations of a step: those of `M - gamma_h J` with a sparse Jacobian, and a mass matrix.
+"""The linear equations of a step, with the matrix `M - gamma_h J` of a sparse Jacobian and a mass
+matrix.
 
-Nothing is exchanged for the sake of accuracy: the order of the pivots is the same in all lanes.
-Instead the first solution with the factors is put back into the equations. Where these are not
-fulfilled, because small pivots made the factors too large, it becomes NaN, and the step is
-rejected.
+Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
+first solution with a matrix's factors is put back into the equations. If the equations are not
+fulfilled, because small pivots made the factors too large, the solution becomes NaN, and the step
+is rejected.
 
 Source of the check: W. Oettli and W. Prager, "Compatibility of approximate solution of linear
 equations with given error bounds for coefficients and right-hand sides", Numer. Math. 6 (1964),
@@ -21,21 +22,24 @@ import numpy as np
 from ...fields.elimination import Block, Elimination, Move, Place
 from ...solvers.arithmetic import Components
 from .builder import Builder, Value
-from .linear_loops import DenseFactors
+from .linear_loops import DenseFactors, is_rounding
+from .reading import Loaded
 
 
-# A block of more updates is factorised by loops. Dense, 12 components written out take 0.9 times as
-# long as by loops, and 16 take 1.6 times and longer to compile.
+# A block with more updates is factorised by loops. For dense blocks: with 12 components the
+# unrolled code takes 0.9 times as long as loops; with 16 it takes 1.6 times as long, and longer to
+# compile.
 _MOST_UPDATES = 600
 
 
 class Factors:
-    """Those of a matrix.
+    """The factors of a matrix.
 
-    - `entries`: of the matrix itself, by their places.
-    - `inside`: of L and U, likewise; `inverse`: one over the pivots, but for those that are one.
-    - `dense`: of the blocks that are not written out.
-    - `is_checked`: whether a solution with them has been put back into the equations.
+    - `entries`: the entries of the matrix itself, by their places.
+    - `inside`: the entries of L and U, by their places, in blocks that are unrolled.
+    - `inverse`: for those blocks, one over each pivot that is not one.
+    - `dense`: the factors of blocks that are factorised by loops.
+    - `is_checked`: whether a solution with the factors has been put back into the equations.
     """
 
     def __init__(self, entries: dict[Place, Value], *, is_checked: bool):
@@ -46,19 +50,13 @@ class Factors:
         self.is_checked = is_checked
 
     def scaled(self, x: Value, k: int) -> Value:
-        """Divided by a pivot."""
+        """`x` divided by pivot `k`."""
         return x * self.inverse[k] if k in self.inverse else x
 
 
-def _tolerance(dtype: np.dtype) -> float:
-    """How far a solution may be from one of the equations, in parts of what is summed there: with
-    accurate factors it is some units in the last place."""
-    return float(np.finfo(dtype).eps ** 0.375)
-
-
 class LinearEquations:
-    """The factorisation and the solutions of an elimination: every operation by itself, or by loops
-    over memory in large blocks.
+    """Factorises matrices, and solves equations, as an elimination plans it: operation by
+    operation, or by loops over memory for large blocks.
 
     **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
         matrix, by default of the identity.
@@ -71,7 +69,7 @@ class LinearEquations:
         pattern: Sequence[Place],
         mass: Mapping[Place, float] | None = None,
     ):
-        self.b, self.plan = b, plan
+        self.b, self.plan, self.has_mass = b, plan, mass is not None
         if mass is None:
             mass = {(i, i): 1.0 for i in range(plan.size)}
         # (In the rows where they stand.)
@@ -82,33 +80,50 @@ class LinearEquations:
     def factorise(
         self, jacobian: Sequence[Value], gamma_h: Value, *, checks: bool = True
     ) -> Factors:
-        """Of `M - gamma_h jacobian`.
+        """The factors of `M - gamma_h jacobian`.
 
-        **Arguments:** `checks`: whether the first solution is put back.
+        **Arguments:** `checks`: whether the first solution is put back into the equations.
         """
         factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
         for block in self.plan.blocks:
-            if block.updates > _MOST_UPDATES:
-                entries = {place: factors.entries[place] for place in block.inside}
-                factors.dense[block] = DenseFactors(self.b, entries)
+            if _is_by_loops(block):
+                factors.dense[block] = self._by_loops(factors, block, jacobian, gamma_h)
             else:
                 _factorise(factors, block)
         return factors
 
+    def _by_loops(
+        self, factors: Factors, block: Block, jacobian: Sequence[Value], gamma_h: Value
+    ) -> DenseFactors:
+        components = sorted(pivot.component for pivot in block.pivots)
+        if self.has_mass:
+            entries = {place: factors.entries[place] for place in block.inside}
+            return DenseFactors(self.b, components, entries, None)
+        if isinstance(jacobian, Loaded) and len(jacobian) == len(components) ** 2:
+            return DenseFactors(self.b, components, jacobian, gamma_h)
+        inside = set(block.inside)
+        entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}
+        return DenseFactors(self.b, components, entries, gamma_h)
+
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
+        """Its entries, but for those inside of what is factorised by loops, where these make them
+        themselves."""
         minus, dtype = -gamma_h, gamma_h.dtype
-        products = {p: x * minus for p, x in zip(self.pattern, jacobian, strict=True)}
+        loops = [] if self.has_mass else filter(_is_by_loops, self.plan.blocks)
+        apart = {p for block in loops for p in block.inside}
+        products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
         entries = {}
         for place in self.plan.entries:
             m, product = self.mass.get(place, 0.0), products.get(place)
-            if product is None:
-                entries[place] = self.b.constant(m, dtype, of_lanes=True)
-            else:
+            if product is not None:
                 entries[place] = m + product if m else product
+            elif place not in apart:
+                entries[place] = self.b.constant(m, dtype, of_lanes=True)
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
-        """The solution for a right-hand side; its first component is NaN where it is none."""
+        """The solution for a right-hand side; its first component is NaN in lanes where the check
+        fails."""
         b, rows = self.b, self.plan.equations
         x = list(right) if rows is None else [right[i] for i in rows]
         puts_back, fulfilled = not factors.is_checked, []
@@ -134,15 +149,15 @@ class LinearEquations:
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
         """Where the equations of a block are, one after the other."""
-        b, tolerance = self.b, _tolerance(x[0].dtype)
+        b = self.b
         if block in factors.dense:
-            return [factors.dense[block].fulfilled(given, x, tolerance)]
+            return [factors.dense[block].fulfilled(given, x)]
         rests, sums = dict(given), {i: abs(y) for i, y in given.items()}
         for i, j in block.inside:
             entry = factors.entries[i, j]
             rests[i] = rests[i] - entry * x[j]
             sums[i] = b.mul_add(abs(entry), abs(x[j]), sums[i])
-        return [abs(rests[i]) <= sums[i] * tolerance for i in given]
+        return [is_rounding(b, rests[i], sums[i]) for i in given]
 
     def solve_transposed(self, factors: Factors, right: Components) -> Components:
         """The solution with the transposed matrix."""
@@ -150,13 +165,17 @@ class LinearEquations:
         for block in reversed(self.plan.blocks):
             moves = list(block.moves)
             if block in factors.dense:
-                factors.dense[block].solve_transposed(x)
+                factors.dense[block].solve(x, transposed=True)
                 moves = moves[: len(block.before)]
             for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
         if self.plan.equations is None:
             return tuple(x)
         return tuple(x[i] for i in np.argsort(self.plan.equations))
+
+
+def _is_by_loops(block: Block) -> bool:
+    return block.updates > _MOST_UPDATES
 
 
 def _factorise(factors: Factors, block: Block) -> None:

@@ -1,9 +1,9 @@
 """The time loop of a kernel, for the lanes of a builder.
 
-A lane that has finished takes the next trajectory of the queue. Where all trajectories share a
-fixed step, time and step are scalars, and the lanes begin and end together.
+A lane that has finished a trajectory takes the next one of the queue. Where all trajectories share
+a fixed step, the time and the step are scalars, and the lanes begin and end together.
 
-A lane has a return code, `code`, which is `GOING` until what ends its trajectory is decided.
+Each lane has a return code, `code`, which is `GOING` until the end of its trajectory is decided.
 """
 
 import dataclasses
@@ -21,6 +21,7 @@ from ...solvers.step_size import in_abstol, initial_step, Tolerances
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
+from .callback_functions import CallbackFunctions
 from .description import Description
 from .events import Happening
 from .functions import FUNCTIONS
@@ -31,12 +32,12 @@ from .stops import Stops
 from .turn import attempt, commit, control
 
 
-# Where lanes end together: turns between two looks at whether they are to stop, a power of two.
+# Where lanes end together, the flag that stops them is read once in so many turns, a power of two.
 _TURNS = 4096
 
 
 class Loop:
-    """The variables of the lanes, and what is done with them.
+    """The variables of the lanes, and the operations on them.
 
     **Arguments:**
 
@@ -47,7 +48,7 @@ class Loop:
     - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
         `Default`; None where nobody may stop it.
     - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
-    - `evaluate`: where there are callbacks, their functions: see `events.Happening`.
+    - `functions`: those of callbacks, where there are any.
     """
 
     def __init__(
@@ -64,11 +65,11 @@ class Loop:
         *,
         stop: Buffer | None = None,
         on_begin: Callable[[Value, Value], None] | None = None,
-        evaluate: Callable[..., tuple] | None = None,
+        functions: CallbackFunctions | None = None,
     ):
         self.b, self.problem, self.held, self.queue = b, problem, held, queue
         self.maxiters = maxiters
-        # (None what there is nothing for; each is used only where there is.)
+        # Attributes that are None have type Any: each is used only where it isn't None.
         self.outputs: Any = outputs
         self._stop, self._on_begin = stop, on_begin
         self.is_uniform = is_uniform = problem.is_uniform
@@ -76,18 +77,18 @@ class Loop:
         self.equations = equations
         dtype, n = problem.dtype, problem.size
         self.y = [b.variable(dtype, 0) for _ in range(n)]
-        # What the method carries from step to step, its numbers one after the other.
+        # The numbers of the method's carry, one after the other.
         carried, self._carry_tree = jax.tree.flatten(problem.carry_like)
         self.carry = [b.variable(dtype, 0) for _ in carried]
         self.t = b.variable(dtype, 0, of_lanes=not is_uniform)
         self.h = b.variable(dtype, 0, of_lanes=not is_uniform)
-        # Whether it goes on; if not, the code says why.
+        # Whether the trajectory goes on; if not, `code` says why.
         self.active = b.variable(BOOL, False)
         self.code = b.variable(I32, verdicts.GOING)
         self.occupied = b.variable(BOOL, False)
-        # With known times to stop at on the way.
+        # The known times on which steps have to end.
         self.stops = Stops(b, held, dtype) if problem.has_stops else None
-        # How often what the method carries was made anew on the way.
+        # How often the method's carry was made anew during the trajectory.
         self.restarts = b.variable(I32, 0) if problem.restarts else None
         restarts = problem.has_stops or problem.events is not None
         self.has_anchor = restarts and not problem.adaptive
@@ -99,16 +100,17 @@ class Loop:
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
         if is_uniform:
-            # Whether no step has failed; of those where one has, how many (one).
+            # Whether no step of the lane has failed; and the number of failed steps, which is at
+            # most one.
             self.sound, self.failures = b.variable(BOOL, False), b.variable(I32, 0)
-        # Whether any lane goes on: where they end together, a turn takes no look at the lanes.
+        # Whether any lane goes on, where lanes end together: a turn then needn't look at the lanes.
         self.alive: Any = b.variable(BOOL, False, of_lanes=False) if is_uniform else None
         self.saved = SavedRows(b, problem, held, times, outputs, rows)
         self.pool = Pool(b, problem, queue, held, len(self.carry), self.first_step)
         self.happening = None
         if problem.events is not None:
-            assert evaluate is not None
-            self.happening = Happening(self, problem.events, evaluate)
+            assert functions is not None
+            self.happening = Happening(self, problem.events, functions)
         self.must_refill = b.variable(BOOL, True, of_lanes=False)
         self.goes_on = b.variable(BOOL, True, of_lanes=False)
 
@@ -140,7 +142,7 @@ class Loop:
             b.while_(going, turn)
             ended = b.where(self.t.get().eq(self.t1), verdicts.SUCCESS, verdicts.MAX_ITERS)
             self.code.set_where(self.active.get(), ended)
-            # (Stopped at the end of the last turn, they have ended.)
+            # Lanes that the flag has stopped have not ended, so the flag is read once more.
             self._unless_stopped(lambda: self.end(self.occupied.get()))
             return self.goes_on.get()
 
@@ -166,7 +168,7 @@ class Loop:
             self.b.if_(self._stopped(), self._abandon, then, likely=False)
 
     def _abandon(self) -> None:
-        """Leave the trajectories that are in the lanes, and those that come next."""
+        """Give up the trajectories that are in the lanes, and those that would come next."""
         b, counts = self.b, self.outputs.counts
         stopped = b.constant(verdicts.STOPPED, I32)
         counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(stopped))
@@ -174,13 +176,13 @@ class Loop:
         self.goes_on.set(False)
 
     def go_on(self) -> Step:
-        """A turn, with what comes before and after it."""
+        """A turn, with the preparation before it and the ends of trajectories after it."""
         b = self.b
         b.if_(self.must_refill.get(), self.refill, likely=False)
         step, verdict = self.turn()
         tired = self.ntried.get() >= self.maxiters
         if self.is_uniform:
-            # Together, as they began.
+            # Lanes that began together also end together.
             b.if_(~self.alive.get() | tired, lambda: self.end(self.occupied.get()))
             return step
         ended = ~self.active.get() | tired
@@ -189,8 +191,8 @@ class Loop:
         return step
 
     def variables(self) -> list[Variable]:
-        """All that goes on from turn to turn, but for the numbers that are held and `arrays`; and
-        for `code`, as without outputs nobody asks for it."""
+        """The variables that keep their values from turn to turn, except for the numbers in `held`
+        and in `arrays`, and for `code`, which isn't read where there are no outputs."""
         several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
@@ -204,7 +206,8 @@ class Loop:
         return [x for x in several if x is not None]
 
     def arrays(self) -> list[tuple[Buffer, int]]:
-        """Of memory: where it is, and how many elements."""
+        """The buffers that keep their contents from turn to turn, each with its number of
+        elements."""
         return self.pool.arrays()
 
     #
@@ -225,19 +228,19 @@ class Loop:
 
     @property
     def tstop(self) -> Value:
-        """The end of the stretch of time that the lanes are in, which no step goes beyond."""
+        """The end of the current stretch of time, beyond which no step goes."""
         return self.t1 if self.stops is None else self.stops.tstop.get()
 
     @property
     def anchor(self) -> tuple[Value, Value | int]:
-        """Where that stretch begins, and how many steps had been tried until then: from there fixed
-        steps are laid out."""
+        """The time at which the current stretch of time begins, and how many steps had been tried
+        until then. Fixed steps are laid out from there."""
         if self.has_anchor:
             return self._anchor.get(), self._tried_before.get()
         return self.t0, 0
 
     def set_anchor(self, mask: Value) -> None:
-        """Lay fixed steps out from where the lanes of the mask are."""
+        """Lay fixed steps out from the current time, in the lanes of the mask."""
         self._anchor.set_where(mask, self.t.get())
         self._tried_before.set_where(mask, self.ntried.get())
 
@@ -245,12 +248,12 @@ class Loop:
         return tuple(x.get() for x in self.y)
 
     def carried(self) -> Any:
-        """What the method carries."""
+        """The method's carry as a tree."""
         return self._carry_tree.unflatten([x.get() for x in self.carry])
 
     def tolerances(self, held: Held, components: int) -> Tolerances:
-        """The tolerances of the components; any will do where step-size control doesn't look at a
-        component."""
+        """The tolerances of the components; where step-size control doesn't look at a component,
+        its tolerance is arbitrary."""
         controlled = self.problem.controlled
 
         def of(name: str) -> tuple:
@@ -269,7 +272,8 @@ class Loop:
         return total.eq(0.0)
 
     def may_be_infinite(self, y: tuple) -> Value:
-        """True where a component is infinite or NaN, and where their sum overflows."""
+        """True where a component is infinite or NaN, and also where the sum of all of them
+        overflows."""
         total = y[0]
         for x in y[1 : self.problem.controlled]:
             total = total + x
@@ -280,13 +284,13 @@ class Loop:
     #
 
     def refill(self) -> None:
-        """Give each lane without a trajectory the next one, as far as there are."""
+        """Give each lane without a trajectory the next one, as long as there are any."""
         self.pool.fill(self.occupied, self._begin)
         self.must_refill.set(False)
 
     def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
-        """What the method carries to a step from the state `y` at `t`, and the size of that step:
-        for trajectories that begin, or go on anew, in the lanes of the mask."""
+        """The method's carry for a step from the state `y` at `t`, and the size of that step, for
+        trajectories that begin or restart in the lanes of the mask."""
         b, p = self.b, self.problem
         equations = self.equations(held, mask)
         f = evaluated_once(equations.f, y, t)
@@ -315,7 +319,7 @@ class Loop:
         return FUNCTIONS["exp"](self.b, (log + 2 * math.log(10)) / -float(order))
 
     def _begin(self, index: Value, fresh: Value) -> None:
-        """Start these trajectories, in the lanes that are fresh."""
+        """Start these trajectories, in the lanes `fresh`."""
         b, p, held = self.b, self.problem, self.held
         held.take(index, fresh)
         y = held.u0(held.index.get(), fresh)
@@ -371,8 +375,8 @@ class Loop:
         return p.norm(b, in_abstol(b, tol, rest[:n])) <= 1.0
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
-        """Begin where the lanes of the mask are, with what the method carries there and a step of
-        the size `h`, of any sign."""
+        """Start from the current times and states in the lanes of the mask, with this carry of the
+        method and a first step of the size `h`, of either sign."""
         for variable, x in zip(self.carry, carry, strict=True):
             self._set(variable, mask, x)
         t, h = self.t.get(), abs(h)
@@ -385,7 +389,8 @@ class Loop:
             self.set_anchor(mask)
 
     def begin_anew(self, mask: Value) -> None:
-        """Make anew what the method carries, where the lanes of the mask are."""
+        """Make the method's carry anew from the current times and states, in the lanes of the
+        mask."""
         b = self.b
         equations = self.equations(self.held, mask)
         made = self.problem.method.init(b, equations, self.state(), self.t.get())
@@ -395,7 +400,8 @@ class Loop:
         self.restarts.set(self.restarts.get() + b.cast(mask, I32))
 
     def _after_stop(self, here: Value, jumps: Value) -> None:
-        """Begin a stretch of time in the lanes `here`, some of which are where `f` jumps."""
+        """Begin the next stretch of time in the lanes `here`; in the lanes `jumps`, `f` jumps
+        there."""
         b = self.b
         if self.problem.has("d_discontinuities"):
             b.if_(b.any(jumps), lambda: self.begin_anew(jumps), likely=False)
@@ -403,7 +409,7 @@ class Loop:
             self.set_anchor(here)
 
     def _set(self, variable: Variable, mask: Value, x: Any) -> None:
-        """(Lanes that go together begin together.)"""
+        """Set a variable in the lanes of the mask; lanes that step together also start together."""
         if self.is_uniform:
             variable.set(x)
         else:
@@ -414,7 +420,7 @@ class Loop:
     #
 
     def turn(self) -> tuple[Step, Verdict]:
-        """Try a step in every lane."""
+        """One turn, in which every lane tries a step."""
         step, verdict, size = control(self, *attempt(self))
         if self.happening is not None:
             step, verdict = self.happening.locate(step, verdict)
@@ -426,7 +432,7 @@ class Loop:
         return step, verdict
 
     def _pass_stops(self, step: Step, stops: Stops) -> None:
-        """Go on from the known times that lanes have come to."""
+        """Go on from the known times that steps have ended on."""
         b = self.b
         here = step.accepted & self.active.get() & step.t2.eq(self.tstop)
 
@@ -440,15 +446,16 @@ class Loop:
     #
 
     def conclude(self, ended: Value, step: Step, verdict: Verdict) -> Value:
-        """Decide the return codes of the lanes that have ended: all but those that have another
-        turn first."""
+        """Decide the return codes of the lanes that have ended. Returns these lanes, without those
+        that take another turn first to find out."""
         b, p = self.b, self.problem
         if self.outputs is None:
             return ended
         before, bounds = self.code.get(), self.bounds(self.held) if p.adaptive else None
-        # (That one is lost may be known since the verdict, from its failures.)
+        # That a trajectory is lost may have been decided by the verdict already, from its failed
+        # steps.
         verdict = verdict._replace(lost=~self.active.get())
-        # (What is written already need not stay in registers until here.)
+        # This is decided from the written state, so that nothing stays in registers for it.
         code = verdicts.code_at_end(b, verdict, self.t.get().eq(self.t1), bounds)
         code = verdicts.code_of_end(b, code, self.is_finite(self.state()))
         code = b.where(before.eq(verdicts.GOING), code, before)
@@ -466,7 +473,7 @@ class Loop:
         return ended & ~probing
 
     def end(self, ended: Value) -> None:
-        """Write the results of the lanes that have ended; they are free then."""
+        """Write the results of the lanes that have ended, which frees these lanes."""
         b, p = self.b, self.problem
         if self.outputs is None:
             self._free(ended)
@@ -490,7 +497,7 @@ class Loop:
             more["events"] = self.happening.count
         if self.restarts is not None:
             more["restarts"] = self.restarts
-        # (In the places after that of the rows, though there are none.)
+        # These counts keep their places behind that of the rows even where there are no rows.
         for i, name in enumerate(p.counted):
             self.outputs.counts.scatter(index + n * (4 + i), ended, more[name].get())
         for i, x in enumerate(counts):

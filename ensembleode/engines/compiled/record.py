@@ -1,7 +1,7 @@
 """The record of the turns of a time loop, from which they are replayed backwards.
 
-It has room for a segment of turns; before each segment a checkpoint is kept, all variables of the
-time loop, from which the segment is recorded anew.
+The record has room for one segment of turns. Before each segment, a checkpoint of all variables of
+the time loop is kept, from which the segment can be recorded again.
 """
 
 from collections.abc import Sequence
@@ -16,12 +16,12 @@ from .saved_rows import Step
 
 
 class Work(NamedTuple):
-    """Which trajectories are pulled back through here, and what with.
+    """The trajectories that are pulled back through, and the memory for that.
 
-    - `first`, `end`: they are taken `group` by group, the next of which begins `stride` later.
-    - `turns`, `events`, `kept`: memory for a `Record`, with `room` for as many turns.
-    - `thread`, `threads`: of a GPU. Each has a part of that memory: every element is followed by
-        that of the next thread. (On a CPU all is of one.)
+    - `first`, `end`: the trajectories are taken in groups of `group`, which begin `stride` apart.
+    - `turns`, `events`, `kept`: memory for a `Record`, with room for `room` turns.
+    - `thread`, `threads`: on a GPU, the number of the thread, and how many threads interleave their
+        elements in that memory. On a CPU there is one.
     """
 
     first: Value
@@ -37,8 +37,9 @@ class Work(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """The state, what was carried, the time and the size of a step (zero where it was rejected);
-    its end (see `Description.records_end`), and what acted there."""
+    """A recorded step: the state, the method's carry, the time and the size (zero where the step
+    was rejected); the step's end (see `Description.records_end`), and the marks of what acted
+    there."""
 
     y: list
     carry: list
@@ -49,9 +50,9 @@ class Turn(NamedTuple):
 
 
 class Record:
-    """Memory for turns, for events (lanes that begin a trajectory), and for checkpoints.
+    """Memory for turns, for events (in which lanes begin a trajectory), and for checkpoints.
 
-    Turns and events are in cells, with an entry a lane.
+    Turns and events consist of cells, which have an entry for each lane.
 
     - `alone`: whether a group is a single trajectory.
     """
@@ -64,11 +65,11 @@ class Record:
         self.remembers = loop.problem.method.remembers
         self.turn = b.variable(I64, 0, of_lanes=False)
         self.event = b.variable(I64, 0, of_lanes=False)
-        # The trajectory that a lane had last, or -1.
+        # The last trajectory of each lane, or -1.
         self.last = b.variable(I32, -1)
 
     def _cell(self, number: Value) -> Value:
-        """Where it begins."""
+        """The index at which the cell of this number begins."""
         return (number * self.work.threads + self.work.thread) * self.width
 
     def add_turn(self, step: Step) -> None:
@@ -96,7 +97,7 @@ class Record:
         return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
 
     def add_event(self, index: Value, fresh: Value) -> None:
-        """These trajectories begin, in the lanes that are fresh."""
+        """Record that these trajectories begin, in the lanes `fresh`."""
         b, events = self.b, self.work.events
         index = b.cast(index, I32)
         turn, before, after = self._event_cells(self.event.get())
@@ -107,8 +108,8 @@ class Record:
         self.event.set(self.event.get() + 1)
 
     def read_event(self, event: Value) -> tuple[Value, Value, Value]:
-        """When it was, in turns of the segment; which trajectory each lane had before, or -1; which
-        begins, or -1."""
+        """An event: its turn, counted within the segment; for each lane the trajectory before it,
+        or -1; and the trajectory that begins with it, or -1."""
         events = self.work.events
         turn, before, after = self._event_cells(event)
         number = self.b.cast(events.load(turn), I64)
@@ -123,11 +124,12 @@ class Record:
 
     @property
     def _unit(self) -> int:
-        """The bytes of which all have one or more: as vectors are aligned in memory."""
+        """The unit in bytes, the alignment of vectors in memory; every variable takes one or more
+        units of a checkpoint."""
         return 64 if self.b.lanes else 8
 
     def checkpoint_size(self) -> int:
-        """In bytes."""
+        """The size of a checkpoint in bytes."""
         sizes = [_bytes_of(x) for x in self._variables()]
         sizes += [n * x.dtype.itemsize for x, n in self.loop.arrays()]
         return self._unit * sum(map(self._units, sizes))
@@ -137,7 +139,7 @@ class Record:
 
     def _variables(self) -> list[Variable]:
         loop = self.loop
-        # (What is held of a single trajectory is the same in all checkpoints.)
+        # The numbers of a single trajectory are the same at all checkpoints.
         held = [] if self.alone else [x for xs in loop.held.variables() for x in xs]
         index = [] if self.alone else [loop.held.index]
         return [*loop.variables(), *index, *held, self.last]
@@ -177,7 +179,7 @@ class Record:
         return found
 
     def _pointer(self, segment: Value, unit: int) -> str:
-        """To a part of a checkpoint."""
+        """A pointer to unit `unit` of a checkpoint."""
         work = self.work
         number = segment * (self.checkpoint_size() // self._unit) + unit
         return work.kept.pointer((number * work.threads + work.thread) * self._unit)
@@ -207,5 +209,5 @@ def _bytes_of(variable: Variable) -> int:
     return max(1, variable.lanes) * variable.dtype.itemsize
 
 
-# Of an event: when it was, what each lane had before, and what has begun.
+# The cells of an event: its turn, the trajectories before it, and those that begin.
 EVENT_CELLS = 3

@@ -91,6 +91,13 @@ FITS = {
         (0, 0.12016, 3),
         lambda z: z,
     ),
+    # tanh(x) = x + x^3 p(x^2), near zero
+    "TANH": Fit(
+        lambda z: (mp.tanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z,
+        (0, 0.090001, 8),
+        (0, 0.090001, 3),
+        lambda z: z,
+    ),
     # 2 atanh(s) = 2 s + s^3 p(s^2), with 1 + f = (1 + s) / (1 - s) between sqrt(1/2) and sqrt(2)
     "LOG": Fit(
         lambda z: 2 * (mp.atanh(mp.sqrt(z)) / mp.sqrt(z) - 1) / z,
