@@ -15,6 +15,7 @@ from ensembleode.training.multiple_shooting import multiple_shooting
 
 from .engines.test_julia_steps import robertson
 from .marks import slow_unless
+from .serve.running import Running
 from .solvers.test_rosenbrock import METHODS
 
 
@@ -421,6 +422,37 @@ def test_an_affect_that_leaves_the_equations_ends_it():
     callback = eo.PresetTimeCallback(jnp.array([0.5]), off)
     sol = eo.solve(on_circle(0.3, jnp.array(1.3), callback=callback), eo.Rodas4())
     assert sol.retcode == eo.ReturnCode.InitialFailure
+
+
+@pytest.mark.slow
+def test_stores_tell_mass_matrices_apart(tmp_path):
+    def stored(mass, jac=None):
+        ens = eo.EnsembleProblem(
+            of_coupled(eo.ODEFunction(coupled, mass_matrix=mass, jac=jac)),
+            lambda prob, ctx: eo.remake(prob, p=0.1 * ctx.sim_id),
+        )
+        return eo.solve(ens, eo.Rodas4(), trajectories=3, store=tmp_path / "sims")
+
+    sim = stored(MASS)
+    np.testing.assert_array_equal(stored(MASS).u, sim.u)
+    with pytest.raises(eo.StoreError, match="what is known of f"):
+        stored(2 * MASS)
+    with pytest.raises(eo.StoreError, match="what is known of f"):
+        stored(MASS, jac=lambda u, p, t: jnp.zeros((3, 3)))
+
+
+@pytest.mark.slow
+def test_services_solve_with_mass_matrices():
+    """From starts that are found."""
+    prob = eo.remake(on_circle(0.9, jnp.array(1.3)), u0=jnp.stack([jnp.sin(0.9), jnp.ones(())]))
+    how: Any = {"alg": eo.Rodas4(), "saveat": [1.0], "initializealg": BROWN, **TIGHT}
+    limits = eo.serve.Limits(saveat=4, trajectories=4, maxiters=1000)
+    with Running(eo.serve.Registry().add("circle", prob, limits=limits, **how)) as app:
+        answer = app.solve("circle", u0=[[0.5, 0.7], [0.0, 0.9]])
+    assert answer.status_code == 200, answer.text
+    angles = np.array([np.pi / 6, 0.0]) - 1.3
+    exact = np.stack([np.sin(angles), np.cos(angles)], axis=1)
+    np.testing.assert_allclose(np.array(answer.json()["u"])[:, 0], exact, atol=1e-7)
 
 
 #
