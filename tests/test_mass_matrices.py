@@ -142,6 +142,39 @@ def test_robertson_as_a_dae(alg):
     assert found[0].stats.nreject == found[1].stats.nreject
 
 
+# Accepted and rejected steps at the tolerances `reltol` 1e-4 and 1e-7, `abstol` a thousandth of
+# these, by Julia 1.10.8 with OrdinaryDiffEqRosenbrock 2.6.6. (Rosenbrock23 takes none but diagonal
+# matrices there.)
+STEPS = {
+    "Rosenbrock23": {"robertson": [(96, 0), (976, 0)], "circle": [(1889, 0), (59443, 0)]},
+    "Rodas4": {
+        "robertson": [(107, 0), (403, 0)],
+        "circle": [(20, 0), (65, 0)],
+        "coupled": [(22, 0), (79, 2)],
+    },
+    "Rodas5P": {
+        "robertson": [(79, 0), (201, 1)],
+        "circle": [(21, 0), (55, 0)],
+        "coupled": [(14, 0), (30, 0)],
+    },
+}
+
+
+@few()
+def test_steps_are_those_of_ordinary_diff_eq(alg):
+    rates = jnp.array([0.04, 3e7, 1e4])
+    dae = eo.ODEFunction(robertson_dae, mass_matrix=[1.0, 1.0, 0.0])
+    probs = {
+        "robertson": eo.ODEProblem(dae, jnp.array([1.0, 0.0, 0.0]), (0.0, 1e5), rates),
+        "circle": on_circle(0.9, jnp.array(1.3)),
+        "coupled": of_coupled(eo.ODEFunction(coupled, mass_matrix=MASS)),
+    }
+    for name, counts in STEPS[type(alg).__name__].items():
+        for reltol, count in zip((1e-4, 1e-7), counts, strict=True):
+            sol = eo.solve(probs[name], alg, reltol=reltol, abstol=reltol * 1e-3)
+            assert (int(sol.stats.naccept), int(sol.stats.nreject)) == count, (name, reltol)
+
+
 #
 # Matrices that are not singular
 #
@@ -154,7 +187,7 @@ def test_a_full_matrix_is_its_inverse_times_f(alg):
         of_coupled(eo.ODEFunction(coupled, mass_matrix=MASS)),
         of_coupled(lambda u, p, t: jnp.matmul(inverse, coupled(u, p, t))),
     ]
-    with_mass, without = (eo.solve(prob, alg, saveat=0.5) for prob in probs)
+    with_mass, without = (eo.solve(prob, alg, saveat=0.5, dt=0.01) for prob in probs)
     assert int(with_mass.stats.naccept) == int(without.stats.naccept)
     np.testing.assert_allclose(with_mass.u, without.u, rtol=1e-9)
 
