@@ -38,7 +38,8 @@ class ODEFunction(eqx.Module):
         Where it has a zero, the Jacobian is taken to be zero.
 
     Components are counted in the order in which they lie in a state that is an array, and are
-    written in one that is a pytree. Methods other than Rosenbrock's look at neither.
+    written in one that is a pytree. Other methods than Rosenbrock's, and the Julia engine, refuse a
+    `mass_matrix`, and look at neither `jac` nor `jac_prototype`.
 
     **Raises:** `TypeError` for an `f` or a `jac` that can't be called, and for a `mass_matrix` or a
     `jac_prototype` that is traced or has no real numbers; `ValueError`, when it is solved, for
