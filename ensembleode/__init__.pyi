@@ -62,6 +62,11 @@ from .solution import (
     Stats as Stats,
 )
 from .solvers import (
+    AutoTsit5 as AutoTsit5,
+    AutoVern6 as AutoVern6,
+    AutoVern7 as AutoVern7,
+    AutoVern8 as AutoVern8,
+    AutoVern9 as AutoVern9,
     Bosh3 as Bosh3,
     BS5 as BS5,
     Dopri5 as Dopri5,

@@ -1,4 +1,4 @@
-"""How differential-algebraic equations begin: SciML's algorithms, by their names."""
+"""The initialization of differential-algebraic equations: SciML's algorithms, under their names."""
 
 import dataclasses
 import math
@@ -6,25 +6,25 @@ import math
 
 @dataclasses.dataclass(frozen=True)
 class CheckInit:
-    """The start is taken as it is: a trajectory that doesn't fulfil its algebraic equations there,
-    to `abstol`, ends with `ReturnCode.InitialFailure`. The default."""
+    """The initial state is used as it is. A trajectory whose initial state doesn't fulfil its
+    algebraic equations, to `abstol`, ends with `ReturnCode.InitialFailure`. This is the default."""
 
 
 @dataclasses.dataclass(frozen=True)
 class BrownFullBasicInit:
-    """Keeps the differential components of the start, and solves the algebraic equations for the
-    algebraic ones, from what is given for these: by Newton's method, whose steps are halved where
-    the equations don't come nearer to zero.
+    """Keeps the differential components of the initial state, and solves the algebraic equations
+    for the algebraic components. It uses Newton's method, which starts from the given algebraic
+    components, and whose steps are halved as long as they don't come closer to a solution.
 
-    It is done for each trajectory by itself, before its first step, where the start is further from
-    the equations than `abstol`. Where no solution is found the trajectory ends with
-    `ReturnCode.InitialFailure`. What it finds is a function of the differential components, the
+    This is done for each trajectory separately, before its first step, if its initial state is
+    further from the equations than `abstol`. If no solution is found, the trajectory ends with
+    `ReturnCode.InitialFailure`. The result is a function of the differential components, the
     parameters and the start time, with derivatives of any order, by the implicit function theorem.
-    (The solution begins with the state that was found; `sim.u0` is what was given.)
+    The solution begins with the state that was found, but `sim.u0` is the state that was given.
 
     **Arguments:**
 
-    - `abstol`: how far from zero an equation may be.
+    - `abstol`: the largest residual of an equation.
 
     **Raises:** `ValueError` for a tolerance that is not positive.
 

@@ -1,4 +1,4 @@
-"""What a problem says of its vector field besides the field itself."""
+"""A vector field together with what the user knows about it."""
 
 import math
 from collections.abc import Callable
@@ -15,31 +15,31 @@ from .tracing.program import is_tracer, Static
 
 
 class ODEFunction(eqx.Module):
-    """A vector field with what is known of it, in the place of the `f` of a problem.
+    """A vector field together with what is known about it, to be given as the `f` of a problem.
 
     **Arguments:**
 
-    - `f`: the vector field `f(u, p, t)`, as [`ODEProblem`][ensembleode.ODEProblem] takes it.
-    - `mass_matrix`: a constant `M`, the same for all trajectories, of `M du/dt = f(u, p, t)`: a
-        matrix `[n, n]` of known numbers; or its diagonal, in the shape of `u` (of a state that is a
-        pytree, a pytree like it, of numbers or arrays). Rosenbrock methods of the compiled engine
-        solve with it. It may be singular: a row of zeros is an algebraic equation, `0 = f_i`, and a
-        column of zeros a component that these equations determine (the index must be one). Then the
-        start has to fulfil them to `abstol`: a trajectory whose start doesn't ends with
-        `ReturnCode.InitialFailure`.
-    - `jac`: `jac(u, p, t) -> [n, n]`, the derivative of each component of `f` by each component of
-        `u`, written in JAX, in the dtype of `u`. Rosenbrock methods use it in place of the Jacobian
-        that JAX finds: of the steps that it makes, gradients of any order are exact, by the
-        derivatives of `f` and of `jac`. (Where it is not the Jacobian, steps are as those of a
-        Rosenbrock method with a wrong Jacobian: of a lower order, and shorter.) Zeros that are
-        written in it, as numbers, are left out of the elimination.
-    - `jac_prototype`: where the Jacobian may be other than zero, `[n, n]`: an array of booleans or
-        numbers, or a sparse matrix of SciPy. Without it the structure of `f` (or of `jac`) says so.
-        Where it has a zero, the Jacobian is taken to be zero.
+    - `f`: the vector field `f(u, p, t)`, as for [`ODEProblem`][ensembleode.ODEProblem].
+    - `mass_matrix`: the constant `M` of the equations `M du/dt = f(u, p, t)`, which is the same for
+        all trajectories: a matrix `[n, n]` of known numbers; or its diagonal, in the shape of `u`
+        (for a state that is a pytree, a pytree like it, of numbers or arrays). Rosenbrock methods
+        of the compiled engine solve with it. It may be singular: a row of zeros is an algebraic
+        equation, `0 = f_i`, and a column of zeros is a component that these equations determine
+        (the index must be one). Then the start has to fulfil the algebraic equations to `abstol`: a
+        trajectory whose start doesn't ends with `ReturnCode.InitialFailure`.
+    - `jac`: the Jacobian `jac(u, p, t) -> [n, n]`, the derivative of each component of `f` with
+        respect to each component of `u`, written in JAX, in the dtype of `u`. Rosenbrock methods
+        use it in place of the Jacobian that JAX finds. Gradients of any order are exact for the
+        steps taken, by the derivatives of `f` and of `jac`. If `jac` is not the Jacobian of `f`,
+        the steps are those of a Rosenbrock method with a wrong Jacobian, of a lower order and
+        shorter. Zeros that are written in `jac` as numbers are left out of the elimination.
+    - `jac_prototype`: the places where the Jacobian may be nonzero, `[n, n]`: an array of booleans
+        or numbers, or a sparse matrix of SciPy. By default they are found from the structure of `f`
+        (or of `jac`). In the places of its zeros, the Jacobian is taken to be zero.
 
-    Components are counted in the order in which they lie in a state that is an array, and are
-    written in one that is a pytree. Other methods than Rosenbrock's, and the Julia engine, refuse a
-    `mass_matrix`, and look at neither `jac` nor `jac_prototype`.
+    The components of a state that is an array are counted in row-major order, and those of a pytree
+    in the order in which they are written. Methods other than Rosenbrock's, and the Julia engine,
+    refuse a `mass_matrix`, and use neither `jac` nor `jac_prototype`.
 
     **Raises:** `TypeError` for an `f` or a `jac` that can't be called, and for a `mass_matrix` or a
     `jac_prototype` that is traced or has no real numbers; `ValueError`, when it is solved, for
@@ -89,16 +89,16 @@ class ODEFunction(eqx.Module):
 
 
 def with_mass_of(f: Callable, other: Callable) -> Callable:
-    """A vector field with the mass matrix of another."""
+    """A vector field with the mass matrix of another one."""
     mass = other.mass_matrix if isinstance(other, ODEFunction) else None
     return f if mass is None else ODEFunction(f, mass_matrix=mass.value)
 
 
 def prototype_of(f: ODEFunction, size: int) -> np.ndarray | None:
-    """Where the Jacobian of a state of so many components may be other than zero, `[n, n]`; None
-    where nobody has said so.
+    """The places where the Jacobian of a state with `size` components may be nonzero, `[n, n]`;
+    None without a `jac_prototype`.
 
-    **Raises:** `ValueError` for another size.
+    **Raises:** `ValueError` for a prototype of another size.
     """
     if f.jac_prototype is None:
         return None
@@ -112,11 +112,11 @@ def prototype_of(f: ODEFunction, size: int) -> np.ndarray | None:
 
 
 def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> MassMatrix | None:
-    """The mass matrix of a state of this shape; None where that is the identity.
+    """The mass matrix for a state of this shape; None for the identity.
 
-    **Arguments:** `tree`: what the state is made of, where it is a pytree to the user.
+    **Arguments:** `tree`: the structure of a state that is a pytree to the user.
 
-    **Raises:** `ValueError` for another shape, and as `mass_matrix_of`.
+    **Raises:** `ValueError` for a mass matrix of another shape, and the errors of `mass_matrix_of`.
     """
     if f.mass_matrix is None:
         return None
@@ -141,13 +141,14 @@ def mass_of(f: ODEFunction, shape: tuple[int, ...], tree: StateTree | None) -> M
 
 
 def in_order_of(matrix: Any, order: np.ndarray) -> Any:
-    """A matrix whose rows and columns are of the components of this order, by components."""
+    """The matrix, whose rows and columns belong to the components `order`, with both sorted by
+    component."""
     place = np.argsort(order)
     return matrix[place][:, place]
 
 
 def _known_tree(name: str, value: Any) -> Static:
-    """Known numbers in a pytree; lists of numbers, and nested ones, are an array."""
+    """The known numbers in a pytree. Lists of numbers, also nested ones, are arrays."""
     if isinstance(value, list | tuple):
         return _known(name, value)
     leaves, structure = jtu.tree_flatten(value)
@@ -157,7 +158,7 @@ def _known_tree(name: str, value: Any) -> Static:
 
 
 def _known(name: str, value: Any) -> Static:
-    """Numbers that are known, as one array."""
+    """The known numbers in `value` as one array."""
     dense = next((getattr(value, x) for x in ("toarray", "todense") if hasattr(value, x)), None)
     value = value if dense is None else dense()
     if any(map(is_tracer, jtu.tree_leaves(value))):

@@ -1,4 +1,5 @@
-"""The order of the package: what may import what, and what is said of where things are."""
+"""The structure of the package: which module may import which, and where CONTRIBUTING.md says
+things are."""
 
 import ast
 import graphlib

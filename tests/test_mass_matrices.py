@@ -192,6 +192,22 @@ def test_a_full_matrix_is_its_inverse_times_f(alg):
     np.testing.assert_allclose(with_mass.u, without.u, rtol=1e-9)
 
 
+@pytest.mark.parametrize("order", ["own", "turned"])
+def test_a_full_matrix_in_loops(order):
+    """17 components are eliminated by loops; turned equations stand in rows of others."""
+    rng = np.random.default_rng(3)
+    n = 17
+    a, mass = rng.normal(size=(n, n)) - 5 * np.eye(n), 0.2 * rng.normal(size=(n, n)) + np.eye(n)
+    turn = slice(None, None, -1 if order == "turned" else 1)
+    f = eo.ODEFunction(lambda u, p, t: (a @ jnp.sin(u))[turn], mass_matrix=mass[turn])
+    prob = eo.ODEProblem(f, jnp.linspace(0.1, 1.0, n), (0.0, 1.0))
+    plain = eo.remake(prob, f=lambda u, p, t: np.linalg.inv(mass) @ (a @ jnp.sin(u)))
+    found, right = (
+        eo.solve(x, eo.Rodas5P(), abstol=1e-9, reltol=1e-9).u[-1] for x in (prob, plain)
+    )
+    np.testing.assert_allclose(found, right, rtol=0, atol=1e-9)
+
+
 @pytest.mark.slow
 def test_large_ones_by_loops():
     """And singular ones, of which half of the components are algebraic, with permuted equations."""

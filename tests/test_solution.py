@@ -1,4 +1,4 @@
-"""What a solve returns."""
+"""The results of a solve."""
 
 import copy
 import pickle

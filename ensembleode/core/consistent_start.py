@@ -1,4 +1,4 @@
-"""Starts that fulfil algebraic equations."""
+"""Initial states that fulfil the algebraic equations of a mass matrix."""
 
 import dataclasses
 import functools
@@ -16,12 +16,13 @@ from ..tracing.program import Program
 from .lane import Trajectories
 
 
-# As many steps of Newton's method, and as many lengths of each, halved.
+# The largest number of Newton steps; and how many lengths of each step are tried, each half of the
+# one before.
 _MOST_STEPS, _LENGTHS = 100, 10
 
 
 def with_consistent_start(every: Trajectories) -> Trajectories:
-    """The ensemble with the starts that `initializealg` makes."""
+    """The ensemble with the initial states that `initializealg` computes."""
     init, mass = every.options["initializealg"], every.form and every.form.mass
     if not isinstance(init, BrownFullBasicInit) or mass is None or not mass.is_singular:
         return every
@@ -37,7 +38,7 @@ def _started(
     numbers: Sequence,
     t: Any,
 ) -> Any:
-    """A state from which the algebraic components are replaced."""
+    """The state with its algebraic components replaced by a solution of the algebraic equations."""
     n = len(field.jaxpr.constvars)
     rows, columns = np.array(mass.algebraic_rows), np.array(mass.algebraic_columns)
     flat = u.reshape(-1)
@@ -59,8 +60,8 @@ def _solved(linear: Callable, right: Any) -> Any:
 @jax.tree_util.register_dataclass
 @dataclasses.dataclass(frozen=True)
 class _Search:
-    """Where Newton's method is: `z`, how far the equations are from zero there, how many steps it
-    took, and whether the last of them came nearer."""
+    """The state of Newton's method: the iterate `z`, the largest residual there, the number of
+    steps so far, and whether the last step made the residual smaller."""
 
     z: Any
     distance: Any

@@ -174,7 +174,7 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
 
     **Arguments:**
 
-    - `above`: the calls with derivative rules that this jaxpr is part of the rules of.
+    - `above`: the calls whose derivative rules this jaxpr is a part of.
     """
     yield _plain(_without_functions(jaxpr))
     for eqn in jaxpr.eqns:

@@ -54,9 +54,9 @@ class Trajectories:
 
     - `field`: the vector field, a program `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
-    - `events`: its callbacks, whose programs have constants of their own; or have none, once
-        everything reads one list of numbers (see `with_one_list`). None without callbacks.
-    - `form`: what implicit methods take besides the field; None where that is nothing.
+    - `events`: the callbacks; None without callbacks. Their programs have constants of their own
+        until all programs read one list of numbers (see `with_one_list`).
+    - `form`: what implicit methods need besides the field; None where they need nothing.
     - `saving`: what each trajectory saves.
     - `extension`: the components of the state behind the user's; None where there are none.
     - `tree`: the structure of a state that is a pytree; None for an array.
@@ -201,8 +201,8 @@ class Trajectories:
         return self.with_start(of_one)
 
     def with_start(self, of_one: Callable[[Any, Sequence, Any], Any]) -> "Trajectories":
-        """The ensemble whose states begin with `of_one(u0, numbers, t0)`, a function of the first
-        state as it is, of the constants and parameters, and of the start time."""
+        """The ensemble with the initial states `of_one(u0, numbers, t0)`, a function of the
+        previous initial state, of the constants and parameters, and of the start time."""
         u: Any = self.field.jaxpr.invars[0]
         t: Any = self.field.jaxpr.invars[-1]
         avals = [u.aval, *parameters_of(self.field), t.aval]

@@ -1,4 +1,4 @@
-"""The derivative of the solution by time, where `f` is not that: with a mass matrix."""
+"""The derivative of the solution with respect to time, which with a mass matrix is not `f`."""
 
 import functools
 from typing import Any
@@ -21,8 +21,9 @@ def rate_of(field: Program, form: ImplicitForm | None) -> Program:
 
 @functools.lru_cache(maxsize=256)
 def _with_mass(field: Program, mass: MassMatrix) -> Program:
-    """`M^-1 f`; where `M` is singular, with the time derivatives of the algebraic equations in
-    their place: `0 = dg/du du/dt + dg/dt` determines the derivative where the index is one."""
+    """The program of `M^-1 f`. If `M` is singular, the time derivatives of the algebraic equations
+    take the equations' places: `0 = dg/du du/dt + dg/dt` determines the derivative if the index is
+    one."""
     rows = np.array(mass.algebraic_rows, int)
     inverse = None if mass.is_singular else mass.inverse().matrix
     order = () if inverse is not None else pivots(mass, _pattern(field))
@@ -49,8 +50,9 @@ def _pattern(field: Program) -> tuple[tuple[int, int], ...]:
 
 
 def _solved(both: Any) -> Any:
-    """The solution of equations `[n, n + 1]`, whose right-hand side comes last, by Gauss and Jordan
-    without exchanges: in operations that every engine has."""
+    """The solution of the equations `[n, n + 1]`, whose last column is the right-hand side, by
+    Gauss-Jordan elimination without row exchanges. It consists of operations that every engine
+    has."""
     for k in range(len(both)):
         row = both[k] / both[k, k]
         factors = both[:, k].at[k].set(0)

@@ -142,7 +142,7 @@ class Maker:
         return lane
 
     def _formed(self, lane: Lane, f: ODEFunction, tree: StateTree | None, more: tuple) -> Lane:
-        """With the constants of `jac`, `more`, behind those of the field."""
+        """The lane with the constants `more` of `jac` behind those of the field."""
         field, jac = self.programs["f"], self.programs.pop("jac", None)
         size = field.out_avals[0].size
         order = np.arange(size) if tree is None else tree.written()

@@ -6,6 +6,8 @@ from ..core.lane import Trajectories
 from ..ensemble import EnsembleColumns
 from ..numbers import of_kind
 from ..solution import EngineChoice
+from ..solvers import JuliaAlg
+from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia, lanes
 from .engine import Engine
@@ -13,6 +15,8 @@ from .engine import Engine
 
 # In the order of preference.
 ENGINES: tuple[Engine, ...] = (compiled.ENGINE, lanes.ENGINE, diffrax.ENGINE, julia.ENGINE)
+# Of this library's engines only the compiled one runs these methods.
+_COMPILED = (Rosenbrock, AutoSwitch)
 
 
 def choose(
@@ -71,7 +75,8 @@ def choose(
     reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
-        if isinstance(alg, Rosenbrock) and candidate is julia.ENGINE:
+        ours = isinstance(alg, _COMPILED) or every.events is not None
+        if ours and candidate is julia.ENGINE and not isinstance(alg, JuliaAlg):
             reason = reason or "it is asked for by name."
         reason = reason or candidate.field_refusal(field, state, batched)
         if every.events is None and _has_arrays(alg):
@@ -85,11 +90,11 @@ def choose(
 
 def _has_arrays(alg: Any) -> bool:
     """Whether a method can be run by engines that hold trajectories as arrays of JAX."""
-    return not isinstance(alg, Rosenbrock)
+    return not isinstance(alg, _COMPILED)
 
 
 def _remedy(alg: Any) -> str:
-    if not isinstance(alg, Rosenbrock):
+    if not isinstance(alg, _COMPILED):
         return ""
     return "; for stiff problems there is eo.Kvaerno5(), too, which the diffrax engine runs"
 

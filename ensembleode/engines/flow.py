@@ -18,7 +18,8 @@ from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
 from ..core.rate import rate_of
 from ..fields import parameters_of
-from ..tracing.program import equations, Program, trace
+from ..fields.jacobian import leaves_no_tangent
+from ..tracing.program import Program, trace
 from .results import each
 
 
@@ -149,7 +150,7 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
             raise
         raise TypeError(_NO_TANGENT) from e
-    if _is_reverse_only(program.jaxpr):
+    if leaves_no_tangent(program.jaxpr):
         raise TypeError(_NO_TANGENT)
     return program, consts
 
@@ -157,8 +158,9 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
 def _form_with_tangents(
     form: ImplicitForm, field: Program, program: Program, consts: list, moved: tuple[int, ...]
 ) -> tuple[Program, ImplicitForm, list]:
-    """What goes with the field with tangents, `program`, and its constants: that program, the form,
-    and the constants of both."""
+    """The program, the form and the constants of the field with tangents. They are `program`,
+    `form` and `consts` if the form has no product; otherwise the constants of the program and of
+    the product are joined."""
     form = dataclasses.replace(form, mass=form.mass and form.mass.doubled())
     if form.product is None:
         return program, form, consts
@@ -173,8 +175,8 @@ def _form_with_tangents(
 def _product_with_tangents(
     product: Program, field: Program, moved: tuple[int, ...]
 ) -> tuple[Program, list]:
-    """Likewise of the Jacobian's product with a direction, `[2, *state]` too: the Jacobian of the
-    field with tangents is `[[J, 0], [dJ, J]]`."""
+    """The product of the Jacobian with a direction for the field with tangents, and its constants;
+    the direction is `[2, *state]`, too. That Jacobian is `[[J, 0], [dJ, J]]`."""
     avals = parameters_of(field)
     n = len(field.jaxpr.constvars)
 
@@ -205,12 +207,6 @@ _NO_TANGENT = (
     "jax.custom_vjp function, which has no forward derivative: write it with jax.custom_jvp, which "
     "has both."
 )
-
-
-def _is_reverse_only(jaxpr: Any) -> bool:
-    """Whether the program has the primitive that JAX leaves in place of a tangent that doesn't
-    exist."""
-    return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:

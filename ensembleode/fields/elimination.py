@@ -85,9 +85,10 @@ class Elimination:
     block is factorised as `L D U`, with ones on the diagonals of L and U.
 
     - `size`: the number of rows, which is that of the columns.
+    - `equations`: for each row, the equation that stands in it; None if each equation stands in its
+        own row.
     - `entries`: the places of the matrix's entries, including the diagonal, row by row.
     - `blocks`: the blocks in the order in which they are solved.
-    - `equations`: which equation stands in each row; None where each is in its own.
     """
 
     size: int
@@ -105,8 +106,8 @@ class Elimination:
 def eliminated(
     size: int, pattern: Sequence[Place], equations: tuple[int, ...] | None = None
 ) -> Elimination:
-    """The elimination of matrices with entries in the places of `pattern`, and on the diagonal,
-    once these equations stand in their rows."""
+    """The elimination of matrices with entries in the places of `pattern`, and on the diagonal once
+    the `equations` stand in their rows."""
     if equations is not None:
         row = {equation: i for i, equation in enumerate(equations)}
         pattern = [(row[i], j) for i, j in pattern]

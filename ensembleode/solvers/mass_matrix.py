@@ -1,4 +1,4 @@
-"""Mass matrices: `M du/dt = f(u, p, t)`, constant, singular ones among them."""
+"""The mass matrix `M` of `M du/dt = f(u, p, t)`, which is constant and may be singular."""
 
 import dataclasses
 import functools
@@ -10,16 +10,17 @@ import numpy as np
 from .arithmetic import Components
 
 
-# Of the least singular value beside the largest, in roundings: less is singular.
+# A matrix is singular if its least singular value is less than this many rounding errors of the
+# largest one.
 _ROUNDINGS = 100
 
 
 @dataclasses.dataclass(frozen=True)
 class MassMatrix:
-    """A constant matrix `M`, by its entries other than zero.
+    """A constant matrix `M`, by its nonzero entries.
 
-    Rows of zeros are algebraic equations, and columns of zeros algebraic components, as many of
-    both; what is left is not singular.
+    Rows of zeros are algebraic equations, and columns of zeros are algebraic components. There are
+    as many of one as of the other, and the remaining matrix is not singular.
 
     - `entries`: `(row, column, number)`, row by row.
     """
@@ -46,33 +47,33 @@ class MassMatrix:
 
     @property
     def matrix(self) -> np.ndarray:
-        """`[size, size]`"""
+        """`M` as an array `[size, size]`."""
         found = np.zeros((self.size, self.size))
         for i, j, x in self.entries:
             found[i, j] = x
         return found
 
     def inverse(self) -> "MassMatrix":
-        """Of one that is not singular."""
+        """The inverse of a matrix that is not singular."""
         return _of_array(np.linalg.inv(self.matrix))
 
     def transposed(self) -> "MassMatrix":
         return _of_array(self.matrix.T)
 
     def extended(self, size: int) -> "MassMatrix":
-        """Of so many components, of which each that is new has the derivative that its equation
-        says."""
+        """The matrix for a state of `size` components, in which the equation of each new component
+        gives its derivative."""
         more = tuple((i, i, 1.0) for i in range(self.size, size))
         return MassMatrix(size, (*self.entries, *more))
 
     def doubled(self) -> "MassMatrix":
-        """Of a state and its tangent, one after the other."""
+        """The matrix for a state followed by its tangent."""
         n = self.size
         more = tuple((n + i, n + j, x) for i, j, x in self.entries)
         return MassMatrix(2 * n, (*self.entries, *more))
 
     def first(self, size: int) -> "MassMatrix":
-        """Of the first components, which are coupled to no others."""
+        """The matrix for the first components, which must not be coupled to the others."""
         return MassMatrix(size, tuple(x for x in self.entries if x[0] < size))
 
     def times(self, y: Components, zero: Callable[[Any], Any]) -> Components:
@@ -88,10 +89,10 @@ class MassMatrix:
 
 
 def mass_matrix_of(array: np.ndarray) -> MassMatrix | None:
-    """The mass matrix of an array `[n, n]`; None where that is the identity.
+    """The mass matrix given by an array `[n, n]`; None for the identity.
 
-    **Raises:** `ValueError` for numbers that are infinite or NaN, and for one that is singular
-    otherwise than by rows and columns of zeros.
+    **Raises:** `ValueError` for numbers that are infinite or NaN, and for a matrix that is singular
+    in another way than by rows and columns of zeros.
     """
     if not np.isfinite(array).all():
         raise ValueError("mass_matrix has entries that are infinite or NaN.")
@@ -120,15 +121,15 @@ def _of_array(array: np.ndarray) -> MassMatrix:
 
 @functools.lru_cache(maxsize=256)
 def pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tuple[int, ...]:
-    """Which equation each component is eliminated by, where `M - gamma h J` is factorised without
-    exchanges, with a Jacobian of this pattern.
+    """For each component, the equation by which it is eliminated when `M - gamma h J` is factorised
+    without row exchanges, for Jacobians with this pattern.
 
-    Differential components are by the equations in which their derivatives have large factors,
-    algebraic ones by algebraic equations that they are in: so it is well done at small steps, where
-    the index is one.
+    A differential component is eliminated by an equation in which its derivative has a large
+    factor, and an algebraic component by an algebraic equation that contains it. So the factors are
+    accurate for small steps, if the index is one.
 
-    **Raises:** `ValueError` where that can't be: the algebraic equations don't determine the
-    algebraic components.
+    **Raises:** `ValueError` if there are no such equations, because the algebraic equations don't
+    determine the algebraic components.
     """
     from scipy.optimize import linear_sum_assignment  # (only here, and it takes a while to import)
 
@@ -140,7 +141,7 @@ def pivots(mass: MassMatrix, pattern: Sequence[tuple[int, int]]) -> tuple[int, .
     largest = np.abs(mass.matrix).max(axis=1)
     for i, j, x in mass.entries:
         cost[i, j] = np.log(largest[i] / abs(x))
-    # (Its own, if it may be.)
+    # A component's own equation is preferred.
     cost += np.where(np.eye(n, dtype=bool), 0.0, 1e-3)
     try:
         equations, components = linear_sum_assignment(cost)

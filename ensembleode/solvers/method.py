@@ -36,13 +36,16 @@ class Equations:
     - `linearise(y, t)`: the derivatives of `f` at that point: with respect to the state, a tuple of
         the entries of the Jacobian that may be nonzero; and with respect to the time, Components,
         or None if `f` doesn't depend on the time.
-    - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the mass
-        matrix `M`.
+    - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
+        mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
-    - `mass(y)`: the product of `M` with Components; None where `M` is the identity.
-    - `differential(y)`, `algebraic(y)`: Components with zeros in the place of the components whose
-        derivative is in no equation; and in the place of the equations that have one. None where
-        all have.
+    - `row_sums(jacobian)`: the sums of the magnitudes of the entries of each row, Components.
+    - `mass(y)`: the product of `M` with Components; None if `M` is the identity.
+    - `differential(y)`: Components with zeros in place of the algebraic components, whose
+        derivative is in no equation.
+    - `algebraic(y)`: Components with zeros in place of the equations that have a derivative. Both
+        are None if all equations have one.
+    - `branch(mask, then, otherwise)`: does the same as `either`, with branches if there are any.
     """
 
     f: Callable
@@ -50,19 +53,29 @@ class Equations:
     linearise: Callable = _not_given
     factorise: Callable = _not_given
     solve: Callable = _not_given
+    row_sums: Callable = _not_given
+    branch: Callable | None = None
     mass: Callable | None = None
     differential: Callable | None = None
     algebraic: Callable | None = None
+
+    def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
+        """`then(equations)` where the mask is true, and `otherwise(equations)` elsewhere. Both
+        return trees of numbers, one for each trajectory. If there is a `branch`, a function that no
+        trajectory needs is not run."""
+        if self.branch is not None:
+            return self.branch(mask, then, otherwise)
+        return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))
 
 
 def equations_of(
     field: Callable, product: Callable | None = None, mass: MassMatrix | None = None
 ) -> Equations:
-    """The equations of a field that JAX can differentiate, of which the state is one component
-    where the method is implicit.
+    """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
+    single component.
 
-    **Arguments:** `product(u, t, direction)`: of the Jacobian, by default as JAX finds it; `mass`:
-        the mass matrix, by default the identity.
+    **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
+    Jacobian is found by JAX. `mass`: the mass matrix, by default the identity.
     """
 
     def linearise(y: Components, t: Any) -> tuple:
@@ -86,10 +99,14 @@ def equations_of(
         (b0,) = b
         return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
 
+    def row_sums(jacobian: tuple) -> Components:
+        (matrix,) = jacobian
+        return (jnp.sum(jnp.abs(matrix), axis=1),)
+
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
-    equations = Equations(field, jvp, linearise, factorise, solve)
+    equations = Equations(field, jvp, linearise, factorise, solve, row_sums)
     if mass is None:
         return equations
     matrix, columns, rows = mass.matrix, mass.algebraic_columns, mass.algebraic_rows
@@ -120,9 +137,10 @@ class Attempt(NamedTuple):
         None for a method without estimates.
     - `dense`: the data from which states within the step are interpolated, a tuple.
     - `failed`: where the method itself failed; None where it can't fail.
-    - `residual`: what the end of the step leaves of the algebraic equations. Its norm in units of
-        the absolute tolerances is added to that of the error. None where there are no algebraic
-        equations, or the error says enough of them.
+    - `residual`: the residual of the algebraic equations at the step's end. Its norm in units of
+        the absolute tolerances is added to that of the error. None if there are no algebraic
+        equations, or if the method doesn't need this check.
+    - `last`: the data from which a method that has `stretches` makes them.
     """
 
     y2: Components
@@ -131,6 +149,7 @@ class Attempt(NamedTuple):
     dense: tuple
     failed: Any = None
     residual: Components | None = None
+    last: tuple = ()
 
 
 class LinearAlgebra(NamedTuple):

@@ -15,8 +15,26 @@ from .arithmetic import Arithmetic, Components
 from .method import Attempt, Equations, LinearAlgebra
 
 
+class _Linearised:
+    """What all Rosenbrock methods have."""
+
+    remembers = False
+    is_implicit = True
+
+    def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
+        """States that are apart by one in each component, and the most by which their slopes may
+        be: the sums of the rows of the Jacobian bound its eigenvalues (as of a `RungeKutta`).
+
+        **Arguments:** `last`: see `Attempt`.
+        """
+        del xp
+        sums = equations.row_sums(last)
+        # (Where a sum is not finite, nothing is.)
+        return (sums[0] * 0.0 + 1.0,) * len(sums), sums
+
+
 @dataclasses.dataclass(frozen=True)
-class Rodas:
+class Rodas(_Linearised):
     """A stiffly accurate Rosenbrock [`Method`][ensembleode.solvers.method.Method], of its
     coefficients: its last stage is the estimate of the error, and the end of the step that of the
     last stage and that estimate together.
@@ -36,9 +54,6 @@ class Rodas:
     within: tuple[tuple[float, ...], ...]
     order: int
     embedded_order: int
-
-    remembers = False
-    is_implicit = True
 
     @property
     def stages(self) -> int:
@@ -84,7 +99,7 @@ class Rodas:
                 right = _moved(xp, right, gamma_h * (h * d), dfdt)
             ks.append(equations.solve(factors, right))
         y2 = _sum(at, ks[-1])
-        return Attempt(y2, (), (ks[-1],), (y2, *ks))
+        return Attempt(y2, (), (ks[-1],), (y2, *ks), last=jacobian)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any
@@ -110,7 +125,7 @@ class Rodas:
 
 
 @dataclasses.dataclass(frozen=True)
-class ModifiedRosenbrock:
+class ModifiedRosenbrock(_Linearised):
     """The method of order 2 with an estimate of order 3 that is known as `ode23s`, as a
     [`Method`][ensembleode.solvers.method.Method]; it carries the derivative at its end.
 
@@ -125,8 +140,6 @@ class ModifiedRosenbrock:
     embedded_order = 3
     stages = 3
     degree = 2
-    remembers = False
-    is_implicit = True
 
     def evaluations(self, ntried: Any) -> Any:
         return ntried * 2 + 1
@@ -155,8 +168,8 @@ class ModifiedRosenbrock:
         k3 = equations.solve(factors, _moved(xp, right, gamma_h, dfdt))
         error = _scaled(xp, h * (1 / 6), _plus(k3, (1.0, -2.0), [k1, k2]))
         if equations.differential is None or equations.algebraic is None:
-            return Attempt(y2, (f2,), (error,), (k1, k2))
-        # (As in OrdinaryDiffEq.)
+            return Attempt(y2, (f2,), (error,), (k1, k2), last=jacobian)
+        # The first step is that of OrdinaryDiffEq.
         error, residual = equations.differential(error), equations.algebraic(f2)
         return Attempt(y2, (f2,), (error,), (k1, k2), residual=residual)
 

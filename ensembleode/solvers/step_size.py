@@ -105,10 +105,11 @@ def initial_step(
     return xp.cast(xp.minimum(length, xp.minimum(100 * probe, dt)), d0.dtype)
 
 
-# After so many short attempts in a row that are infinite or NaN, there is no way to go on.
+# The number of short attempts in a row, infinite or NaN, after which there is no way to go on.
 MOST_FAILURES = 100
-# An attempt is short if it is less than this part of the span, or than so many spacings of its
-# times. A trajectory that really needed such steps would take more of them than anyone waits for.
+# An attempt is short if it is less than this part of the span, or than this number of spacings of
+# its times. A trajectory that really needed such steps would take more of them than anyone waits
+# for.
 _SHORT, _SHORT_SPACINGS = 2.0**-27, 128
 # An attempt that is shorter than this part of a short one is far too short; halving a short step
 # gets there in 60 attempts.

@@ -1,5 +1,5 @@
 """The linear equations of a step, with the matrix `M - gamma_h J` of a sparse Jacobian and a mass
-matrix.
+matrix `M`.
 
 Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
 first solution with a matrix's factors is put back into the equations. If the equations are not
@@ -59,7 +59,7 @@ class LinearEquations:
     operation, or by loops over memory for large blocks.
 
     **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
-        matrix, by default of the identity.
+    matrix, by default of the identity.
     """
 
     def __init__(
@@ -69,10 +69,10 @@ class LinearEquations:
         pattern: Sequence[Place],
         mass: Mapping[Place, float] | None = None,
     ):
-        self.b, self.plan, self.has_mass = b, plan, mass is not None
+        self.b, self.plan = b, plan
         if mass is None:
             mass = {(i, i): 1.0 for i in range(plan.size)}
-        # (In the rows where they stand.)
+        # The places of the entries once the equations stand in their rows.
         row = {equation: i for i, equation in enumerate(plan.equations or range(plan.size))}
         self.pattern = [(row[i], j) for i, j in pattern]
         self.mass = {(row[i], j): x for (i, j), x in mass.items()}
@@ -87,30 +87,26 @@ class LinearEquations:
         factors = Factors(self._matrix(jacobian, gamma_h), is_checked=not checks)
         for block in self.plan.blocks:
             if _is_by_loops(block):
-                factors.dense[block] = self._by_loops(factors, block, jacobian, gamma_h)
+                factors.dense[block] = self._by_loops(block, jacobian, gamma_h)
             else:
                 _factorise(factors, block)
         return factors
 
-    def _by_loops(
-        self, factors: Factors, block: Block, jacobian: Sequence[Value], gamma_h: Value
-    ) -> DenseFactors:
+    def _by_loops(self, block: Block, jacobian: Sequence[Value], gamma_h: Value) -> DenseFactors:
         components = sorted(pivot.component for pivot in block.pivots)
-        if self.has_mass:
-            entries = {place: factors.entries[place] for place in block.inside}
-            return DenseFactors(self.b, components, entries, None)
-        if isinstance(jacobian, Loaded) and len(jacobian) == len(components) ** 2:
-            return DenseFactors(self.b, components, jacobian, gamma_h)
         inside = set(block.inside)
+        mass = {place: x for place, x in self.mass.items() if place in inside}
+        in_order = self.plan.equations is None and len(jacobian) == len(components) ** 2
+        if isinstance(jacobian, Loaded) and in_order:
+            return DenseFactors(self.b, components, jacobian, gamma_h, mass)
         entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}
-        return DenseFactors(self.b, components, entries, gamma_h)
+        return DenseFactors(self.b, components, entries, gamma_h, mass)
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
-        """Its entries, but for those inside of what is factorised by loops, where these make them
-        themselves."""
+        """The entries of the matrix, without those inside of blocks that are factorised by
+        loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
-        loops = [] if self.has_mass else filter(_is_by_loops, self.plan.blocks)
-        apart = {p for block in loops for p in block.inside}
+        apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
         products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
         entries = {}
         for place in self.plan.entries:
@@ -148,7 +144,7 @@ class LinearEquations:
     def _fulfilled(
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
-        """Where the equations of a block are, one after the other."""
+        """For each equation of a block, the lanes where it is fulfilled."""
         b = self.b
         if block in factors.dense:
             return [factors.dense[block].fulfilled(given, x)]

@@ -172,7 +172,7 @@ class Calls(NamedTuple):
         the derivative with respect to time; either is None where it has no cotangent.
     - `solve(factors, cotangent)`: returns the cotangent of the right-hand side.
     - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian.
-    - `mass(cotangent)`: the product with the transposed mass matrix.
+    - `mass(cotangent)`: returns its product with the transposed mass matrix.
     """
 
     forwards: Equations
