@@ -221,7 +221,7 @@ def test_large_ones_by_loops():
 
     def end(p, f):
         prob = eo.ODEProblem(f, jnp.linspace(0.5, 1.0, n), (0.0, 1.0), p)
-        sol = eo.solve(prob, eo.Rodas4())
+        sol = eo.solve(prob, eo.Rodas4(), dt=0.01)
         return jnp.sum(sol.u[-1] * jnp.arange(1.0, n + 1))
 
     fs = eo.ODEFunction(f, mass_matrix=mass), lambda u, p, t: jnp.matmul(inverse, f(u, p, t))
