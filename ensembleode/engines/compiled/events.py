@@ -21,6 +21,7 @@ from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
 from .callback_functions import CallbackFunctions
+from .consistency import is_consistent
 from .quiet import Foreseen, Quiet
 from .root_finding import Search
 from .saved_rows import Step
@@ -372,7 +373,7 @@ class Happening:
         loop.begin_anew(here)
         if not loop.problem.adaptive:
             loop.set_anchor(here)
-        if (consistent := loop.is_consistent(here)) is not None:
+        if (consistent := is_consistent(loop, here)) is not None:
             lost = here & ~consistent
             loop.code.set_where(lost, verdicts.INCONSISTENT)
             loop.active.set(loop.active.get() & ~lost)
