@@ -20,14 +20,7 @@ class AutoSwitch(ODESolver):
     takes over again where it is not, each trajectory for itself: a subclass gives its `nonstiff`
     method, and the `boundary` of its stability region.
 
-    **Arguments:**
-
-    - `stiff`: the other, a Rosenbrock method such as `eo.Rosenbrock23()`.
-    - `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`: see
-        `solvers.switching.Rule`; as OrdinaryDiffEq's.
-
-    **Raises:** `TypeError` for another method, or what is no number; `ValueError` for a number out
-    of its range.
+    Its options are those of `AutoTsit5`.
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta]
@@ -81,9 +74,30 @@ class AutoSwitch(ODESolver):
 
 
 class AutoTsit5(AutoSwitch):
-    """`Tsit5` where the problem is not stiff, and the given Rosenbrock method where it is:
-    `AutoTsit5(Rosenbrock23())`. For ensembles of which it isn't known whether they are stiff, or
-    when, or which of the trajectories; steps as OrdinaryDiffEq's.
+    """`Tsit5` where the problem is not stiff, and the given Rosenbrock method where it is, each
+    trajectory by itself: where it isn't known which of them are stiff, or when. Steps as
+    OrdinaryDiffEq's.
+
+    A step looks stiff that is about as long as stability allows the explicit method.
+
+    **Arguments:**
+
+    - `stiff`: the other method, `eo.Rosenbrock23()`, `eo.Rodas4()` or `eo.Rodas5P()`.
+    - `maxstiffstep`: after more attempts in a row that look stiff, `stiff` goes on.
+    - `maxnonstiffstep`: after more attempts in a row that don't, the explicit method goes on.
+    - `nonstifftol`, `stifftol`: from which part of the longest stable step on an attempt looks
+        stiff, while the explicit method steps, and while `stiff` does.
+    - `dtfac`: the factor by which the step is longer after a switch to `stiff`, and shorter after
+        one back.
+
+    **Raises:** `TypeError` for another method, or what is no number; `ValueError` for a number out
+    of its range.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -1e3 * u, [1.0], (0.0, 1.0))
+    >>> sol = eo.solve(prob, eo.AutoTsit5(eo.Rosenbrock23()))
+    >>> 0 < int(sol.stats.nw) < int(sol.stats.naccept)
+    True
 
     Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15.
     """

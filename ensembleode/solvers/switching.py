@@ -35,12 +35,7 @@ class Rule:
     """When to switch.
 
     - `boundary`: the length of the explicit method's stability region on the negative real axis.
-    - `maxstiffstep`: after more attempts in a row that look stiff the Rosenbrock method goes on;
-        `maxnonstiffstep`: after more in a row that don't, the explicit one.
-    - `nonstifftol`, `stifftol`: from which share of the boundary on a step looks stiff, while the
-        one goes on, and while the other does.
-    - `dtfac`: by which a step is longer after a switch to the Rosenbrock method, or shorter after
-        one back.
+    - The others: see `auto.AutoTsit5`.
     """
 
     boundary: float

@@ -7,6 +7,7 @@ would pay for two steps. No lane's numbers depend on which others are there.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .builder import BOOL, Buffer, I64, Value, Variable
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 # How many trajectories may wait, for each lane: the more, the more seldom the lanes change methods.
-_WAITING = 8
+_WAITING = 4
 # For how many turns a lane may be idle, on the average, before those that have switched are kept
 # elsewhere and others go on in their lanes: for about as long as that takes.
 _PATIENCE = 2
@@ -102,9 +103,10 @@ class Parking:
             buffer.scatter(slots.get(), mask, variable.get())
         self._free(mask)
 
-    def refill(self) -> None:
+    def refill(self, begin: Callable[[Value, Value], None]) -> None:
         """Give each free lane a trajectory that waits for the method of the lanes, or a new one,
-        which begins with the first method. Where there is none, the lanes change methods."""
+        which begins with the first method (`begin`: as of `Pool.fill`). Where there is none, the
+        lanes change methods."""
         b, loop = self.b, self.loop
         switched = self._switched.get()
 
@@ -130,7 +132,8 @@ class Parking:
         b.if_(is_free & ~here & elsewhere, change, likely=False)
         b.if_(self._number(self.is_second.get()) > 0, self._resume)
         has_new = loop.pool.has_more() & (self._waiting[1].get() <= self.room - 2 * b.lanes)
-        b.if_(~self.is_second.get() & has_new, loop.take_new)
+        takes_new = ~self.is_second.get() & has_new
+        b.if_(takes_new, lambda: loop.pool.fill(loop.occupied, begin))
 
     def _resume(self) -> None:
         """Go on with trajectories that wait, in the lanes that are free."""
