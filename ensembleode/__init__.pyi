@@ -30,6 +30,7 @@ from .ensemble import (
 from .executors.distributed.local import worker_environment as worker_environment
 from .executors.distributed.pools import ClusterError as ClusterError, Traffic as Traffic
 from .ground.version import __version__ as __version__
+from .initialization import BrownFullBasicInit as BrownFullBasicInit, CheckInit as CheckInit
 from .ode_function import ODEFunction as ODEFunction
 from .problem import (
     EnsembleContext as EnsembleContext,

@@ -1,4 +1,4 @@
-"""What other libraries call things, and what stands for it here: for errors in time."""
+"""The names that other libraries use, and their equivalents here, for helpful error messages."""
 
 import difflib
 from collections.abc import Iterable, Mapping
@@ -19,11 +19,11 @@ _DENSE = "pass save_everystep=True, and call the solution with times, sol(t)"
 
 
 def _by_name(names_of: dict[str, str]) -> dict[str, str]:
-    """The hint for each name, of the names that each hint is for."""
+    """The hint for each name, from the names that each hint is for."""
     return {name: hint for hint, names in names_of.items() for name in names.split()}
 
 
-# Options of SciPy, SciML, diffrax and torchdiffeq, and what to do here.
+# Options of SciPy, SciML, diffrax and torchdiffeq, with what to write here.
 _OPTIONS = _by_name(
     {
         **{f"it is called {x.option}": x.aliases for x in NUMBERS},
@@ -63,7 +63,7 @@ _OPTIONS = _by_name(
     }
 )
 
-# Methods that are here under another name.
+# Methods that have another name here.
 _RENAMED = _by_name(
     {
         "eo.Dopri5(), or better eo.Tsit5()": "RK45 ode45",
@@ -100,7 +100,7 @@ _OF_A_SOLUTION = _by_name(
     }
 )
 
-# What is no method.
+# Names of functions and classes that are not methods.
 _THINGS = _by_name(
     {
         "saved times are an option, solve(..., saveat=...)": "SaveAt",
@@ -127,7 +127,7 @@ _THINGS = _by_name(
 def unknown_option(where: str, name: str, known: Iterable[str]) -> TypeError:
     """The error for an option `name` that `where` does not have, with what to write instead.
 
-    **Arguments:** `known`: those that it has.
+    **Arguments:** `known`: the options that it has.
     """
     known = list(known)
     hint = _OPTIONS.get(name) or _OPTIONS.get(name.lower())
@@ -149,7 +149,8 @@ def refuse_unknown(where: str, unknown: Mapping[str, Any], known: Iterable[str])
 
 
 def instead_of(name: str) -> str | None:
-    """What stands for a solver, or another thing, of this name; None if nobody has it."""
+    """What to write instead of a solver or another object of this name; None if no library has
+    it."""
     if name in _THINGS:
         return _THINGS[name]
     if name in _STOCHASTIC.split():
@@ -157,7 +158,7 @@ def instead_of(name: str) -> str | None:
     if name in _SYMPLECTIC.split():
         return "there are no symplectic methods: eo.Vern9() with tight tolerances drifts little"
     package = None
-    if name[:1].isupper():  # (Other names need not import so much.)
+    if name[:1].isupper():  # other names don't need this import
         from .solvers.julia_alg import PACKAGES
 
         package = next((p for p, names in PACKAGES.items() if name in names.split()), None)
@@ -179,7 +180,7 @@ def instead_of(name: str) -> str | None:
 
 
 def missing_of_solution(solution: Any, name: str) -> AttributeError:
-    """The error for an attribute that a solution does not have, with what stands for it."""
+    """The error for an attribute that a solution does not have, with its equivalent."""
     text = f"{type(solution).__name__!r} object has no attribute {name!r}"
     if instead := _OF_A_SOLUTION.get(name):
         text += f": {instead}."
@@ -187,7 +188,7 @@ def missing_of_solution(solution: Any, name: str) -> AttributeError:
 
 
 def missing_attribute(module: Any, name: str) -> AttributeError:
-    """The error for `module.name`, with what stands for it."""
+    """The error for `module.name`, with its equivalent."""
     text = f"module {module.__name__!r} has no attribute {name!r}"
     if not name.startswith("_") and (instead := instead_of(name)):
         text += f": {instead}."
@@ -195,7 +196,7 @@ def missing_attribute(module: Any, name: str) -> AttributeError:
 
 
 def solver_by_name(text: str) -> str:
-    """What to give for a solver where a string was given."""
+    """What to pass as a solver, where a string was passed."""
     from . import solvers
 
     name = text.strip().removesuffix("()")

@@ -1,4 +1,4 @@
-"""Bad input raises at once, says which argument it was, and compiles nothing."""
+"""Bad input raises at once, names the argument, and compiles nothing."""
 
 import doctest
 import functools
@@ -557,7 +557,7 @@ CALLBACKS = [
                 callback=eo.ContinuousCallback(lambda u, t, i: t, eo.terminate), engine=engine
             ),
         )
-        for engine in ("lanes", "diffrax", "julia")
+        for engine in ("lanes", "diffrax")
     ),
 ]
 OTHER_NAMES = [

@@ -1,4 +1,4 @@
-"""Methods that switch between an explicit and a Rosenbrock one by themselves."""
+"""Methods that switch automatically between an explicit and a Rosenbrock method."""
 
 import dataclasses
 import math
@@ -16,11 +16,18 @@ from .vern9 import Vern9
 
 
 class AutoSwitch(ODESolver):
-    """An explicit method that hands over to a Rosenbrock method where the problem is stiff, and
-    takes over again where it is not, each trajectory for itself: a subclass gives its `nonstiff`
-    method, and the `boundary` of its stability region.
+    """An explicit method that a Rosenbrock method replaces where the problem is stiff. Each
+    trajectory switches for itself, in both directions. A subclass names its explicit method,
+    `nonstiff`, and the `boundary` of that method's stability region.
 
-    Its options are those of `AutoTsit5`.
+    **Arguments:**
+
+    - `stiff`: the Rosenbrock method, such as `eo.Rosenbrock23()`.
+    - `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`: see
+        `solvers.switching.Rule`. Names and defaults are those of OrdinaryDiffEq.
+
+    **Raises:** `TypeError` if `stiff` isn't a Rosenbrock method, or an option isn't a number;
+    `ValueError` for a number out of its range.
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta]
@@ -61,37 +68,39 @@ class AutoSwitch(ODESolver):
 
     @property
     def method(self) -> Switching:
-        """What engines make of it."""
+        """The method that engines run."""
         options = (self.nonstifftol, self.stifftol, self.dtfac)
         rule = Rule(self.boundary, self.maxstiffstep, self.maxnonstiffstep, *map(float, options))
         return Switching(self.nonstiff.method, self.stiff.method, rule)
 
     @property
     def changed(self) -> dict[str, int | float]:
-        """Its numbers that are others than by default."""
+        """The options that don't have their defaults."""
         fields = {x.name: x.default for x in dataclasses.fields(self) if x.name != "stiff"}
         return {x: getattr(self, x) for x in fields if getattr(self, x) != fields[x]}
 
 
 class AutoTsit5(AutoSwitch):
-    """`Tsit5` where the problem is not stiff, and the given Rosenbrock method where it is, each
-    trajectory by itself: where it isn't known which of them are stiff, or when. Steps as
-    OrdinaryDiffEq's.
+    """`Tsit5` where the problem is not stiff, and the given Rosenbrock method where it is:
+    `AutoTsit5(Rosenbrock23())`. It is for ensembles of which it isn't known whether, when or in
+    which trajectories they are stiff. The steps are those of OrdinaryDiffEq.
 
-    A step looks stiff that is about as long as stability allows the explicit method.
+    A step looks stiff if it is about as long as the longest step at which `Tsit5` is stable.
 
     **Arguments:**
 
-    - `stiff`: the other method, `eo.Rosenbrock23()`, `eo.Rodas4()` or `eo.Rodas5P()`.
-    - `maxstiffstep`: after more attempts in a row that look stiff, `stiff` goes on.
-    - `maxnonstiffstep`: after more attempts in a row that don't, the explicit method goes on.
-    - `nonstifftol`, `stifftol`: from which part of the longest stable step on an attempt looks
-        stiff, while the explicit method steps, and while `stiff` does.
-    - `dtfac`: the factor by which the step is longer after a switch to `stiff`, and shorter after
-        one back.
+    - `stiff`: the Rosenbrock method, `eo.Rosenbrock23()`, `eo.Rodas4()` or `eo.Rodas5P()`.
+    - `maxstiffstep`: the Rosenbrock method takes over after more than this many attempts in a row
+        that look stiff.
+    - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
+        that don't look stiff.
+    - `nonstifftol`, `stifftol`: a step looks stiff from this fraction of the longest stable step on,
+        while the explicit method and while the Rosenbrock method makes the steps, respectively.
+    - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
+        divided by it on a switch back.
 
-    **Raises:** `TypeError` for another method, or what is no number; `ValueError` for a number out
-    of its range.
+    **Raises:** `TypeError` if `stiff` isn't a Rosenbrock method, or an option isn't a number;
+    `ValueError` for a number out of its range.
 
     >>> import ensembleode as eo
     >>> prob = eo.ODEProblem(lambda u, p, t: -1e3 * u, [1.0], (0.0, 1.0))

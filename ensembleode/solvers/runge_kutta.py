@@ -74,10 +74,10 @@ class RungeKutta:
         return Attempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
 
     def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
-        """Components of states of the same time, as far as they are apart, and of their slopes: of
-        the last two stages, where both are at the end of the step. What the one is in parts of the
-        other estimates the largest eigenvalue of the Jacobian, by its absolute value (Hairer and
-        Wanner, "Solving Ordinary Differential Equations II", IV.2).
+        """The distances, component by component, between two states at the end of the step, and
+        between their slopes: those of the last two stages. The ratio of the distances estimates the
+        absolute value of the largest eigenvalue of the Jacobian (Hairer and Wanner, "Solving
+        Ordinary Differential Equations II", IV.2).
 
         **Arguments:** `last`: see `Attempt`.
         """

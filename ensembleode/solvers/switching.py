@@ -1,15 +1,15 @@
-"""Two methods, of which each step takes one: an explicit Runge-Kutta method, and a Rosenbrock
-method where the problem is stiff. Each trajectory decides for itself, as by OrdinaryDiffEq's
-`AutoSwitch`.
+"""Methods that switch between an explicit Runge-Kutta method and a Rosenbrock method, which makes
+the steps where the problem is stiff. Each trajectory chooses for itself, by the rule of
+OrdinaryDiffEq's `AutoSwitch`.
 
-Where stability bounds the steps of the explicit method they are about as long as its stability
-region is wide, over the largest eigenvalue of the Jacobian. That is estimated at each step, from
-the stages of an explicit one, and as the largest sum of a row of the Jacobian of the other. (Of a
-component that rests OrdinaryDiffEq's estimate from stages is NaN, which counts as stiff; here it
-says nothing.)
+Where stability limits the steps of an explicit method, the step size times the largest eigenvalue
+of the Jacobian is about the length of the method's stability region. The eigenvalue is estimated at
+each step: from the stages of an explicit step, and as the largest row sum of the Jacobian of a
+Rosenbrock step. (OrdinaryDiffEq's estimate from stages is NaN for a component that doesn't change,
+which counts as stiff; here such a component is ignored.)
 
-Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15; of the
-estimate, Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.2.
+Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15. The
+estimate is from Hairer and Wanner, "Solving Ordinary Differential Equations II", IV.2.
 """
 
 from __future__ import annotations
@@ -35,7 +35,14 @@ class Rule:
     """When to switch.
 
     - `boundary`: the length of the explicit method's stability region on the negative real axis.
-    - The others: see `auto.AutoTsit5`.
+    - `maxstiffstep`: the Rosenbrock method takes over after more than this many attempts in a row
+        that look stiff.
+    - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
+        that don't look stiff.
+    - `nonstifftol`, `stifftol`: a step looks stiff from this fraction of the boundary on, while the
+        explicit method and while the Rosenbrock method makes the steps, respectively.
+    - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
+        divided by it on a switch back.
     """
 
     boundary: float
@@ -47,8 +54,12 @@ class Rule:
 
 
 class Tried(NamedTuple):
-    """How many steps were tried, accepted or not: all of them, and those of the Rosenbrock method;
-    and how many switches there were."""
+    """Counts of steps that were tried, whether accepted or not.
+
+    - `all`: the steps of both methods.
+    - `stiff`: the steps of the Rosenbrock method.
+    - `switches`: how often the method was switched.
+    """
 
     all: Any
     stiff: Any = 0
@@ -56,12 +67,12 @@ class Tried(NamedTuple):
 
 
 class Choice(NamedTuple):
-    """Which method makes the next attempt, of each trajectory.
+    """Which method makes the next attempt of each trajectory.
 
-    - `is_stiff`: whether it is the Rosenbrock method; `switched`: whether that is another than of
-        the attempt before.
-    - `count`: so many attempts in a row have looked stiff, or, negative, have not.
-    - `h`: how long it is to be, positive.
+    - `is_stiff`: whether it is the Rosenbrock method.
+    - `switched`: whether it isn't the method of the previous attempt.
+    - `count`: the number of attempts in a row that looked stiff; negative for attempts that didn't.
+    - `h`: the size of the attempt, positive.
     """
 
     is_stiff: Any
@@ -72,14 +83,16 @@ class Choice(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Switching:
-    """Both methods as one [`Method`][ensembleode.solvers.method.Method].
+    """Two methods as one [`Method`][ensembleode.solvers.method.Method].
 
-    It makes steps in a mode (see `in_mode`); which, is none of what it carries, but a number that
-    time loops have of each trajectory. What is carried are the derivatives that both carry; of
-    a method without they are those of an earlier step, and made anew on a switch. The `last` of an
-    `Attempt` are the `stretches` of the method that made it.
+    Steps are made in a mode, which says which of the methods makes them (see `in_mode`). The mode
+    isn't part of the carry: time loops keep it for each trajectory. The carry is the derivatives
+    that both methods carry. A method that carries nothing leaves them as they are, so they are
+    recomputed on a switch. The `last` of an `Attempt` is the `stretches` of the method that made
+    it.
 
-    - `is_stiff`: of the steps that it makes, a mask; None where it makes none.
+    - `is_stiff`: a mask, true where the Rosenbrock method makes the steps; None without a mode, in
+        which no steps can be made.
     """
 
     nonstiff: RungeKutta
@@ -91,26 +104,27 @@ class Switching:
     is_implicit = True
 
     def in_mode(self, is_stiff: Any) -> Switching:
-        """That which makes the steps of the Rosenbrock method where the mask is true, and of the
-        other elsewhere."""
+        """The same methods in the mode in which the Rosenbrock method makes the steps where the
+        mask is true, and the explicit method elsewhere."""
         return dataclasses.replace(self, is_stiff=is_stiff)
 
     def made_by(
         self, xp: Arithmetic, equations: Equations, y: Components, t: Any, h: Any, y2: Components
     ) -> Switching:
-        """That which makes the step from `y` at `t` to `y2`, to rounding."""
+        """The same methods in the mode that makes the step from `y` at `t` to `y2`, up to
+        rounding."""
 
         def distance(method: Any) -> Any:
             carry = method.init(xp, equations, y, t)
             found = method.step(xp, equations, y, carry, t, h).y2
             return xp.total(tuple((a - b) * (a - b) for a, b in zip(found, y2, strict=True)))
 
-        # (An explicit step that overflows is not it.)
+        # (An explicit step that overflows didn't make it.)
         return self.in_mode(~(distance(self.nonstiff) <= distance(self.stiff)))
 
     @property
     def order(self) -> int:
-        """Of the method that begins."""
+        """The order of the explicit method, which begins."""
         return self.nonstiff.order
 
     @property
@@ -126,7 +140,7 @@ class Switching:
         return max(self.nonstiff.degree, self.stiff.degree)
 
     def evaluations(self, ntried: Any) -> Any:
-        """How many evaluations of the field so many steps take, which may be a `Tried`."""
+        """How many evaluations of the field `ntried` steps take; `ntried` may be a `Tried`."""
         ntried, stiff, switches = ntried if isinstance(ntried, Tried) else Tried(ntried)
         to_stiff = (switches + 1) // 2
         again = self.nonstiff.evaluations(0) * (switches - to_stiff)
@@ -141,7 +155,7 @@ class Switching:
         return method.init(xp, equations, y, t)
 
     def begins_anew(self, choice: Choice) -> Any:
-        """Where what is carried is made anew before an attempt: a mask; None: nowhere."""
+        """Where the carry is to be recomputed before the next attempt: a mask; None for nowhere."""
         if _carries(self.nonstiff) and _carries(self.stiff):
             return choice.switched
         if _carries(self.stiff):
@@ -160,7 +174,8 @@ class Switching:
                 attempt = method.step(xp, equations, y, own, t, h)
                 assert attempt.failed is None
                 carried = attempt.carry or carry
-                # (The largest of several estimates counts.)
+                # (Where a method has fewer estimates of the error than the other, its first one is
+                # repeated: only the largest counts.)
                 error = attempt.error + attempt.error[:1] * (n_errors - len(attempt.error))
                 dense = _padded(attempt.dense, n_dense)
                 stretches = method.stretches(xp, equations, attempt.last)
@@ -197,23 +212,30 @@ class Switching:
         return tuple(xp.where(self.is_stiff, a, b) for a, b in pairs)
 
     def looks_stiff(self, xp: Arithmetic, stretches: tuple, h: Any) -> Any:
-        """Whether the step after an attempt, of the size `h`, is one that stability bounds.
+        """Whether stability limits the step after an attempt.
 
-        **Arguments:** `stretches`: those of the attempt, of the components that count.
+        **Arguments:**
+
+        - `stretches`: those of the attempt, of the components that step-size control looks at.
+        - `h`: the size of the step.
         """
         rule = self.rule
         share = h * (1 / (rule.boundary * rule.nonstifftol))
         if rule.stifftol != rule.nonstifftol:
             share = xp.where(self.is_stiff, h * (1 / (rule.boundary * rule.stifftol)), share)
         calm = [k * share <= y for y, k in zip(*stretches, strict=True)]
-        # (What is NaN looks stiff.)
+        # (NaN looks stiff.)
         return ~functools.reduce(operator.and_, calm)
 
     def choose(self, xp: Arithmetic, count: Any, looks_stiff: Any, h: Any, counts: Any) -> Choice:
-        """Which method makes the attempt after one of this, of the size `h`.
+        """Choose the method of the next attempt.
 
-        **Arguments:** `count`: until then; `looks_stiff`: see above; `counts`: where there was an
-        attempt, and the next is to come.
+        **Arguments:**
+
+        - `count`: the `count` of the choice before.
+        - `looks_stiff`: see the method of this name.
+        - `h`: the proposed size of the next attempt.
+        - `counts`: a mask, true where an attempt was made and another is to follow.
         """
         rule, is_stiff = self.rule, self.is_stiff
         one_more = xp.where(count < 0, 1, count + 1)
@@ -226,8 +248,11 @@ class Switching:
 
 
 class _Shape(NamedTuple):
-    """Of how many states dense output is made, before and after `Method.dense`; and how many
-    estimates of the error there are."""
+    """Sizes of what a method returns.
+
+    - `dense`, `within`: the number of states of the dense output, before and after `Method.dense`.
+    - `errors`: the number of error estimates.
+    """
 
     dense: int
     within: int
@@ -256,15 +281,16 @@ def _carries(method: Any) -> bool:
 
 
 def _padded(states: tuple, size: int) -> tuple:
-    """So many states, the first again and again in the place of those that there are not."""
+    """The states, with the first one repeated at the end to make up this number."""
     return states + states[:1] * (size - len(states))
 
 
 class SwitchingController(AbstractController):
-    """The step-size control of a `Switching`: each of its methods has its own, with its own memory,
-    which rests while the other goes on.
+    """The step-size control of a `Switching`. Each of its methods has its own control with its own
+    memory, which doesn't change while the other method makes the steps.
 
-    - `nonstiff`, `stiff`: of both methods. `is_stiff`: see `Switching`.
+    - `nonstiff`, `stiff`: the controllers of the two methods.
+    - `is_stiff`: see `Switching`.
     """
 
     nonstiff: AbstractController
@@ -272,8 +298,8 @@ class SwitchingController(AbstractController):
     is_stiff: Any = None
 
     def in_mode(self, is_stiff: Any) -> SwitchingController:
-        """That which controls the steps of the Rosenbrock method where the mask is true, and of the
-        other elsewhere."""
+        """The same controllers in the mode in which the Rosenbrock method makes the steps where the
+        mask is true, and the explicit method elsewhere."""
         return SwitchingController(self.nonstiff, self.stiff, is_stiff)
 
     def initial_memory(self) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Lanes that do one thing or another, each branch run where a lane wants it."""
+"""Two branches of which each is run only if a lane needs it."""
 
 from collections.abc import Callable
 from typing import Any
@@ -14,11 +14,11 @@ def either(
     then: tuple[Value, Callable[[], Any]],
     otherwise: tuple[Value, Callable[[], Any]],
 ) -> Any:
-    """What one function returns in the lanes of the mask, and the other elsewhere: trees of values.
-    Each comes with the lanes that want it; where none does, it is not run, and where nobody wants
-    either, there is anything.
+    """The result of the function `then` in the lanes of the mask, and of `otherwise` elsewhere:
+    trees of values. Each function comes with the lanes that need its result. It is not run if there
+    are none, and in lanes that need neither the result is arbitrary.
 
-    (Where all lanes want the second, nothing is done besides.)
+    (If all lanes need `otherwise`, this costs nothing further.)
     """
     start = b.position
     variables: list[Variable] = []

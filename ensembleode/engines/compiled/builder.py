@@ -373,7 +373,7 @@ class Builder(PlainArithmetic):
         return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
 
     def count(self, mask: Value) -> Value:
-        """In how many lanes the mask is true: a scalar int64."""
+        """The number of lanes in which the mask is true, as a scalar int64."""
         bits = self._bits(mask)
         name, type_ = f"llvm.ctpop.i{mask.lanes}", f"i{mask.lanes}"
         self.module.declare(name, f"{type_} @{name}({type_})")

@@ -15,6 +15,7 @@ import jax
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
 from ...core.moving_jumps import follow, moving_of, ROWS
+from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
 from .events import directions, moved_numbers, times_of
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 class Jumps(NamedTuple):
     """The functions of the callbacks that a replay calls.
 
-    - `functions`: theirs.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: from the cotangents of the rows of a
-        jump those of the state, of those of the extras that are `moving`, and of the parameters.
+    - `functions`: those that evaluate the callbacks.
+    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
+        jump into those of the state, of the extras that are `moving`, and of the parameters.
     """
 
     functions: CallbackFunctions
@@ -93,7 +94,7 @@ class EventsBack:
         method. Afterwards the adjoint is the cotangent of the state at the end of the step, before
         the events.
 
-        **Arguments:** `theta`: the part of the method's attempt that the step is.
+        **Arguments:** `theta`: the fraction of the method's attempt that the step covers.
         """
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)
@@ -164,7 +165,8 @@ class EventsBack:
 
     def _through(self, x: Acted, t2: Value) -> None:
         replay, p = self.replay, self.replay.problem
-        moving = moving_of(self.events, p.field, x.callback, x.jump)
+        rate = rate_of(p.field, p.form)
+        moving = moving_of(self.events, rate, x.callback, x.jump)
         cotangents = [v.get() for v in replay.adjoint]
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)

@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from ...solvers import verdicts
+from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step, Tolerances
+from ...solvers.step_size import in_abstol, initial_step, Tolerances
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
@@ -32,7 +33,8 @@ from .switch import Switch
 from .turn import attempt, commit, control
 
 
-# Where lanes end together, the flag that stops them is read once in so many turns, a power of two.
+# If lanes end together, the number of turns after which the flag that stops them is read, a power
+# of two.
 _TURNS = 4096
 
 
@@ -41,14 +43,15 @@ class Loop:
 
     **Arguments:**
 
-    - `problem`: what is solved.
-    - `equations(held, mask)`: those of the trajectories that are held; the mask is of the lanes
-        that count.
-    - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
-    - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
-        `Default`; None where nobody may stop it.
-    - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
-    - `functions`: those of callbacks, where there are any.
+    - `problem`: the description of the kernel.
+    - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
+        lanes that count.
+    - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
+    - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
+        `Default`. None where nothing can stop the solve.
+    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and the
+        lanes in which they do.
+    - `functions`: the functions of the callbacks; None without callbacks.
     """
 
     def __init__(
@@ -99,7 +102,7 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
-        # Where each step is one of two methods': which.
+        # With two methods: which one makes the steps.
         self.switch = Switch(self) if problem.switches else None
         self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
@@ -261,7 +264,7 @@ class Loop:
         return self._carry_tree.unflatten([x.get() for x in self.carry])
 
     def now(self, x: Any) -> Any:
-        """A method, or what controls its steps, as it is in the lanes now."""
+        """A method or a controller, in the mode that the lanes have now."""
         return x if self.switch is None else x.in_mode(self.switch.is_stiff.get())
 
     def tolerances(self, held: Held, components: int) -> Tolerances:
@@ -316,6 +319,12 @@ class Loop:
             return carry, held.number("dt")
         span = held.number("t1") - held.number("t0")
 
+        if p.mass is not None:
+            if p.mass.is_singular:
+                # The first step is that of OrdinaryDiffEq.
+                return carry, b.minimum(abs(span), 1e-6)
+            f = evaluated_once(_derivative(f, p.mass), y, t)
+
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
 
@@ -350,6 +359,9 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
+        if (consistent := self.is_consistent(fresh)) is not None:
+            inconsistent = wanted & finite & ~consistent
+            code = b.where(inconsistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)
         active = code.eq(verdicts.GOING)
         if p.adaptive:
@@ -370,6 +382,18 @@ class Loop:
         self.saved.start(fresh, t0, self.state())
         if self.happening is not None:
             self.happening.begin(fresh)
+
+    def is_consistent(self, mask: Value) -> Value | None:
+        """The lanes where the algebraic equations hold, to their absolute tolerances; None where
+        there are none."""
+        b, p = self.b, self.problem
+        if p.mass is None or not p.mass.is_singular:
+            return None
+        equations, n = self.equations(self.held, mask), p.controlled
+        assert equations.algebraic is not None
+        rest = equations.algebraic(equations.f(self.state(), self.t.get()))
+        tol = self.tolerances(self.held, n)
+        return p.norm(b, in_abstol(b, tol, rest[:n])) <= 1.0
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Start from the current times and states in the lanes of the mask, with this carry of the
@@ -394,7 +418,7 @@ class Loop:
         self.restarts.set(self.restarts.get() + b.cast(mask, I32))
 
     def carry_anew(self, mask: Value) -> None:
-        """Let the method carry what it makes of the state, in the lanes of the mask."""
+        """Recompute the method's carry from the current states, in the lanes of the mask."""
         equations = self.equations(self.held, mask)
         made = self.problem.method.init(self.b, equations, self.state(), self.t.get())
         for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
@@ -515,3 +539,9 @@ class Loop:
             more = more | self.parking.has_some()
         self.must_refill.set(more)
         self.goes_on.set(more | b.any(self.occupied.get()))
+
+
+def _derivative(f: Callable, mass: MassMatrix) -> Callable:
+    """The derivative `M^-1 f`, for an `M` that is not singular."""
+    inverse = mass.inverse()
+    return lambda y, t: inverse.times(f(y, t), lambda x: x * 0.0)

@@ -1,8 +1,9 @@
-"""Trajectories that wait for their method: all lanes step with the same of two methods, and a
-trajectory that switches to the other gives up its lane until the lanes do, too.
+"""Trajectories that wait for their method. All lanes step with the same one of two methods, and a
+trajectory that switches to the other method gives up its lane until the lanes switch, too.
 
-So an ensemble of both kinds takes as long as each kind by itself: in one turn with both, all lanes
-would pay for two steps. No lane's numbers depend on which others are there.
+So the trajectories of either method take no longer than in an ensemble of their own. If both
+methods had lanes in the same turn, every lane would pay for two steps. The numbers of a trajectory
+don't depend on which others are in the lanes.
 """
 
 from __future__ import annotations
@@ -17,18 +18,18 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# How many trajectories may wait, for each lane: the more, the more seldom the lanes change methods.
+# How many trajectories may wait, for each lane: the more may, the less often the lanes switch.
 _WAITING = 4
-# For how many turns a lane may be idle, on the average, before those that have switched are kept
-# elsewhere and others go on in their lanes: for about as long as that takes.
+# How many turns a lane may be idle, on average, before the trajectories that have switched are
+# moved out and others take their lanes: about as long as moving them takes.
 _PATIENCE = 2
 
 
 class Parking:
-    """Room for the trajectories that wait, on either side: those for the second method are behind
-    those for the first.
+    """Room for the trajectories that wait: first for those that wait for the first method, then for
+    those that wait for the second.
 
-    **Arguments:** `is_second`: which method the lanes step with.
+    **Arguments:** `is_second`: whether the lanes step with the second method.
     """
 
     def __init__(self, loop: Loop, is_second: Variable):
@@ -36,8 +37,8 @@ class Parking:
         b = self.b
         self.room = _WAITING * b.lanes
         self._waiting = [b.variable(I64, 0, of_lanes=False) for _ in range(2)]
-        # The lanes whose trajectories have switched, and are to wait: several are moved at once,
-        # which takes no longer than one. And for how many turns lanes have been idle so.
+        # The lanes whose trajectories have switched and are still to be moved (moving several takes
+        # no longer than moving one), and for how many turns such lanes have been idle in all.
         self._switched = b.variable(BOOL, False)
         self._idle = b.variable(I64, 0, of_lanes=False)
         self._places: list[tuple[Variable, Buffer]] = []
@@ -53,7 +54,7 @@ class Parking:
         return self._places
 
     def has_some(self) -> Value:
-        """Whether any trajectory waits, or is to."""
+        """Whether any trajectory waits, or is still to be moved."""
         first, second = (x.get() for x in self._waiting)
         return ((first + second) > 0) | self.b.any(self._switched.get())
 
@@ -66,7 +67,7 @@ class Parking:
             variable.set_where(here, number)
 
     def switch(self, mask: Value) -> None:
-        """The trajectories in the lanes of the mask are to wait for the other method."""
+        """Make the trajectories in the lanes of the mask wait for the other method."""
         self._switched.set(self._switched.get() | mask)
         self._free(mask)
 
@@ -76,7 +77,7 @@ class Parking:
         loop.active.set(loop.active.get() & ~mask)
 
     def look(self) -> None:
-        """After a turn, see whether lanes have been idle for long."""
+        """After a turn, check how long lanes have been idle."""
         b = self.b
         switched = self._switched.get()
 
@@ -87,8 +88,8 @@ class Parking:
         b.if_(b.any(switched), count, likely=False)
 
     def _park(self, mask: Value, is_second: Value) -> None:
-        """Keep the trajectories in the lanes of the mask for when the lanes step with that
-        method; the lanes are free then."""
+        """Keep the trajectories in the lanes of the mask until the lanes step with the given
+        method, and free their lanes."""
         b = self.b
         slots = b.variable(I64, 0)
         first = b.where(is_second, b.constant(self.room, I64), b.constant(0, I64))
@@ -105,13 +106,13 @@ class Parking:
 
     def refill(self, begin: Callable[[Value, Value], None]) -> None:
         """Give each free lane a trajectory that waits for the method of the lanes, or a new one,
-        which begins with the first method (`begin`: as of `Pool.fill`). Where there is none, the
-        lanes change methods."""
+        which begins with the first method (`begin`: as of `Pool.fill`). If there is none of either,
+        the lanes switch to the other method."""
         b, loop = self.b, self.loop
         switched = self._switched.get()
 
         def keep() -> None:
-            # (They will go on.)
+            # (They are not at their end.)
             loop.active.set(loop.active.get() | switched)
             self._park(switched, ~self.is_second.get())
 
@@ -136,7 +137,7 @@ class Parking:
         b.if_(takes_new, lambda: loop.pool.fill(loop.occupied, begin))
 
     def _resume(self) -> None:
-        """Go on with trajectories that wait, in the lanes that are free."""
+        """Continue with trajectories that wait, in the free lanes."""
         b, loop = self.b, self.loop
         is_second = self.is_second.get()
         slots, found = b.variable(I64, 0), b.variable(BOOL, False)
@@ -158,7 +159,7 @@ class Parking:
         loop.occupied.set(loop.occupied.get() | found.get())
 
     def leave(self, stopped: Value) -> None:
-        """Nobody goes on with those that wait: their return codes are these."""
+        """Give the trajectories that still wait this return code: they are not continued."""
         b, loop = self.b, self.loop
         loop.outputs.counts.scatter(loop.held.index.get(), self._switched.get(), b.spread(stopped))
         index = next(buffer for x, buffer in self.places() if x is loop.held.index)

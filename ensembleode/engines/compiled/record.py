@@ -38,9 +38,15 @@ class Work(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A recorded step: the state, the method's carry, the time and the size (zero where the step
-    was rejected); the step's end (see `Description.records_end`), and the marks of what acted
-    there; where each step is one of two methods', whether it is the second's."""
+    """A recorded step.
+
+    - `y`: the state.
+    - `carry`: the method's carry.
+    - `t`, `h`: the time and the size; the size is zero if the step was rejected.
+    - `t2`: the step's end (see `Description.records_end`).
+    - `marks`: the marks of the callbacks that acted at the end.
+    - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
+    """
 
     y: list
     carry: list

@@ -226,7 +226,7 @@ class Replay:
         if turn.is_stiff is None:
             self._through(method, took, turn)
             return
-        # Through each of two methods, in the lanes where it made the step.
+        # With two methods: through each, in the lanes where it made the step.
         assert isinstance(method, Switching)
         parts = (method.nonstiff, took & ~turn.is_stiff), (method.stiff, took & turn.is_stiff)
         for part, here in parts:
@@ -236,10 +236,11 @@ class Replay:
         """The trace of a step."""
         if isinstance(method, Switching):
             method = method.nonstiff  # (Neither of the two remembers anything.)
-        return step_of(method, self.problem.dtype, is_dense=self.is_dense)
+        has_mass = self.problem.mass is not None
+        return step_of(method, self.problem.dtype, is_dense=self.is_dense, has_mass=has_mass)
 
     def _through(self, method: Method, took: Value, turn: Turn) -> None:
-        """Pull back through the steps of a method, in the lanes that took one."""
+        """Pull back through the steps of one method, in the lanes that took one."""
         b, p, trace = self.b, self.problem, self._trace_of(method)
         y, t, h = turn.y, turn.t, turn.h
         (to_y2,), to_carry, _ = trace.outputs

@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from .events import Happening
 
 
-# A condition that has moved by at most so many rounding errors since an event is still at the root
-# of that event.
+# A condition is still at the root of an event if it has moved by at most this number of rounding
+# errors since.
 _SAME_ROOT = 10
 # The largest number of turns of a search: several times what bisection takes.
 _MOST_TURNS = 1000
-# Where the bracket is more than so many times as wide as bisection would have made it, the search
-# bisects again.
+# The search bisects again if the bracket is wider than bisection would have made it by this factor.
 _THRESHOLD = 16.0
 
 

@@ -1,4 +1,4 @@
-"""Which of two methods the lanes step with: the variables of `solvers.switching`'s rule."""
+"""Which of two methods the lanes step with: the variables of the rule in `solvers.switching`."""
 
 from __future__ import annotations
 
@@ -15,11 +15,14 @@ if TYPE_CHECKING:
 
 
 class Switch:
-    """Which method makes the next attempt, or made the last one, and what that is decided by; how
-    many attempts of a trajectory `stiff` ones have been, and how many `switches` there were.
+    """Which of two methods makes the next attempt, or made the last one, and the variables that
+    decide it.
 
-    Where results are saved, and there are several lanes, all step with the same method, and those
-    that wait for the other are in the `parking`. Else each lane has its own.
+    If results are saved and there are several lanes, all lanes step with the same method, and the
+    trajectories that need the other one wait in `parking`. Otherwise each lane has its own method.
+
+    - `stiff`: how many attempts of a trajectory the Rosenbrock method made.
+    - `switches`: how often a trajectory switched.
     """
 
     def __init__(self, loop: Loop):
@@ -34,23 +37,23 @@ class Switch:
         self.parking = Parking(loop, self.is_stiff) if parks else None
 
     def variables(self) -> list[Variable]:
-        """What goes on from turn to turn."""
+        """The variables that are kept from turn to turn."""
         return [self.is_stiff, self._count, self.stiff, self.switches]
 
     def begin(self, fresh: Value) -> None:
-        """Trajectories begin, in the lanes that are fresh."""
+        """Set the variables for the trajectories that begin in the lanes `fresh`."""
         for variable in (self._count, self.stiff, self.switches):
             variable.set_where(fresh, 0)
         if self.parking is None:
             self.is_stiff.set_where(fresh, False)
 
     def count(self, active: Value) -> None:
-        """The lanes that are active try a step."""
+        """Count the attempt that the active lanes make."""
         tried = self.b.spread(active & self.is_stiff.get())
         self.stiff.set(self.stiff.get() + self.b.cast(tried, I32))
 
     def choose(self, step: Step) -> None:
-        """Choose what makes the attempt after this one, in the lanes that go on."""
+        """Choose the method of the attempt after this step, in the lanes that go on."""
         b, loop, method = self.b, self.loop, step.method
         assert isinstance(method, Switching)
         counts, h = loop.active.get() & loop.occupied.get(), loop.h.get()
