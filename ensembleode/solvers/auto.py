@@ -94,8 +94,8 @@ class AutoTsit5(AutoSwitch):
         that look stiff.
     - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
         that don't look stiff.
-    - `nonstifftol`, `stifftol`: a step looks stiff from this fraction of the longest stable step on,
-        while the explicit method and while the Rosenbrock method makes the steps, respectively.
+    - `nonstifftol`, `stifftol`: a step looks stiff from this fraction of the longest stable step
+        on, while the explicit method and while the Rosenbrock method makes the steps, respectively.
     - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
         divided by it on a switch back.
 
@@ -118,7 +118,11 @@ class AutoTsit5(AutoSwitch):
 
 class AutoVern6(AutoSwitch):
     """`Vern6` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern6()
     boundary: ClassVar[float] = 4.8553
@@ -127,7 +131,11 @@ class AutoVern6(AutoSwitch):
 
 class AutoVern7(AutoSwitch):
     """`Vern7` where the problem is not stiff, and the given Rosenbrock method where it is, for
-    tighter tolerances: `AutoVern7(Rodas5P())`; see `AutoTsit5`."""
+    tighter tolerances: `AutoVern7(Rodas5P())`; see `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern7()
     boundary: ClassVar[float] = 4.64
@@ -136,7 +144,11 @@ class AutoVern7(AutoSwitch):
 
 class AutoVern8(AutoSwitch):
     """`Vern8` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern8()
     boundary: ClassVar[float] = 5.8641
@@ -145,7 +157,11 @@ class AutoVern8(AutoSwitch):
 
 class AutoVern9(AutoSwitch):
     """`Vern9` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern9()
     boundary: ClassVar[float] = 4.4762
