@@ -85,6 +85,29 @@ class AutoTsit5(AutoSwitch):
     `AutoTsit5(Rosenbrock23())`. It is for ensembles of which it isn't known whether, when or in
     which trajectories they are stiff. The steps are those of OrdinaryDiffEq.
 
+    A step looks stiff if it is about as long as the longest step at which `Tsit5` is stable.
+
+    **Arguments:**
+
+    - `stiff`: the Rosenbrock method, `eo.Rosenbrock23()`, `eo.Rodas4()` or `eo.Rodas5P()`.
+    - `maxstiffstep`: the Rosenbrock method takes over after more than this many attempts in a row
+        that look stiff.
+    - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
+        that don't look stiff.
+    - `nonstifftol`, `stifftol`: a step looks stiff from this fraction of the longest stable step
+        on, while the explicit method and while the Rosenbrock method makes the steps, respectively.
+    - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
+        divided by it on a switch back.
+
+    **Raises:** `TypeError` if `stiff` isn't a Rosenbrock method, or an option isn't a number;
+    `ValueError` for a number out of its range.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -1e3 * u, [1.0], (0.0, 1.0))
+    >>> sol = eo.solve(prob, eo.AutoTsit5(eo.Rosenbrock23()))
+    >>> 0 < int(sol.stats.nw) < int(sol.stats.naccept)
+    True
+
     Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15.
     """
 
@@ -95,7 +118,11 @@ class AutoTsit5(AutoSwitch):
 
 class AutoVern6(AutoSwitch):
     """`Vern6` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern6()
     boundary: ClassVar[float] = 4.8553
@@ -104,7 +131,11 @@ class AutoVern6(AutoSwitch):
 
 class AutoVern7(AutoSwitch):
     """`Vern7` where the problem is not stiff, and the given Rosenbrock method where it is, for
-    tighter tolerances: `AutoVern7(Rodas5P())`; see `AutoTsit5`."""
+    tighter tolerances: `AutoVern7(Rodas5P())`; see `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern7()
     boundary: ClassVar[float] = 4.64
@@ -113,7 +144,11 @@ class AutoVern7(AutoSwitch):
 
 class AutoVern8(AutoSwitch):
     """`Vern8` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern8()
     boundary: ClassVar[float] = 5.8641
@@ -122,7 +157,11 @@ class AutoVern8(AutoSwitch):
 
 class AutoVern9(AutoSwitch):
     """`Vern9` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern9()
     boundary: ClassVar[float] = 4.4762

@@ -301,11 +301,11 @@ class Loop:
 
     def refill(self) -> None:
         """Give each lane without a trajectory the next one, as long as there are any."""
-        self.take_new() if self.parking is None else self.parking.refill()
+        if self.parking is not None:
+            self.parking.refill(self._begin)
+        else:
+            self.pool.fill(self.occupied, self._begin)
         self.must_refill.set(False)
-
-    def take_new(self) -> None:
-        self.pool.fill(self.occupied, self._begin)
 
     def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
         """The method's carry for a step from the state `y` at `t`, and the size of that step, for
