@@ -67,6 +67,10 @@ REFUSED |= {
     (name, "rosenbrock"): (ValueError, r"can('t)? run Rodas5P.*eo\.Kvaerno5\(\)")
     for name in ("columns", "lanes")
 }
+REFUSED |= {
+    (name, "mass matrix"): (ValueError, "can('t)? run Rodas5P")
+    for name in ("columns", "lanes", *ON_JULIA)
+}
 # One failing column fails the whole solve, which shares its steps.
 SHARED_STEPS = {"columns", "julia columns"}
 
@@ -202,6 +206,27 @@ def test_rosenbrock(name, alg, mode):
         return
     sim = run(mode, ensemble(), alg, 3, eo.Rodas5P(), saveat=0.5, **TIGHT)
     np.testing.assert_allclose(sim.u, exact(3, [0.0, 0.5, 1.0]), **CLOSE)
+    assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
+
+
+@pytest.mark.slow
+def test_mass_matrix(name, alg, mode):
+    """`u' = -u` once more, with the component and its half, which an algebraic equation determines
+    from a start that is found."""
+    f = eo.ODEFunction(
+        lambda u, p, t: jnp.stack([2 * u[1] - u[0], -2 * u[0]]),
+        mass_matrix=[[0.0, 0.0], [2.0, 0.0]],
+        jac=lambda u, p, t: jnp.array([[-1.0, 2.0], [-2.0, 0.0]]),
+    )
+    prob = eo.ODEProblem(f, jnp.array([1.0, 0.0]), (0.0, 1.0), saveat=0.5)
+    ens = eo.EnsembleProblem(prob, lambda prob, ctx: eo.remake(prob, u0=ctx.sim_id * prob.u0))
+    options = {"initializealg": eo.BrownFullBasicInit(), **TIGHT}
+    if error := refused(name, "mass matrix"):
+        with error:
+            run(mode, ens, alg, 3, eo.Rodas5P(), **options)
+        return
+    sim = run(mode, ens, alg, 3, eo.Rodas5P(), **options)
+    np.testing.assert_allclose(sim.u, exact(3, [0.0, 0.5, 1.0]) / [1.0, 4.0], **CLOSE)
     assert (np.asarray(sim.retcode) == eo.ReturnCode.Success).all()
 
 

@@ -1,9 +1,9 @@
-"""Event for event what OrdinaryDiffEq does: solves with callbacks, recorded from Julia.
+"""Solves with callbacks are those of OrdinaryDiffEq, event for event, as recorded from Julia.
 
-Its steps come out, accepted and rejected, and its evaluations of f. Where the times of steps agree
-to the single precision of the controller's powers (see `test_julia_steps.py`), so do the events at
-their ends; the events that are searched agree to some roundings of the 110 steps before them, and
-with Julia's powers to the last bit or two.
+Accepted and rejected steps and evaluations of f are equal in number. The times of steps agree to
+the single precision of the controller's powers (see `test_julia_steps.py`), and so do events at
+their ends. Events that are searched agree up to some roundings of the 110 steps before them, and
+with Julia's own powers up to the last bit or two.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Known times that steps end at: `tstops`, and `d_discontinuities`, where `f` jumps."""
+"""Known times at which steps end: `tstops`, and `d_discontinuities`, where `f` jumps."""
 
 import json
 import pathlib
