@@ -25,8 +25,8 @@ from .linear_loops import DenseFactors
 from .reading import Loaded
 
 
-# A block of more updates is factorised by loops. Dense, 12 components written out take 0.9 times as
-# long as by loops, and 16 take 1.6 times and longer to compile.
+# A block of more updates is factorised by loops. Dense, 8 to 16 components take as long either way;
+# written out, more of them take longer to compile (benchmarks/stiff_sizes.py).
 _MOST_UPDATES = 600
 
 
