@@ -8,8 +8,8 @@ Jacobian has three diagonals. The tables that the limits of the compiled engine 
 (`_MOST_UPDATES`, `_MOST_OPERATIONS`) are this one's.
 
 A process a problem and size, on one core, without caches on disk. `us` is the CPU time of a call,
-the least of several, a trajectory and step tried; `first` is the CPU time of the first call, and `wall`
-what it took. C++ does the same steps with 8 lanes of a fixed step size: the Jacobian, its LU
+the least of several, a trajectory and step tried; `first` is the CPU time of the first call, and
+`wall` what it took. C++ does the same steps with 8 lanes of a fixed step size: the Jacobian, its LU
 without exchanges, in tiles of registers (of three diagonals: Thomas's), eight stages and the norm
 of the error.
 """
