@@ -149,6 +149,16 @@ def within_of(method: Method, dtype: np.dtype) -> Trace:
     return _traced(interpolate, y, given, number, number)
 
 
+class OuterProducts(NamedTuple):
+    """`number (w1 x1' + w2 x2' + ...)` of many components, to be summed up by a loop.
+
+    - `pairs`: of `w` and `x`, components each; `number`: None is one.
+    """
+
+    pairs: tuple[tuple[Sequence[Value], Sequence[Value]], ...]
+    number: Value | None = None
+
+
 class Calls(NamedTuple):
     """The equations of some trajectories, and their transposes, as functions of values; of the
     lanes that count.
@@ -162,7 +172,8 @@ class Calls(NamedTuple):
     - `linearise(y, t, cotangents)`: likewise, from those of the entries of the Jacobian and of the
         derivative by the time, each None where it has none.
     - `solve(factors, cotangent)`: that of the right-hand side.
-    - `outer(w, x)`: the products of components in the places of the entries of the Jacobian.
+    - `outer(w, x)`: the products of components in the places of the entries of the Jacobian; or
+        `OuterProducts`, which `linearise` then takes.
     """
 
     forwards: Equations
@@ -189,7 +200,7 @@ class Pulled:
         variables = variables_of(trace.inputs)
         self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
-        self.cotangents: dict[Any, _Components] = {}
+        self.cotangents: dict[Any, Any] = {}
         self.gradient: Any = None
         # What has cotangents: states.
         self._active = {v for v in variables if v.aval.shape}
@@ -255,10 +266,13 @@ class Pulled:
         zero = [self.b.constant(0, variable.aval.dtype)]
         return self._whole(self.cotangents.get(variable, zero), variable)
 
-    def add(self, variable: Any, more: _Components) -> None:
+    def add(self, variable: Any, more: Any) -> None:
         """To its cotangent."""
-        found = self.cotangents.get(variable)
-        if found is not None:
+        found: Any = self.cotangents.get(variable)
+        if isinstance(found, OuterProducts):
+            assert isinstance(more, OuterProducts)
+            more = OuterProducts(found.pairs + more.pairs)
+        elif found is not None:
             more = _zipped(lambda a, b: b + a, found, more)
         self.cotangents[variable] = more
 
@@ -293,7 +307,10 @@ class Pulled:
         if eqn.primitive is _FACTORISE:
             jacobian, gamma_h = eqn.invars
             (number,) = self.value(gamma_h, calls)
-            self.add(jacobian, [number * x for x in cts[0]])
+            if isinstance(cts[0], OuterProducts):
+                self.add(jacobian, cts[0]._replace(number=number))
+            else:
+                self.add(jacobian, [number * x for x in cts[0]])
             return
         args = [self._whole(self.value(x, calls), x) for x in eqn.invars]
         if eqn.primitive is _LINEARISE:
