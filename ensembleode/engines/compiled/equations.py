@@ -3,6 +3,7 @@ transposes, and the linear equations of implicit methods."""
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -27,13 +28,13 @@ from .linear import LinearEquations
 from .numbers import Held
 from .operations import check
 from .reading import Loaded, Memory, Numbers
-from .steps import Calls
+from .steps import Calls, OuterProducts
 
 
 # A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
-# So does a field with more components.
-_MOST_INLINED = 400
+# So does a field or a Jacobian of more components.
+_MOST_INLINED = 150
 # A result of at most as many components is returned; a larger one would be stored.
 _LARGEST_RETURNED = 10**6
 
@@ -51,7 +52,8 @@ class HeldNumbers(Numbers):
 
     def memory(self, group: str, dtype: Any, start: int, end: int) -> Memory | None:
         if group in self._groups:
-            return None
+            found = self._groups[group]
+            return found.memory if isinstance(found, Loaded) else None
         return self._held.memory(group, dtype, start, end)
 
 
@@ -77,7 +79,8 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
 
         def linearise(y: tuple, t: Value) -> tuple:
             fn = linear.function
-            entries = _called(b, fn, HeldNumbers(held, u=y), t, mask, "jacobian")
+            numbers, apart = HeldNumbers(held, u=y), fn.size > _MOST_INLINED
+            entries = _called(b, fn, numbers, t, mask, "jacobian", apart=apart)
             n = len(linear.jacobian.pattern)
             dfdt = tuple(map(b.spread, entries[n:])) if linear.jacobian.has_dfdt else None
             if isinstance(entries, Loaded):
@@ -127,6 +130,35 @@ def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equation
         differential=functools.partial(without, mass.algebraic_columns),
         algebraic=functools.partial(without, rows),
     )
+
+
+def _summed(b: Builder, products: OuterProducts, more: Sequence[Value]) -> Loaded:
+    """The sum of products, row by row, and then more numbers."""
+    pairs, n = products.pairs, len(products.pairs[0][0])
+    dtype = pairs[0][0][0].dtype
+    total = Memory.on_stack(b, dtype, n * n + len(more), of_lanes=True)
+    number = b.constant(1, dtype) if products.number is None else products.number
+    pairs = [([number * y for y in w], x) for w, x in pairs]
+    factors = [Memory.on_stack(b, dtype, n, of_lanes=True) for _ in pairs for _ in range(2)]
+    for memory, components in zip(factors, itertools.chain(*pairs), strict=True):
+        for i, value in enumerate(components):
+            memory.store(i, b.spread(value))
+
+    def row(i: Value) -> None:
+        left = [w.load(i) for w in factors[::2]]
+
+        def column(j: Value) -> None:
+            now = left[0] * factors[1].load(j)
+            for w, x in zip(left[1:], factors[3::2], strict=True):
+                now = b.mul_add(w, x.load(j), now)
+            total.store(i * n + j, now)
+
+        b.for_(n, column)
+
+    b.for_(n, row)
+    for i, value in enumerate(more):
+        total.store(n * n + i, b.spread(value))
+    return Loaded(total, n * n + len(more))
 
 
 class _Linear:
@@ -184,16 +216,21 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
         def linearise(y: tuple, t: Value, cotangents: Sequence) -> tuple:
             zeros = [b.constant(0, d.dtype, of_lanes=True)] * d.size
             entries, dfdt = cotangents
-            given = [*(zeros[:1] * len(linear.jacobian.pattern) if entries is None else entries)]
-            if linear.jacobian.has_dfdt:
-                given += zeros if dfdt is None else dfdt
+            more = (zeros if dfdt is None else dfdt) if linear.jacobian.has_dfdt else ()
+            if isinstance(entries, OuterProducts):
+                given = _summed(b, entries, more)
+            else:
+                n = len(linear.jacobian.pattern)
+                given = [*(zeros[:1] * n if entries is None else entries), *more]
             numbers = HeldNumbers(held, u=given, forward=y)
             return evaluated(b, pulled_jacobian(), numbers, t, mask, "transposed_jacobian")
 
         def solve(factors: Any, cotangent: tuple) -> tuple:
             return linear.solver.solve_transposed(factors, cotangent)
 
-        def outer(w: Sequence, x: Sequence) -> list:
+        def outer(w: Sequence, x: Sequence) -> list | OuterProducts:
+            if d.size**2 == len(linear.jacobian.pattern) > _MOST_INLINED:
+                return OuterProducts(((w, x),))
             return [w[i] * x[j] for i, j in linear.jacobian.pattern]
 
         def mass(cotangent: tuple) -> tuple:
@@ -300,10 +337,17 @@ def evaluated(
 
 
 def _called(
-    b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
+    b: Builder,
+    fn: Function,
+    numbers: Numbers,
+    t: Value,
+    mask: Value,
+    name: str,
+    *,
+    apart: bool = False,
 ) -> Sequence[Value]:
     """The components of a function's result. A long function is a separate function of the module,
-    which stores them."""
-    if length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
+    which stores them; so is one that is to be `apart`."""
+    if apart or length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

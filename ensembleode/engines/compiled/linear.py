@@ -26,9 +26,8 @@ from .linear_loops import DenseFactors, is_rounding
 from .reading import Loaded
 
 
-# A block with more updates is factorised by loops. For dense blocks: with 12 components the
-# unrolled code takes 0.9 times as long as loops; with 16 it takes 1.6 times as long, and longer to
-# compile.
+# A block of more updates is factorised by loops. Dense, 8 to 16 components take as long either way;
+# written out, more of them take longer to compile (benchmarks/stiff_sizes.py).
 _MOST_UPDATES = 600
 
 

@@ -157,6 +157,16 @@ def within_of(method: Method, dtype: np.dtype) -> Trace:
     return _traced(interpolate, y, given, number, number)
 
 
+class OuterProducts(NamedTuple):
+    """`number (w1 x1' + w2 x2' + ...)` of many components, to be summed up by a loop.
+
+    - `pairs`: of `w` and `x`, components each; `number`: None is one.
+    """
+
+    pairs: tuple[tuple[Sequence[Value], Sequence[Value]], ...]
+    number: Value | None = None
+
+
 class Calls(NamedTuple):
     """The equations of some trajectories and their transposes, as functions of values, in the lanes
     that count.
@@ -171,7 +181,8 @@ class Calls(NamedTuple):
     - `linearise(y, t, cotangents)`: the same, from the cotangents of the Jacobian's entries and of
         the derivative with respect to time; either is None where it has no cotangent.
     - `solve(factors, cotangent)`: returns the cotangent of the right-hand side.
-    - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian.
+    - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian, or
+        `OuterProducts`, which `linearise` then takes.
     - `mass(cotangent)`: returns its product with the transposed mass matrix.
     """
 
@@ -200,7 +211,7 @@ class Pulled:
         variables = variables_of(trace.inputs)
         self.values: dict[Any, Any] = dict(zip(variables, inputs, strict=True))
         self._made_by = {v: eqn for eqn in trace.eqns for v in eqn.outvars}
-        self.cotangents: dict[Any, _Components] = {}
+        self.cotangents: dict[Any, Any] = {}
         self.gradient: Any = None
         # States have cotangents; numbers have none.
         self._active = {v for v in variables if v.aval.shape}
@@ -273,10 +284,13 @@ class Pulled:
         zero = [self.b.constant(0, variable.aval.dtype)]
         return self._whole(self.cotangents.get(variable, zero), variable)
 
-    def add(self, variable: Any, more: _Components) -> None:
+    def add(self, variable: Any, more: Any) -> None:
         """Add to the cotangent of a variable."""
-        found = self.cotangents.get(variable)
-        if found is not None:
+        found: Any = self.cotangents.get(variable)
+        if isinstance(found, OuterProducts):
+            assert isinstance(more, OuterProducts)
+            more = OuterProducts(found.pairs + more.pairs)
+        elif found is not None:
             more = _zipped(lambda a, b: b + a, found, more)
         self.cotangents[variable] = more
 
@@ -314,7 +328,10 @@ class Pulled:
         if eqn.primitive is _FACTORISE:
             jacobian, gamma_h = eqn.invars
             (number,) = self.value(gamma_h, calls)
-            self.add(jacobian, [number * x for x in cts[0]])
+            if isinstance(cts[0], OuterProducts):
+                self.add(jacobian, cts[0]._replace(number=number))
+            else:
+                self.add(jacobian, [number * x for x in cts[0]])
             return
         args = [self._whole(self.value(x, calls), x) for x in eqn.invars]
         if eqn.primitive is _LINEARISE:

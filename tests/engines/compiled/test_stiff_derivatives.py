@@ -179,3 +179,25 @@ def test_of_integrals_and_events():
     np.testing.assert_allclose(got, by_differences(jax.jit(loss), p, 1e-3), rtol=2e-6)
     forwards = [jax.jvp(loss, (p,), (e,))[1] for e in jnp.eye(2)]
     np.testing.assert_allclose(forwards, got, rtol=1e-9)
+
+
+@pytest.mark.slow
+def test_of_a_large_dense_problem():
+    """Its equations are solved by loops, and so are their cotangents summed."""
+    n, h = 14, 1e-4
+    rng = np.random.default_rng(0)
+    rates, weights = jnp.logspace(0, 3, n), jnp.asarray(rng.uniform(-1, 1, (n, n)) / n)
+
+    def f(u, p, t):
+        return (p[1] @ (u * u)) * jnp.cos(t) - p[0] * u
+
+    def loss(x):
+        p = rates * x[n], weights
+        prob = eo.ODEProblem(f, x[:n], (0.0, 1.0), p)
+        return jnp.sum(eo.solve(prob, eo.Rodas5P(), reltol=1e-10, abstol=1e-10).u[-1] ** 2)
+
+    x = jnp.asarray([*rng.uniform(0.5, 1.5, n), 1.0])
+    gradient, of = jax.grad(loss)(x), jax.jit(loss)
+    for i in (0, 5, n):
+        expected = (of(x.at[i].add(h)) - of(x.at[i].add(-h))) / (2 * h)
+        np.testing.assert_allclose(gradient[i], expected, rtol=1e-5, atol=1e-9)
