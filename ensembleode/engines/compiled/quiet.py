@@ -1,12 +1,13 @@
 """Steps in which no condition can change its sign, recognised without evaluating conditions within.
 
-Within a step of a Runge-Kutta method the state is that at its end and `h sum_i(v_i k_i)`, where the
-weights `v_i = w_i(theta) - b_i` go with the point, which is at most
-`h (|sum_i v_i| |k_r| + sum_i(|v_i| |k_i - k_r|))` with the last stage `k_r`: each weight as large
-as it is at one of the points that are looked at. So the state is in a box about its end, and
-conditions are in balls about theirs (`balls.py`). Where zero is in none, all of these points have
-the signs of the end, and so has the start. What is computed there is rounded, for which the box has
-a margin: the answer is that of the looks, to the bit.
+At the points of a Runge-Kutta step, the state differs from that at the end of the step by
+`h sum_i(v_i k_i)`, where the weights `v_i = w_i(theta) - b_i` depend on the point. With the last
+stage `k_r`, the difference is at most `h (|sum_i v_i| |k_r| + sum_i(|v_i| |k_i - k_r|))`. Each
+weight is bounded by its largest magnitude at the points that would be looked at. So the state is in
+a box around its end, and the conditions are in balls around their values there (`balls.py`). If no
+ball contains zero, then all of these points have the signs of the end, and so has the start. The
+computation at these points would be rounded, so the box has a margin: the answer is the same as
+that of looking, bit for bit.
 """
 
 from __future__ import annotations
@@ -29,19 +30,20 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# What rounding does to a weight, in roundings of its coefficients.
+# A bound on the rounding error of a weight, in rounding errors of its coefficients.
 _OF_WEIGHTS = 64
 
 
 class Quiet:
-    """Which steps are quiet."""
+    """Recognises steps without events."""
 
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
         self._loop, self._events, self._functions = loop, events, functions
 
     @staticmethod
     def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
-        """None where looks can't be spared, or there is nothing to look at."""
+        """None where points within a step have to be looked at anyway, or there are no
+        conditions."""
         method = loop.problem.method
         is_bounded = isinstance(method, RungeKutta) and not method.tableau.interpolant.extra_c
         looked = [x for x in events.continuous if x.interp_points > 2]
@@ -50,9 +52,9 @@ class Quiet:
         return Quiet(loop, events, functions) if events.continuous else None
 
     def look(self, step: Step, low: Sequence[Value]) -> tuple[list[Value], Value]:
-        """The conditions at the end of the step, and the lanes in whose step there is no event.
+        """The conditions at the end of the step, and the lanes whose step has no event.
 
-        **Arguments:** `low`: the conditions where the step begins.
+        **Arguments:** `low`: the conditions at the start of the step.
         """
         b, loop, y2, mask = self._loop.b, self._loop, step.attempt.y2, step.accepted
         of_state = functools.cache(functools.partial(self._of_state, step))
@@ -79,7 +81,8 @@ class Quiet:
         return ends, b.spread(quiet)
 
     def _of_state(self, step: Step, c: int) -> Value:
-        """How far component `c` is from its end at most, at the points that are looked at."""
+        """The largest distance of component `c` from its value at the end of the step, at the
+        points that would be looked at."""
         (*ks, last) = (stage[c] for stage in step.attempt.dense)
         (*weights, of_last) = self._weights
         total = abs(last) * of_last
@@ -96,8 +99,8 @@ class Quiet:
 
     @functools.cached_property
     def _weights(self) -> list[float]:
-        """The largest weights of the differences from the last stage, and in its place that of the
-        last stage itself."""
+        """The largest weight of each stage's difference from the last stage; and for the last
+        stage, the largest weight of that stage itself."""
         method, dtype = self._loop.problem.method, self._loop.problem.dtype
         assert isinstance(method, RungeKutta)
         weights = np.array(method.tableau.interpolant.weights)
@@ -113,7 +116,8 @@ class Quiet:
 
 
 def differs(x: Continuous, low: Value, high: Value) -> Value:
-    """Whether a condition crosses zero from one value to another, where that makes an event."""
+    """Whether a condition crosses zero from one value to another in a direction that makes an
+    event."""
     rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
     if x.down is None:
         return rises

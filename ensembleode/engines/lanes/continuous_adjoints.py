@@ -120,7 +120,7 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
     """
     replay, length = dense.replay, begin - stop
     method, h = replay.method, length * dense.taken.h
-    # (In other lanes the rate may be infinite, and so NaN times zero.)
+    # In the other lanes the rate may be infinite, and NaN when multiplied by zero.
     moved = h != 0
 
     def at(x):
@@ -158,7 +158,8 @@ def _quadrature(order: int) -> list[tuple[float, float]]:
 
 
 def _add_pulled(replay: Replay, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any) -> Any:
-    """Add the parameters' cotangent of a cotangent of `f(u, p, t)`, in the lanes of the mask."""
+    """Add the cotangent of the parameters that belongs to a cotangent of `f(u, p, t)`, in the lanes
+    of the mask."""
     field, wide = replay.field, replay.wide
     _, pullback = jax.vjp(lambda args: field(wide.combined(args), u, t), wide.args)
     return wide.added(grad, pullback(cotangent)[0], mask)
@@ -170,7 +171,8 @@ def _add_pulled(replay: Replay, u: Leaves, t: Any, cotangent: Leaves, grad: Any,
 
 
 def backsolve(replay: Replay, room: None) -> tuple[Leaves, Any, None]:
-    """Solve back through the lanes of the mask, which succeeded; NaN where the solve back fails."""
+    """Solve back through the lanes of the mask, which succeeded; the result is NaN where that
+    fails."""
     saving, chunk, saved = replay.plan.saving, replay.chunk, replay.saved
     assert saved is not None
     back = _Back(replay)
@@ -218,7 +220,7 @@ class _Back(NamedTuple):
         return (*du, *map_leaves(jnp.negative, pullback(adjoint)[0]))
 
     def solved(self, t: Any, stop: Any, u: Leaves, adjoint: Leaves, grad: Any) -> tuple:
-        """The adjoint at `stop`, and the cotangent of the parameters, from those at `t`."""
+        """The adjoint at `stop` and the cotangent of the parameters, from those at `t`."""
         abstol, reltol = (
             x * 2 if isinstance(x, tuple) else x
             for x in (self.replay.chunk.abstol, self.replay.chunk.reltol)
@@ -241,10 +243,12 @@ class _Back(NamedTuple):
         return map_leaves(lambda x: jnp.where(over(arrived, x), x, jnp.nan), adjoint), grad
 
     def integrated(self, tried: Step, grad: Any) -> Any:
-        """Add what the step adds to the cotangent of the parameters, by the states within it."""
+        """Add the contribution of a step to the cotangent of the parameters, from the states within
+        it."""
         method, accepted = self.replay.method, tried.accepted
-        # What is not finite in a step that was rejected would be so times zero; there the field is
-        # evaluated where the trajectory starts, for its derivative may be infinite.
+        # Infinite numbers in a rejected step would be NaN when multiplied by zero. There, the field
+        # is evaluated at the start of the trajectory instead, since its derivative may be infinite,
+        # too.
         start = (*self.replay.chunk.u0, *map_leaves(jnp.zeros_like, self.replay.chunk.u0))
         h = jnp.where(accepted, tried.h, 0)
         dense = method.dense(
@@ -259,7 +263,8 @@ class _Back(NamedTuple):
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
-        """The cotangents, NaN where they sum over a lane whose adjoint was lost."""
+        """The cotangents, which are NaN if they are sums over lanes of which one has lost its
+        adjoint."""
         lost = self.replay.mask & ~is_finite(adjoint)
         u0, t0 = self.replay.chunk.u0, self.replay.chunk.t0
 

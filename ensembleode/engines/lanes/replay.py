@@ -112,12 +112,12 @@ class Wide(NamedTuple):
 
 
 def buffers(plan: Plan, like: Lane) -> Buffers | None:
-    """Room for chunks like this one (it may be abstract); None where every step is saved."""
+    """Memory for chunks like this one, which may be abstract; None where every step is saved."""
     if plan.saving.mode == "steps":
         return None
     lanes = lanes_of(like)
     mask = jax.ShapeDtypeStruct((lanes,), bool)
-    # (Any field will do, for shapes.)
+    # For the shapes alone, any field will do.
     state = jax.eval_shape(lambda c, mask: start(plan, lambda y, t: y, c, mask), like, mask)
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
@@ -140,7 +140,7 @@ def buffers(plan: Plan, like: Lane) -> Buffers | None:
 
 
 def _is_chained(plan: Plan) -> bool:
-    """Whether cotangents pass through what a step hands on to the next (the method's carry).
+    """Whether cotangents pass through the method's carry from step to step.
 
     Otherwise the carry is computed from the state again by `init`. But where dense output depends
     on the carry, it is better to pull back through it only once.
@@ -149,7 +149,7 @@ def _is_chained(plan: Plan) -> bool:
 
 
 def _anew(chunk: Lane, state: State) -> Any:
-    """Where what is carried to the next step was made anew, one a lane."""
+    """For each lane, whether the carry for the next step was made anew; None where it never is."""
     if state.stops is None or not has_jumps(chunk):
         return None
     return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
@@ -158,9 +158,9 @@ def _anew(chunk: Lane, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `mask`: which lanes succeed; the others are not solved.
-    - `saved`: what was saved; None where it is not wanted.
-    - `rows`: the cotangents of the saved states, if any; `end`: that of the state at `t1`.
+    - `mask`: the lanes that succeed; other lanes are not solved.
+    - `saved`: the saved states; None where they are not needed.
+    - `rows`: the cotangents of the saved states, if any; `end`: the cotangent of the state at `t1`.
     - `wide`: the arguments of the field.
     """
 
@@ -179,11 +179,11 @@ class Replay(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """Which times are saved."""
+        """The mode of saving: see `core.saving.Saving`."""
         return self.plan.saving.mode
 
     def equations(self, args: Any) -> Equations:
-        """Those of the field with arguments that are `wide`."""
+        """The equations of the field with arguments in the form of `wide`."""
         return equations_of(functools.partial(self.field, self.wide.combined(args)))
 
     def safe(self, taken: Record) -> Record:
@@ -204,12 +204,12 @@ class Replay(NamedTuple):
 def pull_back(
     replay: Replay, room: Buffers | None, through: Callable | None = None
 ) -> tuple[Leaves, Any, Buffers | None]:
-    """Pull back through a chunk; the cotangents of lanes that are not in the mask are zero.
+    """Pull back through a chunk. The cotangents of lanes that are not in the mask are zero.
 
     **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
-    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and the
-    memory, to be used again.
+    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and
+    the memory, to be used again.
     """
     chunk, mask, args = replay.chunk, replay.mask, replay.wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
@@ -249,7 +249,7 @@ def pull_back(
 
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
-    """Record and replay, the last segment first."""
+    """Record and replay the segments, the last first."""
     plan, chunk = replay.plan, replay.chunk
     field = functools.partial(replay.field, chunk.p)
     state = start(plan, field, chunk, replay.mask)
@@ -278,7 +278,7 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 
 
 def _record_all(plan, field, chunk, state, room) -> tuple:
-    """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
+    """Run to the end, keeping checkpoints; the last segment stays in the record."""
 
     def going(carry):
         return running(carry[1])
@@ -318,7 +318,7 @@ def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
 
 
 def _record_saved(replay: Replay, saved: SavedRows) -> tuple:
-    """The record of all steps, where every one was saved; and how many they are.
+    """The record of all steps, where every step was saved; and the number of steps.
 
     Running the solve again would be another program, which may take different steps because it
     rounds differently.
@@ -343,7 +343,7 @@ def _record_saved(replay: Replay, saved: SavedRows) -> tuple:
 
 
 def _carried(replay: Replay, record: Record) -> Any:
-    """The carry that each step of the record began with."""
+    """The method's carry at the start of each step of the record."""
     method, equations = replay.method, equations_of(functools.partial(replay.field, replay.chunk.p))
     t, _, y, *_ = _read(record, 0)
 
@@ -478,7 +478,7 @@ def cotangents_of(replay: Replay, row: Any) -> Leaves:
 
 
 def _rows_saved(replay: Replay) -> Any:
-    """How many rows were written, in the lanes that succeeded."""
+    """How many rows were written, in lanes that succeeded."""
     if replay.mode == "ends":
         return jnp.zeros(len(replay.mask), jnp.int32)
     count = jnp.sum(jnp.isfinite(replay.chunk.saveat), axis=-1, dtype=jnp.int32)
