@@ -37,14 +37,28 @@ static void f(const V* u, V* du) {
   }
 }
 
-// R rows from i on and Q columns from j on: less what is above and to the left, `to` terms of it.
-template <int R, int Q> static inline void less(int i, int j, int to) {
+// What becomes of a tile of R rows and Q columns: of the diagonal, to the right of it, or below it.
+enum Part { DIAGONAL, RIGHT, BELOW };
+
+template <Part part, int R, int Q> static inline __attribute__((always_inline)) void tile(int b, int i, int j) {
   V x[R][Q];
   for (int r = 0; r < R; r++)
     for (int q = 0; q < Q; q++) x[r][q] = M[i + r][j + q];
-  for (int k = 0; k < to; k++)
+  for (int k = 0; k < b; k++)
     for (int r = 0; r < R; r++)
       for (int q = 0; q < Q; q++) x[r][q] -= M[i + r][k] * M[k][j + q];
+  if (part == RIGHT)
+    for (int r = 0; r < R; r++)
+      for (int k = 0; k < r; k++)
+        for (int q = 0; q < Q; q++) x[r][q] -= M[b + r][b + k] * x[k][q];
+  else
+    for (int k = 0; k < Q; k++) {
+      if (part == DIAGONAL) inverse[b + k] = 1.0 / x[k][k];
+      for (int r = part == DIAGONAL ? k + 1 : 0; r < R; r++) {
+        x[r][k] *= inverse[b + k];
+        for (int q = k + 1; q < Q; q++) x[r][q] -= x[r][k] * (part == DIAGONAL ? x[k][q] : M[b + k][b + q]);
+      }
+    }
   for (int r = 0; r < R; r++)
     for (int q = 0; q < Q; q++) M[i + r][j + q] = x[r][q];
 }
@@ -52,26 +66,14 @@ template <int R, int Q> static inline void less(int i, int j, int to) {
 static void factorise(const V* u, V hg) {
   for (int i = 0; i < N; i++)
     for (int j = 0; j < N; j++) M[i][j] = (double)(i == j) - hg * (2 * weights[i * N + j] * u[j] - (i == j ? rates[i] : 0.0));
-  for (int b = 0; b < N; b += TILE) {
-    int end = b + TILE < N ? b + TILE : N;
-    // A row of tiles from the diagonal on, and the column below: all that lies before is subtracted.
-    for (int i = b; i < N; i += TILE)
-      for (int j = b; j < (i == b ? N : end); j += TILE) {
-        if (i + TILE <= N && j + TILE <= N) less<TILE, TILE>(i, j, b);
-        else
-          for (int r = i; r < N && r < i + TILE; r++)
-            for (int q = j; q < N && q < j + TILE; q++) less<1, 1>(r, q, b);
-      }
-    for (int k = b; k < end; k++) {
-      inverse[k] = 1.0 / M[k][k];
-      for (int i = k + 1; i < N; i++) {
-        M[i][k] *= inverse[k];
-        for (int j = k + 1; j < end; j++) M[i][j] -= M[i][k] * M[k][j];
-      }
-      for (int i = k + 1; i < end; i++)
-        for (int j = end; j < N; j++) M[i][j] -= M[i][k] * M[k][j];
-    }
+  constexpr int rest = N % TILE, whole = N - rest;
+  for (int b = 0; b < whole; b += TILE) {
+    tile<DIAGONAL, TILE, TILE>(b, b, b);
+    for (int j = b + TILE; j < whole; j += TILE) tile<RIGHT, TILE, TILE>(b, b, j);
+    for (int i = b + TILE; i < whole; i += TILE) tile<BELOW, TILE, TILE>(b, i, b);
+    if (rest) tile<RIGHT, TILE, rest>(b, b, whole), tile<BELOW, rest, TILE>(b, whole, b);
   }
+  if (rest) tile<DIAGONAL, rest, rest>(whole, whole, whole);
 }
 
 static void solve(V* x) {

@@ -1,4 +1,5 @@
-"""The order of the package: what may import what, and what is said of where things are."""
+"""The structure of the package: which module may import which, and where CONTRIBUTING.md says
+things are."""
 
 import ast
 import graphlib
@@ -52,7 +53,7 @@ FLOORS = (
     {"tracing"},
     {"ground"},
     {"solvers", "fields"},
-    {"numbers", "aliases", "options", "sensitivity", "dense"},
+    {"numbers", "aliases", "options", "sensitivity", "dense", "initialization"},
     {"callbacks", "corrections", "ode_function", "saving_callback"},
     {"problem", "solution", "ensemble"},
     {"core"},

@@ -1,4 +1,4 @@
-"""The table of a trajectory's numbers: a row that is added to it is everywhere."""
+"""The table of a trajectory's numbers: a row that is added to it has an effect everywhere."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""How many calls of ours it takes from `solve` to the loop, and how many records go with them."""
+"""The number of calls from `solve` to the time loop, and of records that are passed along."""
 
 import dataclasses
 import inspect

@@ -1,9 +1,10 @@
 """Statistics of each component of arrays `[trajectory, ...]`, under the names of SciML's
 EnsembleAnalysis.
 
-All are arrays in, arrays out: they are jittable and differentiable. A value that is NaN is missing:
-each statistic is over the trajectories that have a value (both, for covariances), so neither the
-padding nor a failed trajectory spoils it. Where too few have one, it is NaN.
+All functions take and return arrays, and are jittable and differentiable. A value that is NaN is
+missing: each statistic is over the trajectories that have a value (both values, for covariances),
+so neither padding nor a failed trajectory spoils it. If too few trajectories have a value, the
+statistic is NaN.
 """
 
 import contextlib
@@ -21,8 +22,8 @@ from ..tracing.program import is_tracer
 
 
 def own_precision(*arrays: Any) -> contextlib.AbstractContextManager:
-    """Within it, what is in double precision stays so, also where `jax_enable_x64` is off: a store
-    may have been written where it was on."""
+    """Within this block, arrays in double precision keep it even where `jax_enable_x64` is off. A
+    store may have been written where it was on."""
     numbers = (x for x in jtu.tree_leaves(arrays) if isinstance(x, OnDisk | jax.Array))
     is_wide = any(x.dtype in (np.float64, np.complex128) for x in numbers)
     is_off = not jax.config.read("jax_enable_x64")
@@ -86,7 +87,7 @@ def componentwise_meanvar(A: Any, bessel: bool = True) -> tuple:
 
     **Arguments:** `A`: `[trajectory, *state]`, NaN is missing. `bessel`: divide by n - 1 (else n).
 
-    **Returns:** two arrays `[*state]`; of a single trajectory the variance is NaN.
+    **Returns:** two arrays `[*state]`; the variance of a single trajectory is NaN.
     """
     return _meanvar(_as_samples(A), bool(bessel))
 
@@ -145,7 +146,7 @@ def componentwise_weighted_meancov(
     return _weighted_meancov(A, B, weights, weight_type)
 
 
-# Each compiled as one: outside of `jit`, JAX compiles every operation by itself.
+# Each statistic is compiled as a whole: outside of `jit`, JAX would compile every operation.
 
 
 @jax.jit
@@ -161,7 +162,7 @@ _quantile = jax.jit(functools.partial(jnp.nanquantile, axis=0))
 def _meanvar(A: Any, bessel: bool = True) -> tuple:
     mean = _mean(A)
     there = ~jnp.isnan(A)
-    # (NaN would spread to the gradient, even if masked later.)
+    # NaN would spread to the gradient, even if it is masked later.
     squares = jnp.abs(jnp.where(there, A - mean[None], 0)) ** 2
     return mean, jnp.sum(squares, axis=0) / _freedom(_count(there, squares), bessel)
 
@@ -210,7 +211,7 @@ def check_ordered(A: Any) -> None:
 
 
 def _as_samples(A: Any) -> Any:
-    """As an array of floating-point numbers: counts have means, too."""
+    """`A` as an array of floating-point numbers, since counts have means, too."""
     A = jnp.asarray(A)
     if not A.ndim:
         raise ValueError("this is a statistic over the first axis, and a number has none.")
@@ -225,7 +226,8 @@ def _as_pairs(A: Any, B: Any) -> tuple:
 
 
 def _where_both_are(A: Any, B: Any) -> tuple:
-    """Both with zeros where one is missing, and where both are there."""
+    """Both arrays with zeros where either has a missing value, and a mask of where both are
+    present."""
     there = ~(jnp.isnan(A) | jnp.isnan(B))
     return jnp.where(there, A, 0), jnp.where(there, B, 0), there
 

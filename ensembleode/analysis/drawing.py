@@ -1,4 +1,4 @@
-"""How a plot is drawn: colours and line styles, lines, the view, the legend."""
+"""The drawing of a plot: colours and line styles, lines, the view, the legend."""
 
 from typing import Any, NamedTuple
 
@@ -13,14 +13,14 @@ from .plot_arguments import as_numbers, Drawn
 
 
 _STYLES = ("-", "--", ":", "-.")
-# Components that a legend can still list; more have a colorbar.
+# The largest number of components in a legend; more have a colorbar.
 _MOST_ENTRIES = 20
-# Failed trajectories widen the view by at most this many times what the others span, each side.
+# How far failed trajectories may widen the view on each side, in ranges of the other trajectories.
 _WIDEN = 2.0
 
 
 class Look(NamedTuple):
-    """How the curves of a component look; a colour of None is the next of the axes' cycle."""
+    """The look of a component's curves; None as the colour is the next one of the axes' cycle."""
 
     color: Any
     linestyle: Any
@@ -28,8 +28,8 @@ class Look(NamedTuple):
 
 
 def looks_of(plan: Drawn, color: Any, line: dict[str, Any], label: str | None = None) -> list[Look]:
-    """One for each curve: its own colour, or with one colour for all, its own line style; `label`
-    is that of a single curve, unless `line` has one."""
+    """The look of each curve: each has its own colour, or with one colour for all its own line
+    style. `label` is the label of a single curve, unless `line` has one."""
     k = len(plan.columns)
     style, given = line.get("linestyle"), line.get("label")
     if k == 1:
@@ -43,7 +43,7 @@ def looks_of(plan: Drawn, color: Any, line: dict[str, Any], label: str | None = 
         else:
             each = matplotlib.colormaps["tab20"](np.arange(k))
         return [Look(c, style, entry) for c, entry in zip(each, labels, strict=True)]
-    if style is not None:  # all alike, as asked for, and one entry
+    if style is not None:  # all curves are alike, as asked for, and share an entry
         return [Look(color, style, given), *[Look(color, style, None)] * (k - 1)]
     if k > len(_STYLES):
         raise ValueError(
@@ -55,7 +55,7 @@ def looks_of(plan: Drawn, color: Any, line: dict[str, Any], label: str | None = 
 
 
 def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable, str]:
-    """What a colorbar shows."""
+    """The mappable and the label of a colorbar."""
     mappable = ScalarMappable(norm, cmap)
     mappable.set_array(numbers)
     if len(numbers):
@@ -64,7 +64,7 @@ def _bar(numbers: Any, cmap: Any, norm: Any, label: Any) -> tuple[ScalarMappable
 
 
 def component_bar(plan: Drawn, color: Any) -> tuple[ScalarMappable, str] | None:
-    """What the colours mean where a legend can't list them."""
+    """The colorbar that explains the colours of components where a legend can't list them."""
     crowded = color is None and len(plan.columns) > _MOST_ENTRIES
     return _bar(plan.components, "viridis", None, "component") if crowded else None
 
@@ -72,8 +72,8 @@ def component_bar(plan: Drawn, color: Any) -> tuple[ScalarMappable, str] | None:
 def own_colors(
     plan: Drawn, color: Any, line: dict[str, Any], n: int, chosen: np.ndarray
 ) -> tuple[np.ndarray | None, tuple[ScalarMappable, str] | None]:
-    """The colours of the chosen trajectories where they are from numbers, else None; and the
-    colorbar. What `line` has for that is taken out of it."""
+    """The colours of the chosen trajectories if numbers determine them, and otherwise None; and the
+    colorbar. The entries of `line` for the colorbar are removed from it."""
     numbers = as_numbers(color, n, chosen)
     if numbers is None:
         return None, component_bar(plan, color)
@@ -82,22 +82,23 @@ def own_colors(
 
 
 def density(n: int, numbered: bool) -> dict[str, float]:
-    """Few lines are opaque; many are thin and faint, so that it shows how many cross (less so where
-    colours stand for numbers, which must be told apart there)."""
+    """The style for `n` lines: few lines are opaque; many lines are thin and faint, so that one
+    sees how many cross. They are less faint where colours stand for numbers, which must be told
+    apart."""
     few = min(1.0, 10 / max(n, 1))
     width = matplotlib.rcParams["lines.linewidth"]
     return {
-        # With less, 8 bits a colour round off enough to change the hue.
+        # With a smaller alpha, rounding to 8 bits for each colour changes the hue.
         "alpha": max(0.1, min(1.0, np.sqrt(few * (10 if numbered else 1)))),
         "linewidth": width * max(0.3, few**0.25),
     }
 
 
 def axes_for(plan: Drawn, ax: Any) -> Any:
-    """The axes given, or those of a new figure."""
+    """The given axes, or those of a new figure."""
     solid = plan.dimensions == 3
     if ax is None:
-        import matplotlib.pyplot as plt  # it may start a GUI toolkit
+        import matplotlib.pyplot as plt  # may start a GUI toolkit
 
         projection = "3d" if solid else None
         _, ax = plt.subplots(layout="constrained", subplot_kw={"projection": projection})
@@ -112,7 +113,8 @@ def axes_for(plan: Drawn, ax: Any) -> Any:
 
 
 def add_entry(ax: Any, plan: Drawn, look: Look, line: dict[str, Any]) -> Any:
-    """An empty line, opaque, for the legend; returns its colour, the next of the cycle or given."""
+    """Add an empty, opaque line for the legend. Returns its colour, either the given one or the
+    next one of the cycle."""
     (entry,) = ax.plot(*[[]] * plan.dimensions, **_style(look, line))
     color = entry.get_color()
     if look.label is None:
@@ -121,7 +123,7 @@ def add_entry(ax: Any, plan: Drawn, look: Look, line: dict[str, Any]) -> Any:
 
 
 def add_line(ax: Any, curve: np.ndarray, look: Look, line: dict[str, Any]) -> Any:
-    """A line; a dot where there is but one point."""
+    """Draw a line, or a dot where there is only one point."""
     dot = {"marker": "o"} if len(curve) == 1 else {}
     (drawn,) = ax.plot(*curve.T, **dot | _style(look, line))
     return drawn
@@ -134,14 +136,14 @@ def _style(look: Look, line: dict[str, Any]) -> dict[str, Any]:
 def add_lines(
     ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, each: np.ndarray, style: dict
 ) -> None:
-    """Lines of the colours `each [line, 4]`, in one collection, trajectory by trajectory so that no
-    component covers all of another; dots where there is but one point."""
+    """Draw lines in the colours `each [line, 4]` as one collection, trajectory by trajectory, so
+    that no component covers all of another; dots where there is only one point."""
     if not curves:
         return
     collection = Line3DCollection if ax.name == "3d" else LineCollection
     flat = [curve for several in curves for curve in several]
     ax.add_collection(collection(flat, colors=each, **style), autolim=False)
-    # Failed ones have a cross.
+    # A failed trajectory with one point has a cross instead of a dot.
     dots = np.array([len(several[0]) == 1 for several in curves]) & ~failed
     if dots.any():
         dots = np.repeat(dots, len(curves[0]))
@@ -157,18 +159,19 @@ def add_spread(
     if error_style == "ribbon" and len(t) > 1:
         ax.fill_between(t, low, high, color=color, alpha=0.25, linewidth=0, zorder=1.9)
         return
-    # The rounding of quantiles may leave the median outside of them, by an ulp.
+    # By the rounding of quantiles, the median may be outside of them by an ulp.
     error = np.maximum([middle - low, high - middle], 0)
     ax.errorbar(t, middle, yerr=error, fmt="none", ecolor=color, elinewidth=1, capsize=2)
 
 
 def set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_data: bool) -> None:
-    """Have all of the curves in view, but of failed ones only what leaves the others readable."""
+    """Set a view that contains all curves, except that failed ones are cut where the others would
+    become unreadable."""
     if not curves:
         return
     points = np.concatenate([curve for several in curves for curve in several])
     if failed.any() and not failed.all():
-        # What the others span, together with where the failed ones started.
+        # The range of the others, together with the starts of the failed ones.
         each = zip(curves, failed, strict=True)
         plain = np.concatenate([x[:1] if bad else x for several, bad in each for x in several])
         low, high = plain.min(axis=0), plain.max(axis=0)
@@ -182,8 +185,8 @@ def set_view(ax: Any, curves: list[list[np.ndarray]], failed: np.ndarray, had_da
 
 
 def add_crosses(ax: Any, plan: Drawn, failed: list[list[np.ndarray]]) -> None:
-    """A red cross where each of these ends; they don't move the view. Against time, those that end
-    above or below the view have one at its border, too."""
+    """Draw a red cross where each of these curves ends; crosses don't change the view. Against
+    time, a curve that ends above or below the view also has a cross at the border of the view."""
     if not failed:
         return
     ends = np.array([[curve[-1] for curve in several] for several in failed])
@@ -204,14 +207,14 @@ def add_crosses(ax: Any, plan: Drawn, failed: list[list[np.ndarray]]) -> None:
 
 
 def finish(ax: Any, plan: Drawn, bar: tuple[ScalarMappable, str] | None) -> None:
-    """The names of the axes (those that have none), the colorbar and the legend, which hides no
-    data: it is beside the axes, where there is room and a layout to make it."""
+    """Add the names to axes that have none, the colorbar, and the legend. The legend hides no data:
+    it is beside the axes, if there is space and the layout can make room for it."""
     labels = plan.names if plan.portrait else ["t", plan.names[0] if len(plan.names) == 1 else ""]
     for axis, label in zip("xyz", labels, strict=False):
         if not getattr(ax, f"get_{axis}label")():
             getattr(ax, f"set_{axis}label")(label)
     if bar is not None:
-        # The labels of 3-D axes reach out to the right further than the layout knows.
+        # The labels of 3-D axes extend farther to the right than the layout knows.
         room = {"location": "left", "pad": 0, "shrink": 0.8} if ax.name == "3d" else {}
         ax.figure.colorbar(bar[0], ax=ax, label=bar[1], **room)
     if not (entries := ax.get_legend_handles_labels()[1]):

@@ -1,5 +1,6 @@
 """Statistics over the trajectories of an ensemble at steps and times, under the names of SciML's
-EnsembleAnalysis: those of `componentwise.py`, jittable and differentiable like these.
+EnsembleAnalysis. They are the statistics of `componentwise.py`, and also jittable and
+differentiable.
 
 For a state that is a pytree, `*state` is a single axis: its components, flattened in the order in
 which they were written.

@@ -1,4 +1,4 @@
-"""What a plot is asked for: components, trajectories, colours, names."""
+"""The arguments of plots: components, trajectories, colours, names."""
 
 import operator
 from typing import Any, NamedTuple
@@ -13,14 +13,15 @@ from ..ground.state_tree import components_of
 from ..tracing.program import is_tracer
 
 
-# Trajectories drawn where none are chosen: more are one blob, which takes minutes to draw.
+# The largest number of trajectories drawn where none are chosen: more can't be told apart, and take
+# minutes to draw.
 _MOST_TRAJECTORIES = 200
 _MOST_FAILED = 20
 
 
 class Wanted(NamedTuple):
     """The arguments of [`EnsembleSolution.plot`][ensembleode.EnsembleSolution.plot] that plots of
-    states and of outcomes have in common; `line` is for the lines, or points."""
+    states and plots of outcomes have in common; `line` has the options of the lines or points."""
 
     idxs: Any
     trajectories: Any
@@ -32,12 +33,12 @@ class Wanted(NamedTuple):
 
 
 class Drawn(NamedTuple):
-    """Which components of the flattened state are drawn, and against what."""
+    """The components of the flattened state that are drawn, and what they are drawn against."""
 
     components: list[int]
     names: list[str]
     portrait: bool  # against each other, not against time
-    columns: list[list[int]]  # of each curve's coordinates, in a path `[row, 1 + component]`
+    columns: list[list[int]]  # each curve's coordinates, in a path `[row, 1 + component]`
 
     @property
     def dimensions(self) -> int:
@@ -65,7 +66,7 @@ def plan_of(idxs: Any, state: tuple[int, ...], names: Any) -> Drawn:
 
 
 def _components(i: Any, names: list[str]) -> list[int]:
-    """Where the component is that is asked for, by its number or name; or those of a leaf."""
+    """The index of the component with this number or name; or the indices of those of a leaf."""
     if isinstance(i, str):
         return components_of(i, names)
     count = len(names)
@@ -107,7 +108,8 @@ def check_one_of(argument: str, value: Any, known: tuple[str, ...]) -> None:
 
 
 def check_numbers(u: Any, counted: Any, ndim: int) -> None:
-    """`counted` is an array whose axes are known, `ndim` how many it has."""
+    """Check that `u` is an array whose axes are known; `counted` says how it was counted, and
+    `ndim` is its number of axes."""
     if is_tracer(u) or is_tracer(counted):
         raise TypeError(
             "a plot needs numbers, and inside jit, grad or vmap nothing has been computed yet: "
@@ -126,7 +128,8 @@ def check_numbers(u: Any, counted: Any, ndim: int) -> None:
 
 
 def choose(trajectories: Any, sim: Any) -> np.ndarray:
-    """The indices of the trajectories to draw: those asked for, or a sample, that have been run."""
+    """The indices of the trajectories to draw, without those that were not run: the ones asked for,
+    or a sample."""
     n = len(sim)
     retcode = np.asarray(sim.retcode)
     chosen = np.arange(n)
@@ -144,7 +147,7 @@ def choose(trajectories: Any, sim: Any) -> np.ndarray:
     chosen = chosen[(run & (np.asarray(sim.lengths) > 0))[chosen]]
     if trajectories is not None or len(chosen) <= _MOST_TRAJECTORIES:
         return chosen
-    # As many as can be told apart, evenly spaced, and some more of those that failed.
+    # As many as can be told apart, evenly spaced, and in addition some that failed.
     failed = chosen[has_failed(retcode[chosen])]
     more = _spaced(failed, _MOST_FAILED)
     log_once(
@@ -177,7 +180,7 @@ def as_color(color: Any) -> Any:
 
 
 def as_numbers(color: Any, n: int, chosen: np.ndarray) -> np.ndarray | None:
-    """The numbers of the chosen trajectories, or None where `color` is a colour."""
+    """The numbers of the chosen trajectories; None where `color` is a colour."""
     if color is None or isinstance(color, str | tuple):
         as_color(color)
         return None

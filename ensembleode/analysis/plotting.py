@@ -47,7 +47,7 @@ except ModuleNotFoundError as e:
     raise ImportError("plots need matplotlib: pip install 'ensembleode[plot]'") from e
 
 
-# Points drawn a step where steps are interpolated, and about how many in all.
+# The number of points drawn for each step where steps are interpolated; and about how many in all.
 _POINTS = 10
 _MOST_POINTS = 2_000_000
 _SEM = 1.96  # 95% of a normal distribution
@@ -75,7 +75,7 @@ def plot_ensemble(sim: Any, wanted: Wanted, *, events: Any, against: Any) -> Axe
     rows, which = _marks(sim, chosen, plan.components, events)
     own, bar = own_colors(plan, color, line, n, chosen)
     if own is not None:
-        color = matplotlib.rcParams["text.color"]  # in the legend
+        color = matplotlib.rcParams["text.color"]  # that of lines in the legend
     looks = looks_of(plan, color, line)
     paths = _paths(sim, u, chosen, plan.components)
     curves = [[path[:, columns] for columns in plan.columns] for path in paths]
@@ -85,7 +85,7 @@ def plot_ensemble(sim: Any, wanted: Wanted, *, events: Any, against: Any) -> Axe
     had_data = ax.has_data()
     each = colors.to_rgba_array([add_entry(ax, plan, look, line) for look in looks])
     each = np.tile(each, (len(paths), 1)) if own is None else np.repeat(own, len(looks), axis=0)
-    # Below what else is drawn, such as the summary.
+    # Below other artists, such as those of a summary.
     style = {"zorder": 1.8} | density(len(paths), own is not None) | line
     style["label"] = None
     if wanted.alpha is not None:
@@ -93,7 +93,7 @@ def plot_ensemble(sim: Any, wanted: Wanted, *, events: Any, against: Any) -> Axe
     if looks[0].linestyle is not None:
         style["linestyle"] = [look.linestyle for look in looks]
     add_lines(ax, curves, failed, each, style)
-    # (They are on the lines, but where they are between times that were saved.)
+    # Marks are on the lines, unless an event is between two saved times.
     marks = [[rows[:, columns] for columns in plan.columns]] if len(rows) else []
     none = np.zeros(len(marks), bool)
     set_view(ax, [*curves, *marks], np.concatenate([failed, none]), had_data)
@@ -194,7 +194,7 @@ def plot_summary(
     looks = looks_of(plan, as_color(color), line, label=what)
 
     ax = axes_for(plan, ax)
-    if len(looks) > 1:  # whose entries are the names
+    if len(looks) > 1:  # the entries of the legend are the names
         ax.plot([], [], color="none", label=what)
     path = np.column_stack([t, middle])
     for i, (columns, look) in enumerate(zip(plan.columns, looks, strict=True)):

@@ -193,7 +193,7 @@ def users_field(field: Program, extension: Extension) -> Program:
 
 
 def with_last_as_constants(jaxpr: Any, n: int) -> jex.Jaxpr:
-    """The same with the last `n` of the parameters as its last constants."""
+    """The program whose last constants are the last `n` parameters of this one."""
     u, *inputs, t = jaxpr.invars
     end = len(inputs) - n
     return with_constants(jaxpr, [*jaxpr.constvars, *inputs[end:]], [u, *inputs[:end], t])

@@ -65,6 +65,8 @@ def fingerprint(job: Job, store_key: str | None = None) -> dict[str, Any]:
         "#which of them prob_func changes": plan.batched,
         "#prob_func": _made(job),
     }
+    if plan.form is not None:
+        fields["#what is known of f"] = (plan.form.product, plan.form.mass)
     if plan.events is not None:
         fields["#what callbacks do"] = (plan.events.about, [x.program for x in plan.events.parts])
         fields["#max_events"] = job.trajectories.options["max_events"]
@@ -172,7 +174,7 @@ def _texts_of(jaxpr: Any, host: bool, above: tuple = ()) -> Iterator[bytes]:
 
     **Arguments:**
 
-    - `above`: the calls with derivative rules that this jaxpr is part of the rules of.
+    - `above`: the calls whose derivative rules this jaxpr is a part of.
     """
     yield _plain(_without_functions(jaxpr))
     for eqn in jaxpr.eqns:

@@ -1,4 +1,4 @@
-"""What implicit methods take from a problem besides its field."""
+"""What implicit methods need from a problem besides its field."""
 
 import dataclasses
 import functools
@@ -11,6 +11,8 @@ import numpy as np
 
 from ..fields import staged
 from ..fields.jacobian import coloured
+from ..ode_function import in_order_of
+from ..solvers.mass_matrix import MassMatrix
 from ..tracing.program import Program, program_of, with_constants
 from .events import over, Part
 from .extended_state import Extension, with_last_as_constants
@@ -18,44 +20,53 @@ from .extended_state import Extension, with_last_as_constants
 
 @dataclasses.dataclass(frozen=True)
 class ImplicitForm:
-    """What implicit methods take from a problem besides its field.
+    """What implicit methods need from a problem besides its field.
 
-    - `product`: the product of the Jacobian that the user gave with a direction, the last of `p`,
-        as a program of the constants, state, parameters and time of the field; None where the
-        Jacobian is the field's own.
+    - `product`: the product of the user's Jacobian with a direction, as a program of the field's
+        constants, state, parameters and time; the direction is the last of `p`. None if the
+        Jacobian is that of the field.
+    - `mass`: the mass matrix; None if it is the identity.
     """
 
     product: Program | None = None
+    mass: MassMatrix | None = None
 
     def mapped(self, change: Any) -> "ImplicitForm":
-        """With what `change` makes of `product`, where there is one."""
+        """The form with its `product`, if it has one, replaced by `change(product)`."""
         product = self.product
         return self if product is None else dataclasses.replace(self, product=change(product))
 
     def with_constants_around(self, before: Sequence, after: Sequence) -> "ImplicitForm":
-        """Of a field that has these more constants (abstract values), before its own and after."""
+        """The form for a field with more constants (abstract values), before and after its own."""
         return self.mapped(lambda x: with_constants_around(x, tuple(before), tuple(after)))
 
     def over(self, numbers: tuple, places: tuple[int, ...]) -> "ImplicitForm":
-        """See `events.over`."""
+        """The form over one list of numbers; see `events.over`."""
         return self.mapped(lambda x: over(Part(x, ("direction",)), numbers, places).program)
 
     def with_integrals(
         self, field: Program, integrand: Program, extension: Extension
     ) -> "ImplicitForm":
-        """From that of a field to that of its state and integrals."""
-        return self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
+        """The form for the state with its integrals, from that for the user's state."""
+        found = self.mapped(lambda x: _with_integrals(x, field, integrand, extension))
+        return found._extended(extension.size)
 
     def with_held(
         self, field: Program, before: Extension | None, extension: Extension
     ) -> "ImplicitForm":
-        """From that of a field to that of a state behind which there are numbers that are held (see
-        `extended_state.with_held`)."""
-        return self.mapped(lambda x: _with_held(x, field, before, extension))
+        """The form for a state with held numbers behind it (see `extended_state.with_held`), from
+        that for the state without them."""
+        found = self.mapped(lambda x: _with_held(x, field, before, extension))
+        return found._extended(extension.size)
 
     def of_user(self, field: Program, extension: Extension) -> "ImplicitForm":
-        """From that of a field to that of the user's state alone."""
-        return self.mapped(lambda x: _of_user(x, field, extension))
+        """The form for the user's state alone, from that for an extended state."""
+        found = self.mapped(lambda x: _of_user(x, field, extension))
+        mass = self.mass and self.mass.first(extension.controlled)
+        return dataclasses.replace(found, mass=mass)
+
+    def _extended(self, size: int) -> "ImplicitForm":
+        return dataclasses.replace(self, mass=self.mass and self.mass.extended(size))
 
 
 #
@@ -67,11 +78,12 @@ class ImplicitForm:
 def product_of(
     field: Program, jac: Program | None, places: tuple | None, order: tuple[int, ...] | None
 ) -> Program:
-    """`ImplicitForm.product` of a Jacobian `[n, n]`, whose constants come after those of the field;
-    or, without one, of that of the field.
+    """The `ImplicitForm.product` for the Jacobian `jac`, `[n, n]`, whose constants come after those
+    of the field; if `jac` is None, for the field's own Jacobian.
 
-    **Arguments:** `places`: where it may be other than zero, row by row; None: everywhere; `order`:
-        which component of the field's state each row and column of `jac` is of; None: the same.
+    **Arguments:** `places`: the places where the Jacobian may be nonzero, row by row; None for all
+    places. `order`: for each row and column of `jac`, the component of the field's state that it
+    belongs to; None if they have the same order.
     """
     (state,) = field.out_avals
     size = state.size
@@ -90,7 +102,7 @@ def product_of(
         if mask is None:
             out = jnp.sum(matrix * v[None], axis=1)
         else:
-            # (What is multiplied by a known zero is none of the structure.)
+            # A product with a known zero is not a part of the structure.
             out = jnp.sum(matrix * (jnp.asarray(mask, v.dtype) * v[None]), axis=1)
         return out.reshape(u.shape)
 
@@ -99,15 +111,9 @@ def product_of(
     return program_of(jaxpr, jax.tree.structure(0), rules=True)
 
 
-def in_order_of(matrix: Any, order: np.ndarray) -> Any:
-    """A matrix whose rows and columns are of the components of this order, by components."""
-    place = np.argsort(order)
-    return matrix[place][:, place]
-
-
 def check_jacobian(jac: Program, field: Program) -> None:
-    """**Raises:** `TypeError` or `ValueError` for what is no matrix `[n, n]` of the field's
-    dtype."""
+    """**Raises:** `TypeError` or `ValueError` for a `jac` that doesn't return a matrix `[n, n]` of
+    the field's dtype."""
     (state,) = field.out_avals
     right = f"jac must return an array [n, n] of the dtype of the state u, {state.dtype}"
     if jac.out_tree != jax.tree.structure(0):
@@ -123,7 +129,7 @@ def check_jacobian(jac: Program, field: Program) -> None:
 
 
 def _found(field: Program, mask: np.ndarray, consts: Any, u: Any, p: tuple, t: Any) -> Any:
-    """The Jacobian of a field, of which columns without a row in common are found together."""
+    """The Jacobian of a field; columns that have no row in common are computed together."""
     colours = coloured(mask)
     which = np.asarray(colours)
 
@@ -180,7 +186,7 @@ def _with_held(
         for (i, _), x in zip(extension.held, extension.held_of(u), strict=True):
             numbers[i] = x
         out = product(numbers[:n], part(u), (*numbers[n:], part(direction)), t).reshape(-1)
-        # (What is held stays as it is, so nothing depends on the columns that are left out.)
+        # Held numbers don't change, so nothing depends on the columns that are left out.
         return jnp.concatenate([out, jnp.zeros(extension.size - out.size, out.dtype)])
 
     jaxpr = staged(field, read, state=vector, extra=[vector])
@@ -207,8 +213,8 @@ def _of_user(product: Program, field: Program, extension: Extension) -> Program:
 
 @functools.lru_cache(maxsize=256)
 def with_constants_around(program: Program, before: tuple, after: tuple) -> Program:
-    """The same with more constants (abstract values, each a pair of a shape and a dtype), which it
-    doesn't read."""
+    """The program with more constants (abstract values, each a pair of a shape and a dtype), which
+    it doesn't read."""
     structs = [jax.ShapeDtypeStruct(shape, dtype) for shape, dtype in (*before, *after)]
     jaxpr = program.jaxpr
     new: list[Any] = list(jax.make_jaxpr(lambda *xs: ())(*structs).jaxpr.invars)

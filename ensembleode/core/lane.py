@@ -54,9 +54,9 @@ class Trajectories:
 
     - `field`: the vector field, a program `field(consts, u, p, t)`.
     - `beside`: the other programs of the problem, each with the name of its function.
-    - `events`: its callbacks, whose programs have constants of their own; or have none, once
-        everything reads one list of numbers (see `with_one_list`). None without callbacks.
-    - `form`: what implicit methods take besides the field; None where that is nothing.
+    - `events`: the callbacks; None without callbacks. Their programs have constants of their own
+        until all programs read one list of numbers (see `with_one_list`).
+    - `form`: what implicit methods need besides the field; None where they need nothing.
     - `saving`: what each trajectory saves.
     - `extension`: the components of the state behind the user's; None where there are none.
     - `tree`: the structure of a state that is a pytree; None for an array.
@@ -189,7 +189,8 @@ class Trajectories:
         if not acting:
             return self
 
-        def of_one(u0: Any, p: tuple, t0: Any) -> Any:
+        def of_one(u0: Any, numbers: Sequence, t0: Any) -> Any:
+            p = tuple(numbers)
             for x in acting:
                 given = {"uprev": u0, "tprev": t0}
                 (wanted,) = x.condition.program((), u0, (*p, *_extras(x.condition, given)), t0)
@@ -197,23 +198,30 @@ class Trajectories:
                 u0 = jnp.where(wanted > 0, out[:-1].reshape(u0.shape), u0)
             return u0
 
-        jaxpr: Any = self.field.jaxpr
-        avals = [v.aval for v in jaxpr.invars]
-        batched = [self.batched.u0, *self.batched.p, self.batched.t0]
+        return self.with_start(of_one)
+
+    def with_start(self, of_one: Callable[[Any, Sequence, Any], Any]) -> "Trajectories":
+        """The ensemble with the initial states `of_one(u0, numbers, t0)`, a function of the
+        previous initial state, of the constants and parameters, and of the start time."""
+        u: Any = self.field.jaxpr.invars[0]
+        t: Any = self.field.jaxpr.invars[-1]
+        avals = [u.aval, *parameters_of(self.field), t.aval]
+        batched = [self.batched.u0, *self.batched.parameters, self.batched.t0]
 
         def changed(lane: Lane) -> Lane:
-            u0, *p, t0 = map(jnp.asarray, (lane.u0, *lane.p, lane.t0))
+            u0, *numbers, t0 = map(jnp.asarray, (lane.u0, *lane.parameters, lane.t0))
+            each = (u0, *numbers, t0)
             several = any(
-                x.ndim > a.ndim for x, a, b in zip((u0, *p, t0), avals, batched, strict=True) if b
+                x.ndim > a.ndim for x, a, b in zip(each, avals, batched, strict=True) if b
             )
             fn = of_one
             if several:
                 axes = [0 if b else None for b in batched]
-                fn = jax.vmap(of_one, in_axes=(axes[0], tuple(axes[1:-1]), axes[-1]))
-            return lane._replace(u0=fn(u0, tuple(p), t0))
+                fn = jax.vmap(of_one, in_axes=(axes[0], axes[1:-1], axes[-1]))
+            return lane._replace(u0=fn(u0, numbers, t0))
 
         own, given = any(batched), self.shared
-        unknown = own or any(x is None for x in (given.u0, *given.p, given.t0))
+        unknown = own or any(x is None for x in (given.u0, *given.parameters, given.t0))
         known = None if unknown else changed(given).u0
         shared = self.shared._replace(u0=known)
         return self.changed(changed, batched=self.batched._replace(u0=own), shared=shared)

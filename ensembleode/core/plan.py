@@ -36,18 +36,20 @@ class Plan:
         the first ones.
     - `extension`: the components of the state behind the user's; None where there are none.
     - `saving`: which times are saved.
-    - `maxiters`: the limit on steps.
-    - `width`: how many trajectories belong together, on whichever device.
-    - `batched`: a Lane of booleans, true where the numbers differ by trajectory.
-    - `output`: the traced `output_func`, or None: `output(consts, result, index, repeat, key)`
-        gives its output, and whether to rerun (None when it never asks).
-    - `tree`: what the state is made of where it is a pytree to the user.
-    - `events`: its callbacks (see `core.events`), None without; `max_events`: room for as many of a
-        trajectory, zero where none are kept.
-    - `inner`: whether results are to have the states within steps, too, where every step is saved.
-    - `form`: what implicit methods take besides the field; None where that is nothing, or the
-        method is no such.
-    - `threads`: how many threads of the CPU an engine that shares its work out may use.
+    - `maxiters`: the largest number of steps.
+    - `width`: how many trajectories stay together on one device.
+    - `batched`: a Lane of booleans, true where numbers differ between trajectories.
+    - `output`: the traced `output_func`, or None.
+        `output(consts, result, numbers, index, repeat, key)` returns its output, and whether to
+        rerun (None if it never asks for that).
+    - `tree`: the structure of a state that is a pytree to the user.
+    - `events`: the callbacks (see `core.events`); None without callbacks.
+    - `max_events`: the number of events of a trajectory that there is room for; zero where none are
+        kept.
+    - `inner`: whether results also have the states within steps, where every step is saved.
+    - `form`: what implicit methods need besides the field; None where they need nothing, and for
+        explicit methods.
+    - `threads`: how many threads of the CPU may share the work, in engines that can share it.
     """
 
     engine: Any
@@ -85,7 +87,7 @@ class Plan:
 
     @property
     def users_form(self) -> ImplicitForm | None:
-        """The form of the field of the user's components alone."""
+        """The form for the field of the user's components alone."""
         if self.extension is None or self.form is None:
             return self.form
         assert isinstance(self.field, Program)

@@ -11,7 +11,7 @@ import numpy as np
 from ..callbacks import all_of
 from ..ground.state_tree import StateTree, tree_of
 from ..numbers import NUMBERS, of_kind, Row
-from ..ode_function import ODEFunction, prototype_of
+from ..ode_function import in_order_of, mass_of, ODEFunction, prototype_of
 from ..options import holds_tolerances, resolve, STATIC_OPTIONS, time_dtype_of
 from ..problem import EnsembleContext, EnsembleProblem, ODEProblem
 from ..saving_callback import check_saving_function, saving_function, SavingCallback
@@ -25,7 +25,6 @@ from .given import Given
 from .implicit_form import (
     check_jacobian,
     ImplicitForm,
-    in_order_of,
     product_of,
     with_constants_around,
 )
@@ -133,7 +132,9 @@ class Maker:
         if isinstance(prob.f, ODEFunction):
             more = self._trace("jac", prob.f.jac, prob, p, types, dtype, index)
             lane = self._formed(lane, prob.f, tree, more)
-        self._keep("form", self.form, "what is known of f: jac or jac_prototype", index)
+        self._keep(
+            "form", self.form, "what is known of f: mass_matrix, jac or jac_prototype", index
+        )
         if prob.integrand is not None:
             more = self._trace("integrand", prob.integrand, prob, p, types, dtype, index)
             lane = self._extended(lane, more)
@@ -141,18 +142,21 @@ class Maker:
         return lane
 
     def _formed(self, lane: Lane, f: ODEFunction, tree: StateTree | None, more: tuple) -> Lane:
-        """With the constants of `jac`, `more`, behind those of the field."""
+        """The lane with the constants `more` of `jac` behind those of the field."""
         field, jac = self.programs["f"], self.programs.pop("jac", None)
         size = field.out_avals[0].size
         order = np.arange(size) if tree is None else tree.written()
-        mask = prototype_of(f, size)
+        mask, mass = prototype_of(f, size), mass_of(f, field.out_avals[0].shape, tree)
         if jac is not None:
             check_jacobian(jac, field)
-        if jac is None and mask is None:
+        if jac is None and mask is None and mass is None:
             return lane
-        places = None if mask is None else tuple(in_order_of(mask, order).ravel().tolist())
-        written = None if tree is None else tuple(order.tolist())
-        self.form = ImplicitForm(product_of(field, jac, places, written))
+        product = None
+        if jac is not None or mask is not None:
+            places = None if mask is None else tuple(in_order_of(mask, order).ravel().tolist())
+            written = None if tree is None else tuple(order.tolist())
+            product = product_of(field, jac, places, written)
+        self.form = ImplicitForm(product, mass)
         if jac is not None:
             avals: list[Any] = [v.aval for v in jac.jaxpr.constvars]
             numbers = tuple((x.shape, x.dtype) for x in avals)

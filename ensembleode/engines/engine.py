@@ -22,6 +22,7 @@ class Engine(abc.ABC):
     - `on_gpu`: whether it runs each trajectory on a thread of a GPU.
     - `closed`: whether its solves are this library's own primitives, which are closed under
         differentiation (see `derivatives.py`).
+    - `has_mass_matrices`: whether it solves with mass matrices, by methods that can.
     - `numbers_apart`: whether a numeric literal in `f` should become a constant of its program:
         then another number compiles nothing, and the bits are the same.
     """
@@ -34,6 +35,7 @@ class Engine(abc.ABC):
     on_gpu: ClassVar[bool] = False
     closed: ClassVar[bool] = False
     numbers_apart: ClassVar[bool] = False
+    has_mass_matrices: ClassVar[bool] = False
 
     @abc.abstractmethod
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:

@@ -16,8 +16,10 @@ from ..core.implicit_form import ImplicitForm, with_constants_around
 from ..core.lane import Lane
 from ..core.moving_jumps import with_tangents
 from ..core.plan import Plan
+from ..core.rate import rate_of
 from ..fields import parameters_of
-from ..tracing.program import equations, Program, trace
+from ..fields.jacobian import leaves_no_tangent
+from ..tracing.program import Program, trace
 from .results import each
 
 
@@ -148,7 +150,7 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
         if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
             raise
         raise TypeError(_NO_TANGENT) from e
-    if _is_reverse_only(program.jaxpr):
+    if leaves_no_tangent(program.jaxpr):
         raise TypeError(_NO_TANGENT)
     return program, consts
 
@@ -156,8 +158,10 @@ def _field_with_tangents(field: Program, moved: tuple[int, ...]) -> tuple[Progra
 def _form_with_tangents(
     form: ImplicitForm, field: Program, program: Program, consts: list, moved: tuple[int, ...]
 ) -> tuple[Program, ImplicitForm, list]:
-    """What goes with the field with tangents, `program`, and its constants: that program, the form,
-    and the constants of both."""
+    """The program, the form and the constants of the field with tangents. They are `program`,
+    `form` and `consts` if the form has no product; otherwise the constants of the program and of
+    the product are joined."""
+    form = dataclasses.replace(form, mass=form.mass and form.mass.doubled())
     if form.product is None:
         return program, form, consts
     product, more = _product_with_tangents(form.product, field, moved)
@@ -171,8 +175,8 @@ def _form_with_tangents(
 def _product_with_tangents(
     product: Program, field: Program, moved: tuple[int, ...]
 ) -> tuple[Program, list]:
-    """Likewise of the Jacobian's product with a direction, `[2, *state]` too: the Jacobian of the
-    field with tangents is `[[J, 0], [dJ, J]]`."""
+    """The product of the Jacobian with a direction for the field with tangents, and its constants;
+    the direction is `[2, *state]`, too. That Jacobian is `[[J, 0], [dJ, J]]`."""
     avals = parameters_of(field)
     n = len(field.jaxpr.constvars)
 
@@ -205,12 +209,6 @@ _NO_TANGENT = (
 )
 
 
-def _is_reverse_only(jaxpr: Any) -> bool:
-    """Whether the program has the primitive that JAX leaves in place of a tangent that doesn't
-    exist."""
-    return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
-
-
 def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
     """The flow JF and its numbers, which are those of F and their tangents."""
     v0, *tangents = v
@@ -225,7 +223,7 @@ def augmented(flow: Flow, lanes: Lane, v: Sequence) -> tuple[Flow, Lane]:
         program, form, consts = _form_with_tangents(form, plan.field, program, consts, which)
     if events is not None:
         assert isinstance(plan.field, Program)
-        events = with_tangents(events, plan.field, program, which)
+        events = with_tangents(events, rate_of(plan.field, plan.form), program, which)
     wide = dataclasses.replace(
         plan,
         field=program,

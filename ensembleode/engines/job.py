@@ -6,6 +6,7 @@ from typing import Any
 import jax.tree_util as jtu
 
 from ..core.arguments import check_direction
+from ..core.consistent_start import with_consistent_start
 from ..core.every_event import first_room
 from ..core.every_step import bounded
 from ..core.job import Job, may_rerun, with_output
@@ -35,6 +36,7 @@ def job_for(
     module, choice = choose(engine, alg, every, ensemblealg)
     if module.numbers_apart:
         every = every.with_numbers_apart()
+    every = with_consistent_start(every)
     if every.events is not None:
         every = every.with_one_list().after_start()
         (state,) = every.field.out_avals

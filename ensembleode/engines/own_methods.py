@@ -7,6 +7,7 @@ from .. import sensitivity
 from ..solvers.controllers import AbstractController, PIController
 from ..solvers.method import Method
 from ..solvers.norms import AbstractNorm, RMSNorm
+from ..solvers.switching import Switching, SwitchingController
 from ..tracing.program import Static
 from .checks import check_backsolve, check_controller, check_steps
 
@@ -33,6 +34,9 @@ class Solver(NamedTuple):
 
 
 def _controller(chosen: AbstractController, method: Method) -> AbstractController:
+    if isinstance(method, Switching):
+        both = (_controller(chosen, x) for x in (method.nonstiff, method.stiff))
+        return SwitchingController(*both)
     found = chosen.for_method(method.order, method.embedded_order)
     return found.for_implicit() if method.is_implicit else found
 
@@ -50,6 +54,11 @@ def method(alg: Any, options: dict, *, has_dt: bool) -> Static:
     """
     adaptive = alg.adaptive if options["adaptive"] is None else bool(options["adaptive"])
     label = type(alg).__name__
+    if isinstance(alg.method, Switching) and not adaptive:
+        raise ValueError(
+            f"{label} switches by how long its steps are, so they can't be fixed: leave adaptive "
+            "out, or choose one of its methods."
+        )
     check_controller(label, alg.adaptive, options["stepsize_controller"])
     check_steps(label, alg.adaptive, adaptive, has_dt)
     sensealg = options["sensealg"]

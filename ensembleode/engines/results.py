@@ -12,6 +12,7 @@ from ..core.lane import Lane
 from ..core.plan import Happened, Plan, Result, shared_times
 from ..core.saving import meant
 from ..ground.retcode import ReturnCode
+from ..solvers.switching import Tried
 from ..tracing.program import Program, trace
 
 
@@ -22,7 +23,8 @@ class Left(NamedTuple):
     - `t`: the times of the saved states, where every step is saved.
     - `rows`: the number of rows of each trajectory, or of all.
     - `codes`: the return codes.
-    - `naccept`, `ntried`: the numbers of accepted and of tried steps.
+    - `naccept`, `ntried`: the numbers of accepted and of tried steps; `ntried` is a `Tried` if two
+        methods make the steps.
     - `restarts`: how often the method's carry was made anew during the trajectory; None for never.
     - `events`: None without callbacks whose events are kept.
     """
@@ -32,7 +34,7 @@ class Left(NamedTuple):
     rows: Int[Array, ""] | Int[Array, "lane"]
     codes: Int8[Array, "lane"]
     naccept: Int[Array, "lane"]
-    ntried: Int[Array, "lane"]
+    ntried: Int[Array, "lane"] | Tried
     restarts: Int[Array, "lane"] | None = None
     events: Happened | None = None
 
@@ -71,12 +73,7 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     t = None
     if plan.own_times:
         if saving.mode == "ends":
-            ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
-            if events is not None:
-                last = jnp.clip(events.count - 1, 0)[:, None]
-                last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
-                ends[1] = jnp.where(ended, last, ends[1])
-            t = jnp.stack(ends[-saving.rows :], axis=1)
+            t = end_times(lanes, events, codes)[:, -saving.rows :]
         else:
             t = times if left.t is None else left.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
@@ -86,9 +83,23 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     if lanes.dt is None:
         nf = nf + 2  # the automatic choice of the first step
     length = jnp.sum(reached, axis=1, dtype=jnp.int32)
-    about = length, codes, left.naccept, left.ntried - left.naccept, nf
+    tried = left.ntried.all if isinstance(left.ntried, Tried) else left.ntried
+    about = length, codes, left.naccept, tried - left.naccept, nf
     of_matrices = method.linear_algebra(left.ntried) or ()
     return Result(u, t, None, *about, *of_matrices, events=events)
+
+
+def end_times(lanes: Lane, events: Happened | None, codes: Any) -> Any:
+    """Where each trajectory starts, and where it ends, `[trajectory, 2]`: at `t1`, or where an
+    event ended it."""
+    t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
+    n = len(codes)
+    ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
+    if events is not None:
+        last = jnp.clip(events.count - 1, 0)[:, None]
+        last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
+        ends[1] = jnp.where(codes == ReturnCode.Terminated.value, last, ends[1])
+    return jnp.stack(ends, axis=1)
 
 
 def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:

@@ -85,6 +85,8 @@ class Elimination:
     block is factorised as `L D U`, with ones on the diagonals of L and U.
 
     - `size`: the number of rows, which is that of the columns.
+    - `equations`: for each row, the equation that stands in it; None if each equation stands in its
+        own row.
     - `entries`: the places of the matrix's entries, including the diagonal, row by row.
     - `blocks`: the blocks in the order in which they are solved.
     """
@@ -92,6 +94,7 @@ class Elimination:
     size: int
     entries: tuple[Place, ...]
     blocks: tuple[Block, ...]
+    equations: tuple[int, ...] | None = None
 
     @property
     def updates(self) -> int:
@@ -100,8 +103,14 @@ class Elimination:
 
 
 @functools.lru_cache(maxsize=256)
-def eliminated(size: int, pattern: Sequence[Place]) -> Elimination:
-    """The elimination of matrices with entries in the places of `pattern`, and on the diagonal."""
+def eliminated(
+    size: int, pattern: Sequence[Place], equations: tuple[int, ...] | None = None
+) -> Elimination:
+    """The elimination of matrices with entries in the places of `pattern`, and on the diagonal once
+    the `equations` stand in their rows."""
+    if equations is not None:
+        row = {equation: i for i, equation in enumerate(equations)}
+        pattern = [(row[i], j) for i, j in pattern]
     places = {*pattern, *((i, i) for i in range(size))}
     rows: list[list[int]] = [[] for _ in range(size)]
     for i, j in sorted(places):
@@ -112,7 +121,7 @@ def eliminated(size: int, pattern: Sequence[Place]) -> Elimination:
         inside = tuple(p for p in here if p[1] in own)
         before = tuple(p for p in here if p[1] not in own)
         blocks.append(Block(_pivots(components, inside), before, inside))
-    return Elimination(size, tuple(sorted(places)), tuple(blocks))
+    return Elimination(size, tuple(sorted(places)), tuple(blocks), equations)
 
 
 def _pivots(components: Sequence[int], places: Sequence[Place]) -> tuple[Pivot, ...]:

@@ -2,8 +2,10 @@
 may be nonzero, and the derivative with respect to time.
 
 In a small program, tangents are followed component by component, so all entries come from one pass,
-which computes common subexpressions once. A larger program is pushed forward along directions, each
-of which sums columns that have no row in common.
+which computes common subexpressions once. A larger program is pushed forward along all components
+at once; or, where its Jacobian is sparse, along directions, each of which sums columns that have no
+row in common. A program that only has derivatives backwards is pulled back from each component of
+its result.
 """
 
 import dataclasses as dc
@@ -18,14 +20,17 @@ import jax.extend.core as jex
 import jax.numpy as jnp
 import numpy as np
 
-from ..tracing.program import Program, program_of
+from ..tracing.program import equations, Program, program_of
+from .directions import along_all_components
 from .lanes.interpreter import bind
 from .scalarise import scalarise
 from .sparsity import structure
 from .staging import staged
 
 
-# A program of more operations is pushed forward along directions.
+# A program of more operations is not taken apart into components, even if its Jacobian is sparse.
+# (With a dense Jacobian, programs beyond the limit of `scalarise` would compile in up to four times
+# as long, and be no faster: see benchmarks/stiff_sizes.py.)
 _MOST_OPERATIONS = 4000
 
 
@@ -49,19 +54,43 @@ class Jacobian:
 
 @functools.lru_cache(maxsize=256)
 def jacobian(field: Program, product: Program | None = None, *, apart: bool = True) -> Jacobian:
-    """The Jacobian of a field by its state.
+    """The Jacobian of a field with respect to its state.
 
-    **Arguments:** `product`: what is taken for the product of the Jacobian with a direction, the
-        last of `p`: by default that which JAX finds; `apart`: whether a small one is taken apart
-        into components.
+    **Arguments:** `product`: the product of the Jacobian with a direction, which is the last of
+    `p`; by default that of the Jacobian that JAX finds. `apart`: whether a small program may be
+    taken apart into components.
     """
-    scalars = scalarise(_linear(field, product), _MOST_OPERATIONS) if apart else None
+    scalars = None
+    if apart and not is_reverse_only(field):
+        linear = _linear(field, product)
+        scalars = scalarise(linear)
+        if scalars is None and not _structure(field, product).all():
+            scalars = scalarise(linear, _MOST_OPERATIONS)
     return _of_arrays(field, product) if scalars is None else _of_components(field, scalars)
 
 
 #
 # The derivative along a tangent
 #
+
+
+@functools.lru_cache(maxsize=256)
+def is_reverse_only(field: Program) -> bool:
+    """Whether a field has only derivatives in reverse mode, because it calls a `jax.custom_vjp`
+    function."""
+    try:
+        made = tangent(field)
+    except TypeError as e:
+        if "forward-mode autodiff (jvp) to a custom_vjp" not in str(e):
+            raise
+        return True
+    return leaves_no_tangent(made)
+
+
+def leaves_no_tangent(jaxpr: jex.Jaxpr) -> bool:
+    """Whether the program has the primitive that JAX leaves in place of a tangent that doesn't
+    exist."""
+    return any(eqn.primitive.name == "custom_lin" for eqn in equations(jaxpr))
 
 
 def tangent(field: Program) -> jex.Jaxpr:
@@ -78,7 +107,7 @@ def tangent_at(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
 
 
 def _linear(field: Program, product: Program | None) -> jex.Jaxpr:
-    """`tangent`, with another product with the Jacobian."""
+    """The program of `tangent`, computed with `product` as the product with the Jacobian."""
     if product is None:
         return tangent(field)
     state, time = state_and_time(field)
@@ -96,7 +125,7 @@ def _linear_at(field: Program, product: Program | None, consts: Any, u: Any, p: 
 
 
 def _has_time(field: Program) -> bool:
-    """Whether the derivative by the time may be other than zero."""
+    """Whether the derivative with respect to time may be nonzero."""
     (has_time,) = field.depends_on([False] * (len(field.jaxpr.invars) - 1) + [True])
     return has_time
 
@@ -244,39 +273,73 @@ _SHORTCUTS: dict[str, Callable] = {
 
 
 def _of_arrays(field: Program, product: Program | None) -> Jacobian:
-    places = structure(field if product is None else _of_direction(field, product))
+    places = _structure(field, product)
     pattern = tuple((int(i), int(j)) for i, j in zip(*np.nonzero(places), strict=True))
     colours = coloured(places)
     n_colours = max(colours, default=-1) + 1
-    state, time = state_and_time(field)
+    state, _ = state_and_time(field)
     has_dfdt = _has_time(field)
+    linear = functools.partial(_along_state, field, product)
 
-    def entries(consts, u, p, t):
-        def along(du, dt):
-            return _linear_at(field, product, consts, u, (*p, du, dt), t).reshape(-1)
+    def by_rows(consts, u, p, t):
+        out, pull = jax.vjp(lambda u: field(consts, u, p, t).reshape(-1), u)
+        (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
+        return rows.reshape(out.size, -1).astype(out.dtype)
 
+    def by_colours(consts, u, p, t):
         which = jnp.asarray(colours, np.int32).reshape(state.shape)
 
         def direction(colour):
-            return along((which == colour).astype(state.dtype), jnp.zeros((), time.dtype))
+            du = (which == colour).astype(state.dtype)
+            return linear(consts, u, (*p, du), t).reshape(-1)
 
+        return jax.vmap(direction)(jnp.arange(n_colours, dtype=np.int32))
+
+    def entries(consts, u, p, t):
         found = []
-        if pattern:
-            rows = jax.vmap(direction)(jnp.arange(n_colours, dtype=np.int32))
-            if len(pattern) == places.size and n_colours == places.shape[1]:
-                found.append(rows.T.reshape(-1))
-            else:
-                found += [rows[colours[j], i].reshape(1) for i, j in pattern]
+        if product is None and is_reverse_only(field):
+            rows = by_rows(consts, u, p, t)
+            found += [rows[i, j].reshape(1) for i, j in pattern]
+        elif len(pattern) == places.size:
+            by_state = staged(field, linear, extra=[state])
+            place = len(consts) + 1 + len(p)
+            found.append(along_all_components(by_state, [*consts, u, *p, t], place).reshape(-1))
+        elif pattern:
+            columns = by_colours(consts, u, p, t)
+            found += [columns[colours[j], i].reshape(1) for i, j in pattern]
         if has_dfdt:
-            found.append(along(jnp.zeros(state.shape, state.dtype), jnp.ones((), time.dtype)))
+            found.append(_by_time(field, consts, u, p, t))
         return jnp.concatenate(found) if found else jnp.zeros(0, state.dtype)
 
     return Jacobian(staged(field, entries), pattern, has_dfdt)
 
 
+def _along_state(field: Program, product: Program | None, consts: Any, u: Any, p: Any, t: Any):
+    """The product of the Jacobian with the direction, which is the last of `p`."""
+    if product is not None:
+        return product(consts, u, p, t)
+    *p, du = p
+    return jax.jvp(lambda u: field(consts, u, tuple(p), t), (u,), (du,))[1]
+
+
+def _by_time(field: Program, consts: Any, u: Any, p: Any, t: Any) -> Any:
+    def at(t):
+        return field(consts, u, tuple(p), t).reshape(-1)
+
+    if not is_reverse_only(field):
+        return jax.jvp(at, (t,), (jnp.ones_like(t),))[1]
+    out, pull = jax.vjp(at, t)
+    (rows,) = jax.vmap(pull)(jnp.eye(out.size, dtype=out.dtype))
+    return rows.astype(out.dtype)
+
+
+def _structure(field: Program, product: Program | None) -> np.ndarray:
+    """The places where the Jacobian may be nonzero."""
+    return structure(field if product is None else _of_direction(field, product))
+
+
 def _of_direction(field: Program, product: Program) -> Program:
-    """A product with the Jacobian as a function of the direction, with the state at the end of
-    `p`."""
+    """The product with the Jacobian as a program of the direction; the state is appended to `p`."""
 
     def at(consts, direction, p, t):
         *p, u = p

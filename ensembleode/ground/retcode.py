@@ -31,6 +31,9 @@ class ReturnCode(enum.IntEnum):
     """`max_events` events were not enough; the events until then are recorded."""
     ConvergenceFailure = 8
     """A [`ManifoldProjection`][ensembleode.ManifoldProjection] found no point on the manifold."""
+    InitialFailure = 9
+    """The algebraic equations of a singular mass matrix don't hold at the start, or after an
+    affect."""
 
     def __str__(self) -> str:
         return self.name

@@ -44,8 +44,8 @@ class StateTree(NamedTuple):
         return jnp.concatenate([jnp.reshape(x, -1) for x in jtu.tree_leaves(u)])
 
     def written(self) -> np.ndarray:
-        """Which component of the vector each component is, in the order in which the leaves were
-        written."""
+        """For each component of the state, in the order in which the leaves were written, its place
+        in the vector."""
         sizes = list(map(math.prod, self.shapes))
         starts = [0, *itertools.accumulate(sizes[:-1])]
         names = [name for name, _ in leaf_names(jtu.tree_unflatten(self.structure, sizes))]

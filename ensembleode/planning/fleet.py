@@ -17,8 +17,8 @@ class Kind:
 
     - `name`: its name in tables.
     - `count`: the number of instances.
-    - `seconds`, `items`, `iterations`: a measurement of one instance, which took so many seconds
-        for that many iterations over that many items.
+    - `seconds`, `items`, `iterations`: a measurement of one instance: the time of that many
+        iterations over that many items.
     - `unit_time`: instead of these three, the seconds for one item and 1000 iterations.
     - `hours_per_day`: how many hours of a day the instances are available, on average.
 

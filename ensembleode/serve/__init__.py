@@ -2,15 +2,18 @@
 
 - `registry.py`: the problems that are served, and the limits of requests.
 - `solving.py`: a problem as compiled functions of padded arrays.
-- `batcher.py`: from requests to batches and back; `lines.py`: what waits, and what is next.
-- `wire.py`: bodies to numbers and back; `queries.py`: what is asked for, within the limits, and
-    answered; `calls.py`: requests and answers.
-- `service.py`: what the endpoints share; `app.py`: the endpoints; `process.py`: the process.
-- `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: what they consist of;
-    `through_batcher.py`: how they are solved; `metrics.py`, `tokens.py`.
-- `client.py`: the clients; `client_requests.py`: what they ask; `client_jobs.py`: the handles of
-    jobs; `exchange.py`: what they read; `remote.py`: their solves in JAX's transformations.
-- `page/`: what is at `/`.
+- `batcher.py`: from requests to batches and back; `lines.py`: the items that wait, and the next
+    batch.
+- `wire.py`: from bodies to numbers and back; `queries.py`: requests within their limits, and their
+    answers; `calls.py`: the calls of the API.
+- `service.py`: the state that the endpoints share; `app.py`: the endpoints; `process.py`,
+    `protocol.py`: the process, and HTTP.
+- `jobs.py`: long ensembles, kept in a folder; `ensembles.py`: their specification;
+    `through_batcher.py`: how they are solved.
+- `metrics.py`, `tokens.py`: what is counted, and who is let in.
+- `client.py`: the clients; `client_requests.py`: their requests; `client_jobs.py`: the handles of
+    jobs; `exchange.py`: the answers; `remote.py`: solves inside of JAX's transformations.
+- `page/`: the page at `/`.
 
 Names are imported when they are first asked for, and the packages of the extra `serve` where they
 are used, so that a registry can be made without these packages.

@@ -1,7 +1,7 @@
 """From requests to batches and back, in pure asyncio, without any knowledge of HTTP or JAX.
 
-Each problem has a thread, in which its lines take turns (see `lines.py`): a batch that takes long,
-or never returns, is no other problem's business.
+Each problem has a thread, in which its lines take turns (see `lines.py`). So a batch that takes
+long, or never returns, doesn't hold up other problems.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ from .lines import Item, Lines, Part
 logger = logging.getLogger("ensembleode.serve")
 
 
-# Timers of event loops are no finer than this.
+# The resolution of the timers of event loops.
 _TICK = 0.002
-# After a batch crashed, its parts are run again, at most so many times. Two runs for each halving
-# find one culprit among thousands. If everything crashes (because a cluster is lost, for example),
-# there should not be many runs.
+# The largest number of runs for the parts of a batch that crashed. Two runs for each halving find
+# one culprit among thousands. If everything crashes (because a cluster is lost, for example), there
+# should not be many runs.
 _RUNS_APART = 32
 
 
@@ -88,10 +88,10 @@ class _Runner:
     """
 
     def __init__(self, call: Callable[..., Any], name: str):
-        self.began = math.inf  # when that began which it is at
+        self.began = math.inf  # when the present call began
         self.parts: list[Part] = []  # the items of that
-        self.hangs = False  # whether that has been given up
-        self.timer: asyncio.TimerHandle | None = None  # of the look whether it is to be
+        self.hangs = False  # whether the present call has been given up
+        self.timer: asyncio.TimerHandle | None = None  # for checking whether to give it up
         self._call = call
         self.given: queue.SimpleQueue[tuple | None] = queue.SimpleQueue()
         self.thread = threading.Thread(target=self._live, name=name, daemon=True)
@@ -138,7 +138,7 @@ class Batcher:
         self._queue = queue
         self._limit = limit
         self._observe = observe
-        self._rate = 1000.0  # items a second, as of late
+        self._rate = 1000.0  # recent rate, in items per second
         self._draining = False
         self._runners: dict[Any, _Runner] = {}  # by problem
         self._wake = asyncio.Event()
@@ -150,7 +150,7 @@ class Batcher:
 
     @property
     def waiting(self) -> int:
-        """How many wait, those of background items left out."""
+        """How many trajectories wait, without those of background items."""
         return self._lines.waiting
 
     @property
@@ -249,7 +249,7 @@ class Batcher:
         _refuse([*self._lines.items(), *running], error)
 
     def _settled(self, item: Item) -> None:
-        """Drop what waits of an item whose future is done."""
+        """Drop the waiting parts of an item whose future is done."""
         item.settled = None
         if item.timer is not None:
             item.timer.cancel()
@@ -291,7 +291,7 @@ class Batcher:
                 await self._wake.wait()
 
     def _begin(self, problem: Any, key: Any, now: float) -> None:
-        """Have the next batch of a line run."""
+        """Run the next batch of a line."""
         parts = self._lines.take(problem, key, now)
         slices = [Slice(item.payload, start, stop) for item, start, stop in parts]
         try:
@@ -364,7 +364,8 @@ class Batcher:
                 logger.error("a batch of %s can't be observed", key, exc_info=e)
 
     def _end(self, parts: list[Part], results: Sequence[Any], seconds: float) -> None:
-        """Hand the results of a batch to its items; a `BatchFailed` is raised there."""
+        """Hand the results of a batch to its items; a result that is a `BatchFailed` is raised
+        there."""
         for (item, _, stop), result in zip(parts, results, strict=True):
             if item.future.done():
                 continue
@@ -384,8 +385,8 @@ class Batcher:
         self, runner: _Runner, key: Any, slices: Sequence[Slice], runs_left: list[int]
     ) -> Sequence[Any]:
         """The results of a batch. If running it crashes, its halves are run separately, so that
-        only an item that crashes by itself fails (or what is left, if so many runs didn't find
-        it)."""
+        only an item that crashes by itself fails (or all remaining ones, once `runs_left` is used
+        up)."""
         runner.began = time.monotonic()
         try:
             results = self._run(key, slices)

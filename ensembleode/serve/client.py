@@ -1,4 +1,4 @@
-"""Solving on a service: the clients."""
+"""The clients of a service, which solve on it."""
 
 import asyncio
 import time
@@ -63,7 +63,8 @@ class _Both:
 
     @for_both
     async def problems(self) -> Any:
-        """What the service solves: a list of what [`problem`][ensembleode.Client.problem] gives."""
+        """The problems of the service: a list of descriptions as from
+        [`problem`][ensembleode.Client.problem]."""
         return (await self._ask(Request("GET", "/v1/problems")))["problems"]
 
     @for_both
@@ -174,7 +175,7 @@ class _Both:
         body |= arguments_of(tspan=tspan, saveat=saveat)
         body |= {} if trajectories is None else {"trajectories": int(trajectories)}
         body |= {} if seed is None else {"seed": int(seed)}
-        # By its key a service tells that a request has come again, and makes no second job.
+        # By this key the service recognises a repeated request, and makes no second job.
         path, key = path_of("problems", name, "/ensembles"), uuid.uuid4().hex
         answer = await self._ask(Request("POST", path, body, key=key))
         return EnsembleJob(self, answer["id"], name)
@@ -210,7 +211,7 @@ class _Both:
 
     @for_both
     async def _ask_gradients(self, name: str, body: Mapping[str, Any], deadline: Any) -> Any:
-        """The `Gradients` of a request of NumPy arrays."""
+        """The `Gradients` for a request of NumPy arrays."""
         request = Request("POST", path_of("problems", name, "/vjp"), body, deadline=deadline)
         return exchange.gradients(await self._ask(request))
 
@@ -299,8 +300,8 @@ class Client(_Both):
         time.sleep(seconds)
 
     async def _sent(self, request: Request, attempts: exchange.Attempts) -> Any:
-        """What is answered. (HTTPX's timeouts are those of each read: of an answer that comes a
-        byte at a time there may be many.)"""
+        """The answer to a request. HTTPX's timeout is that of a single read, so an answer that
+        arrives byte by byte needs a limit of its own."""
         parts = []
         with self._http.stream(**request.options(attempts)) as response:
             for part in response.iter_raw():

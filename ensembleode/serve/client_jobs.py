@@ -1,4 +1,4 @@
-"""The handles of long jobs, as clients of a service give them."""
+"""The handles of long jobs that clients of a service return."""
 
 import math
 import time
@@ -10,18 +10,19 @@ from .client_requests import for_both, path_of, Request
 from .exchange import ServiceError
 
 
-# Seconds between two looks at a job, at first and at most.
+# The seconds between two queries for a job's status, at first and at most.
 _FIRST_LOOK, _LONGEST_LOOK = 0.05, 5.0
-# Bytes of a part of a job's result.
+# The bytes of one part of a job's result.
 _PART = 2**24
 _ENDED = frozenset({"done", "failed", "cancelled"})
 
 
 class EnsembleJob:
-    """The handle of a job of [`Client.submit`][ensembleode.Client.submit]; of one of an
-    `AsyncClient` the methods are awaited.
+    """The handle of a job of [`Client.submit`][ensembleode.Client.submit]. If it is from an
+    `AsyncClient`, its methods are awaited.
 
-    - `id`: what the service calls it; [`Client.job`][ensembleode.Client.job] finds it by that.
+    - `id`: the job's id in the service, with which [`Client.job`][ensembleode.Client.job] finds it
+        again.
     - `problem`: the name of the problem.
     """
 
@@ -35,18 +36,19 @@ class EnsembleJob:
 
     @for_both
     async def status(self) -> Any:
-        """How far it is: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`, `"failed"`
-        or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their `"retcodes"`,
-        when it was `"created"`, for how many `"seconds"` it has run, and its `"error"`."""
+        """The status of the job: a dictionary of `"status"` (`"queued"`, `"running"`, `"done"`,
+        `"failed"` or `"cancelled"`), how many of the `"trajectories"` are `"done"`, their
+        `"retcodes"`, when it was `"created"`, for how many `"seconds"` it has run, and its
+        `"error"`."""
         return await self._ask("GET")
 
     @for_both
     async def wait(self, timeout: float | None = None) -> Any:
-        """Its status once it has ended: done, failed or cancelled.
+        """Wait until the job has ended, and return its status: done, failed or cancelled.
 
         **Arguments:** `timeout`: in seconds; None for as long as it takes.
 
-        **Raises:** `TimeoutError` after that.
+        **Raises:** `TimeoutError` after that time.
         """
         return await self._ended(timeout)
 
@@ -65,33 +67,34 @@ class EnsembleJob:
 
     @for_both
     async def cancel(self) -> Any:
-        """Stop it, unless it has ended; what is done stays. Returns its status."""
+        """Cancel the job, unless it has ended; its results so far are kept. Returns its status."""
         return await self._ask("POST", "/cancel")
 
     @for_both
     async def delete(self) -> Any:
-        """Delete it from the service, with all that it has computed; stop it first, if it runs."""
+        """Delete the job from the service, with all its results; if it is running, cancel it
+        first."""
         await self._ask("POST", "/cancel")
         await self._ask("DELETE", repeatable=False)
 
     @for_both
     async def resume(self) -> Any:
-        """Go on with a job that was cancelled or failed. Returns its status."""
+        """Resume a job that was cancelled or failed. Returns its status."""
         return await self._ask("POST", "/resume", repeatable=False)
 
     @for_both
     async def result(
         self, start: int = 0, stop: int | None = None, *, timeout: float | None = None
     ) -> Any:
-        """Wait for the end, and fetch the solution.
+        """Wait for the end of the job, and fetch the solution.
 
         **Arguments:**
 
-        - `start`, `stop`: which trajectories; by default all. They must fit into memory.
-        - `timeout`: seconds to wait for the end.
+        - `start`, `stop`: the range of trajectories; by default all. They must fit into memory.
+        - `timeout`: the seconds to wait for the end.
 
-        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution]. Those that a cancelled
-        job did not come to have the return code `Default`.
+        **Returns:** an [`EnsembleSolution`][ensembleode.EnsembleSolution]. Trajectories that a
+        cancelled job did not get to have the return code `Default`.
 
         **Raises:** `TimeoutError`; `ServiceError` for a job that failed.
         """
@@ -103,7 +106,7 @@ class EnsembleJob:
         if at >= end:
             raise ValueError(f"there are no trajectories from {start} to {stop}: the job has {n}.")
         engine, elapsed = self._client._engine(self.problem), float(status.get("seconds", math.nan))
-        # The first trajectory by itself, then as many at a time as are a part.
+        # The first trajectory alone, whose size then tells how many fit into a part.
         parts, size = [], 1
         while at < end:
             query = {"start": at, "stop": min(end, at + size)}

@@ -1,4 +1,4 @@
-"""What clients of a service ask, and how the asynchronous one and the other share their methods."""
+"""The requests of the clients of a service, and how the two clients share their methods."""
 
 import dataclasses
 import functools
@@ -26,12 +26,12 @@ class Request:
     key: str | None = None
 
     def options(self, attempts: exchange.Attempts) -> dict[str, Any]:
-        """Of HTTPX's `request`."""
+        """The options of HTTPX's `request`."""
         headers = {} if self.key is None else {"idempotency-key": self.key}
         content = None
         if self.body is not None:
             headers["content-type"] = exchange.BINARY
-            # (The service is told what is left of it.)
+            # The service is told how much of the deadline is left.
             late = {} if self.deadline is None else {"deadline_ms": max(1.0, 1e3 * attempts.left)}
             content = exchange.pack({**self.body, **late})
         asked = {"method": self.method, "url": self.path, "params": self.query}
@@ -50,7 +50,7 @@ def bounds_of(name: str, pair: Any) -> dict[str, Any]:
 
 
 def arguments_of(*, may_be_traced: bool = False, **given: Any) -> dict[str, Any]:
-    """Those that are not None, as arrays: of NumPy, but for those that are traced."""
+    """The arguments that are not None, as NumPy arrays; those that are traced stay as they are."""
     return {name: numbers_of(name, x, may_be_traced) for name, x in given.items() if x is not None}
 
 
@@ -67,8 +67,8 @@ def numbers_of(name: str, x: Any, may_be_traced: bool = False) -> Any:
 
 
 def _as_vector(p: Any) -> Any:
-    """Parameters as they are, if they are an array or lists of numbers; else, of a pytree, the
-    vector of its numbers that are real and no integers."""
+    """Parameters as they are, if they are an array or lists of numbers; for a pytree, the vector of
+    its numbers that are real and not integers."""
     if p is None or isinstance(p, jax.Array | np.ndarray | np.generic):
         return p
     leaves = jax.tree.leaves(p)
@@ -84,8 +84,8 @@ def _as_vector(p: Any) -> Any:
 
 
 def for_both(method: Callable[..., Coroutine]) -> Callable[..., Any]:
-    """The method of both clients: of the asynchronous one it is awaited, and of the other it is
-    made to its end, as its requests and pauses are over when they return."""
+    """Makes a method for both clients from a coroutine. In the asynchronous client it is awaited.
+    In the other one it is run to its end at once, as its requests and pauses block."""
 
     @functools.wraps(method)
     def asking(self: Any, *arguments: Any, **named: Any) -> Any:

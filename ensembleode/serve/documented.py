@@ -59,8 +59,8 @@ _WHY = {
 
 
 def _fields(binary: bool) -> dict[str, Any]:
-    """What a request may have, by name: as strict as `queries.py`, but for what depends on the
-    problem (the shapes of its arrays) and on other fields."""
+    """The fields of a request, by name. They are as strict as `queries.py`, except for conditions
+    that depend on the problem (such as the shapes of its arrays) or on other fields."""
     pair, times = _list(_NUMBER, minItems=2, maxItems=2), _list(_NUMBER, minItems=1)
     tree = {"$ref": "#/components/schemas/Numbers"}
     packed = [{"$ref": "#/components/schemas/Packed"}] if binary else []

@@ -30,7 +30,7 @@ def _asked(entry: Entry, body: dict[str, Any], **options: Any) -> queries.Query:
 
 
 def _arrays(asked: queries.Query) -> dict[str, np.ndarray]:
-    """What is kept of the numbers; those that all trajectories have are there once."""
+    """The arrays that are kept; numbers that all trajectories share are in them only once."""
     numbers, times, (own_u0, own_p) = asked.numbers, asked.times, asked.own
     if times.ndim == 2:  # missing times become the end again
         times = np.where(np.isnan(times), numbers.t1[:, None], times)

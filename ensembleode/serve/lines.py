@@ -1,9 +1,9 @@
-"""What waits to be run, and what of it is the next batch.
+"""The items that wait to be run, and which of them make up the next batch.
 
-Items of one line can be run together. A batch is due when a line has as many as it takes, when the
-first of them has waited long enough, or when there is a lull. The lines of a problem take turns,
-and so do problems. Within a batch every item has a share, and only what is left over goes to those
-that want more: so a large item is split, and others are not stuck behind it.
+Items of one line can be run together. A batch is due when a line has enough items for a full batch,
+when its first item has waited long enough, or when no new item has come for a while. The lines of a
+problem take turns, and so do problems. Within a batch every item has a share, and only the rest
+goes to items that want more. So a large item is split, and other items don't have to wait for it.
 """
 
 import asyncio
@@ -14,22 +14,22 @@ from collections.abc import Callable, Collection
 from typing import Any, TypeAlias
 
 
-# The part of the longest wait after which nobody else is expected, where nobody came in it.
+# If nothing arrives within this part of the longest wait, nothing more is expected.
 _LULL = 0.05
 
 
 @dataclasses.dataclass(eq=False, slots=True)
 class Item:
-    """What was submitted, how much of it waits, and what became of the rest."""
+    """A submitted item: how much of it waits, and what became of the rest."""
 
-    where: tuple[Any, Any]  # its problem and line
+    where: tuple[Any, Any]  # the item's problem and line
     payload: Any
     n: int
     waiting: int
     submitted: float
     future: Any
     background: bool
-    given: int = 0  # how many of it have gone into batches
+    given: int = 0  # how much of the item has gone into batches
     started: float = math.nan
     seconds: float = 0.0
     results: list[Any] = dataclasses.field(default_factory=list)
@@ -39,8 +39,8 @@ class Item:
 
 @dataclasses.dataclass(eq=False, slots=True)
 class _Line:
-    """The items that can be run together, in order of their turns; when the first and the last of
-    those that wait came."""
+    """The items that can be run together, in the order of their turns; and the times of arrival of
+    the first and the last of those that wait."""
 
     most: int
     items: dict[Item, None] = dataclasses.field(default_factory=dict)  # an ordered set
@@ -49,16 +49,16 @@ class _Line:
     last: float = -math.inf
 
 
-# An item from a start to a stop.
+# A part of an item, from a start to a stop.
 Part: TypeAlias = tuple[Item, int, int]
 
 
 class Lines:
-    """By problem, then by line; the first is next.
+    """The lines of each problem. The problem and the line whose turn it is come first.
 
-    - `most(line)`: how many a batch of that line has at most; `share`: how many of an item are in a
-        batch for sure.
-    - `max_wait`: seconds that the first of a batch waits for others at most.
+    - `most(line)`: the largest size of a batch of that line; `share`: how much of an item is
+        certain to be in a batch.
+    - `max_wait`: the longest time in seconds that the first item of a batch waits for others.
     - `coalesce`: whether items share batches at all.
     """
 
@@ -69,13 +69,13 @@ class Lines:
         self._max_wait, self._lull = max_wait, _LULL * max_wait
 
     def items(self, *problems: Any) -> list[Item]:
-        """Those of these problems that wait, by default of all."""
+        """The items of these problems that wait, by default of all problems."""
         found = [self.problems.get(x, {}) for x in problems or self.problems]
         return [x for lines in found for line in lines.values() for x in line.items]
 
     def add(self, item: Item) -> bool:
-        """Whether it sets the time of a batch, as the first of its line, or brings it forward, as
-        the last that fits."""
+        """Add an item. Returns whether it sets the time of a batch, because it is the first of its
+        line, or brings it forward, because it fills the batch."""
         problem, key = item.where
         lines = self.problems.setdefault(problem, OrderedDict())
         line = lines.get(key)
@@ -90,7 +90,7 @@ class Lines:
         return len(line.items) == 1 or line.waiting >= line.most
 
     def drop(self, item: Item) -> None:
-        """Drop what waits of an item."""
+        """Remove the waiting parts of an item."""
         problem, key = item.where
         line = self.problems[problem][key]
         del line.items[item]
@@ -101,7 +101,7 @@ class Lines:
         self._clean(problem, key)
 
     def _clean(self, problem: Any, key: Any) -> None:
-        """Drop a line without items."""
+        """Remove a line without items."""
         lines = self.problems[problem]
         if not lines[key].items:
             del lines[key]
@@ -109,7 +109,8 @@ class Lines:
                 del self.problems[problem]
 
     def next(self, now: float, busy: Collection, *, at_once: bool) -> tuple[Any, float]:
-        """The line whose turn it is, of problems that are not busy; or when one is due."""
+        """The next line of a problem that is not busy, if a batch of it is due; otherwise None, and
+        the time when one is due."""
         first_due = math.inf
         for problem, lines in self.problems.items():
             if problem in busy:
@@ -122,7 +123,7 @@ class Lines:
         return None, first_due
 
     def take(self, problem: Any, key: Any, now: float) -> list[Part]:
-        """The parts of items that are the next batch of a line."""
+        """The parts of items that make up the next batch of a line."""
         line = self.problems[problem][key]
         room = line.most
         counts: dict[Item, int] = {}
@@ -156,7 +157,7 @@ class Lines:
             if item.waiting:
                 line.items[item] = None
         line.first = min((x.submitted for x in line.items), default=math.inf)
-        # The turns of others come first.
+        # The other lines of the problem have their turns first.
         self.problems[problem].move_to_end(key)
         self.problems.move_to_end(problem)
         self._clean(problem, key)

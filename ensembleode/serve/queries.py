@@ -1,4 +1,4 @@
-"""What a request asks for, within its limits; and what it is answered."""
+"""Requests, read within their limits, and the answers to them."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -22,12 +22,13 @@ _CODES = [code.name for code in ReturnCode]
 class Query:
     """A request for some trajectories.
 
-    - `numbers`: those of `n` trajectories, without cotangent.
-    - `counts`: how many times each saves, a number or `[n]`; `rows`: the most of them.
-    - `times`: those of the answer, `[rows]` or `[n, rows]` (NaN past the count).
+    - `numbers`: the numbers of `n` trajectories, without a cotangent.
+    - `counts`: how many times each trajectory saves, a number or `[n]`; `rows`: the largest of
+        these.
+    - `times`: the times of the answer, `[rows]` or `[n, rows]` (NaN past the count).
     - `many`: whether the answer has a trajectory axis.
-    - `own`: which of `u0` and `p` each trajectory has its own of.
-    - `deadline`: seconds, or None.
+    - `own`: whether `u0`, and whether `p`, differ between trajectories.
+    - `deadline`: in seconds, or None.
     - `rest`: the other fields of the body.
     """
 
@@ -45,8 +46,9 @@ class Query:
 def query(
     entry: Entry, given: dict[str, Any], more: Sequence[str] = (), *, ensemble: int | None = None
 ) -> Query:
-    """What is asked for, with `more` fields than there are; raises `Refused`. An ensemble may have
-    so many trajectories (`ensemble`), which is another limit than that of a request."""
+    """The request in the fields that were given, of which those in `more` are allowed besides the
+    usual ones; raises `Refused`. `ensemble` is the largest number of trajectories of an ensemble;
+    requests have another limit."""
     for name in given:
         if name not in _FIELDS and name not in more:
             names = ", ".join((*_FIELDS, *more))
@@ -87,7 +89,8 @@ def query(
 
 
 def bound(entry: Entry, name: str, given: Any, path: str) -> np.ndarray:
-    """A low or a high of the state or the parameters, within their limits; raises `Refused`."""
+    """A lower or upper bound of the state or the parameters, within their limits; raises
+    `Refused`."""
     like, limits = {"u0": (entry.u0, entry.u0_limits), "p": (entry.p, entry.p_limits)}[name]
     if given is None:
         raise invalid(path, "it is missing.")
@@ -105,7 +108,7 @@ def _rows(x: np.ndarray, many: bool, n: int) -> np.ndarray:
 
 
 def cotangent(entry: Entry, asked: Query) -> np.ndarray:
-    """That of a vjp, `[n, rows, *state]`; raises `Refused`."""
+    """The cotangent of a vjp, `[n, rows, *state]`; raises `Refused`."""
     given = asked.rest["cotangent"]
     if given is None:
         raise invalid("cotangent", "cotangent is missing: it has the shape of u.")
@@ -151,7 +154,8 @@ def _deadline(given: Any) -> float | None:
 def _times(
     entry: Entry, saveat: Any, tspan: np.ndarray, many_spans: bool, n: int
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
-    """The times `[1 or n, rows]`, how many are meant of each, and whether all share them."""
+    """The times `[1 or n, rows]`, how many of them each trajectory saves, and whether all share
+    them."""
     most = entry.limits.saveat
     t0, t1 = tspan[..., 0], tspan[..., 1]
     path = "saveat"
@@ -185,7 +189,7 @@ def _times(
             )
         where = f"saveat[{j}]" if shared else f"saveat[{i}][{j}]"
         raise invalid(where, "a time of saveat is outside of tspan.")
-    # Rounding in `arange` and friends may step over an end by an ulp or two.
+    # Rounding in `arange` and similar functions may put times beyond an end by an ulp or two.
     times = np.minimum(np.maximum(times, low), high)
     turned = np.diff(times, axis=-1) * np.sign(t1 - t0)[..., None] < 0
     if turned.any():
@@ -193,7 +197,7 @@ def _times(
         where = f"saveat[{j + 1}]" if shared else f"saveat[{i}][{j + 1}]"
         raise invalid(where, "saveat is not sorted in the direction of time.")
     if shared and len(times) > 1 and (times == times[0]).all():
-        times = times[:1]  # only the comparison was with each span
+        times = times[:1]  # only the comparison needed them for each span
     return times, rows, shared and len(times) == 1
 
 
@@ -201,7 +205,7 @@ def _times(
 def _spaced(
     entry: Entry, step: float, path: str, tspan: np.ndarray, many: bool
 ) -> tuple[np.ndarray, np.ndarray | int, bool]:
-    """As `_times`, on a grid."""
+    """The same as `_times`, for evenly spaced times."""
     if not step > 0:
         raise invalid(path, "saveat must be a positive spacing, or times.")
     most = entry.limits.saveat
@@ -251,7 +255,8 @@ def _check_within(x: np.ndarray, limits: Any, name: str, many: bool) -> None:
 
 
 def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -> tuple[Any, bool]:
-    """An array of this shape, or one with a leading axis, and whether it has that."""
+    """An array of this shape, or one with an additional leading axis; and whether it has that
+    axis."""
     if given is None:
         return default, False
     found = converted(given, name, dtype)
@@ -262,11 +267,11 @@ def _array(given: Any, name: str, shape: tuple, dtype: np.dtype, default: Any) -
 
 
 def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str, Any]:
-    """The object of a response; arrays are NumPy's."""
+    """The object of a response; its arrays are NumPy's."""
     rows = asked.rows
     counts = {name: getattr(answer, name) for name in COUNTS}
     if asked.many:
-        # Filled-up times that the engine saved as well are not among those asked for.
+        # Padding times that the engine saved, too, don't count.
         lengths = np.minimum(answer.lengths, asked.counts)
         u = answer.u[:, :rows]
         if lengths.min() < rows:
@@ -288,7 +293,7 @@ def solved(asked: Query, answer: Answer, wait: float, solve: float) -> dict[str,
 
 
 def of_events(events: Events, many: bool) -> dict[str, Any]:
-    """Their object, as long as the trajectory with most has events."""
+    """The object for events, with as much room as the trajectory with most events needs."""
     events = first_events(events, int(np.max(events.count, initial=0)), several=True)
     return {name: np.asarray(x) if many else np.asarray(x[0]) for name, x in vars(events).items()}
 
@@ -298,7 +303,7 @@ def _codes(codes: np.ndarray) -> list[str]:
 
 
 def pulled(asked: Query, gradients: Gradients, wait: float, solve: float) -> dict[str, Any]:
-    """The object of a response with gradients, shaped as the `u0` and `p` of the request."""
+    """The object of a response with gradients, in the shapes of the request's `u0` and `p`."""
     own_u0, own_p = asked.own
     codes = _codes(gradients.retcode)
     return {

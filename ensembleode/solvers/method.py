@@ -6,6 +6,7 @@ writes it as generated code, and differentiates it.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -15,6 +16,7 @@ import numpy as np
 from jax.scipy.linalg import lu_factor, lu_solve
 
 from .arithmetic import Arithmetic, Components, NUMBERS
+from .mass_matrix import MassMatrix
 
 
 def _not_given(*args: Any) -> Any:
@@ -34,8 +36,16 @@ class Equations:
     - `linearise(y, t)`: the derivatives of `f` at that point: with respect to the state, a tuple of
         the entries of the Jacobian that may be nonzero; and with respect to the time, Components,
         or None if `f` doesn't depend on the time.
-    - `factorise(jacobian, gamma_h)`: the factors of `1 - gamma_h jacobian`, a tuple.
+    - `factorise(jacobian, gamma_h)`: the factors of `M - gamma_h jacobian`, a tuple, with the
+        mass matrix `M`; the derivative of the state is `M^-1 f`.
     - `solve(factors, b)`: the solution, Components; NaN where the matrix is singular.
+    - `row_sums(jacobian)`: the sums of the magnitudes of the entries of each row, Components.
+    - `mass(y)`: the product of `M` with Components; None if `M` is the identity.
+    - `differential(y)`: Components with zeros in place of the algebraic components, whose
+        derivative is in no equation.
+    - `algebraic(y)`: Components with zeros in place of the equations that have a derivative. Both
+        are None if all equations have one.
+    - `branch(mask, then, otherwise)`: does the same as `either`, with branches if there are any.
     """
 
     f: Callable
@@ -43,13 +53,29 @@ class Equations:
     linearise: Callable = _not_given
     factorise: Callable = _not_given
     solve: Callable = _not_given
+    row_sums: Callable = _not_given
+    branch: Callable | None = None
+    mass: Callable | None = None
+    differential: Callable | None = None
+    algebraic: Callable | None = None
+
+    def either(self, xp: Arithmetic, mask: Any, then: Callable, otherwise: Callable) -> Any:
+        """`then(equations)` where the mask is true, and `otherwise(equations)` elsewhere. Both
+        return trees of numbers, one for each trajectory. If there is a `branch`, a function that no
+        trajectory needs is not run."""
+        if self.branch is not None:
+            return self.branch(mask, then, otherwise)
+        return jax.tree.map(functools.partial(xp.where, mask), then(self), otherwise(self))
 
 
-def equations_of(field: Callable, product: Callable | None = None) -> Equations:
-    """The equations of a field that JAX can differentiate, of which the state is one component
-    where the method is implicit.
+def equations_of(
+    field: Callable, product: Callable | None = None, mass: MassMatrix | None = None
+) -> Equations:
+    """The equations of a field, differentiated by JAX. For implicit methods, the state has to be a
+    single component.
 
-    **Arguments:** `product(u, t, direction)`: of the Jacobian, by default as JAX finds it.
+    **Arguments:** `product(u, t, direction)`: the product with the Jacobian; by default the
+    Jacobian is found by JAX. `mass`: the mass matrix, by default the identity.
     """
 
     def linearise(y: Components, t: Any) -> tuple:
@@ -66,16 +92,40 @@ def equations_of(field: Callable, product: Callable | None = None) -> Equations:
     def factorise(jacobian: tuple, gamma_h: Any) -> tuple:
         (matrix,) = jacobian
         of_step = jnp.asarray(gamma_h, matrix.dtype) * matrix
-        return lu_factor(jnp.eye(len(matrix), dtype=matrix.dtype) - of_step)
+        m = jnp.eye(len(matrix)) if mass is None else mass.matrix
+        return lu_factor(jnp.asarray(m, matrix.dtype) - of_step)
 
     def solve(factors: tuple, b: Components) -> Components:
         (b0,) = b
         return (lu_solve(factors, b0.ravel()).reshape(b0.shape),)
 
+    def row_sums(jacobian: tuple) -> Components:
+        (matrix,) = jacobian
+        return (jnp.sum(jnp.abs(matrix), axis=1),)
+
     def jvp(y: Components, t: Any, dy: Components, dt: Any) -> Components:
         return jax.jvp(field, (y, t), (dy, dt))[1]
 
-    return Equations(field, jvp, linearise, factorise, solve)
+    equations = Equations(field, jvp, linearise, factorise, solve, row_sums)
+    if mass is None:
+        return equations
+    matrix, columns, rows = mass.matrix, mass.algebraic_columns, mass.algebraic_rows
+
+    def times(y: Components) -> Components:
+        (u,) = y
+        return (jnp.matmul(jnp.asarray(matrix, u.dtype), u.ravel()).reshape(u.shape),)
+
+    def without(places: tuple[int, ...], y: Components) -> Components:
+        (u,) = y
+        return (u.ravel().at[np.array(places, int)].set(0).reshape(u.shape),)
+
+    others = tuple(i for i in range(mass.size) if i not in rows)
+    return dataclasses.replace(
+        equations,
+        mass=times,
+        differential=functools.partial(without, columns),
+        algebraic=functools.partial(without, others),
+    )
 
 
 class Attempt(NamedTuple):
@@ -87,6 +137,10 @@ class Attempt(NamedTuple):
         None for a method without estimates.
     - `dense`: the data from which states within the step are interpolated, a tuple.
     - `failed`: where the method itself failed; None where it can't fail.
+    - `residual`: the residual of the algebraic equations at the step's end. Its norm in units of
+        the absolute tolerances is added to that of the error. None if there are no algebraic
+        equations, or if the method doesn't need this check.
+    - `last`: the data from which a method that has `stretches` makes them.
     """
 
     y2: Components
@@ -94,6 +148,8 @@ class Attempt(NamedTuple):
     error: tuple[Components, ...]
     dense: tuple
     failed: Any = None
+    residual: Components | None = None
+    last: tuple = ()
 
 
 class LinearAlgebra(NamedTuple):

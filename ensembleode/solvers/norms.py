@@ -63,7 +63,7 @@ class RMSNorm(AbstractNorm):
         return xp.sqrt(self.squared(xp, values))
 
     def squared(self, xp: Arithmetic, values: Components) -> Any:
-        """The mean square of `values`."""
+        """The mean square of `values`, by the operations `xp`."""
         return xp.mean(tuple(x * x for x in values))
 
 

@@ -62,15 +62,32 @@ class RungeKutta:
     ) -> Attempt:
         tableau, f = self.tableau, equations.f
         ks = [carry[0] if carry else f(y, t)]
-        new = y
+        before = new = y
         for c, row in zip(tableau.c[1:], tableau.a, strict=True):
-            new = _once(xp, add_scaled(xp, y, h, row, ks))
+            before, new = new, _once(xp, add_scaled(xp, y, h, row, ks))
             ks.append(_once(xp, f(new, t + c * h)))
+        last = before, new
         if not tableau.fsal:
             new = _once(xp, add_scaled(xp, y, h, tableau.b, ks))
         carry = (ks[-1],) if tableau.fsal else ()
         error = tuple(_error(xp, weights, ks, h) for weights in tableau.errors)
-        return Attempt(new, carry, error, tuple(ks))
+        return Attempt(new, carry, error, tuple(ks), last=(*ks[-2:], *last))
+
+    def stretches(self, xp: Arithmetic, equations: Equations, last: tuple) -> tuple:
+        """The distances, component by component, between two states at the end of the step, and
+        between their slopes: those of the last two stages. The ratio of the distances estimates the
+        absolute value of the largest eigenvalue of the Jacobian (Hairer and Wanner, "Solving
+        Ordinary Differential Equations II", IV.2).
+
+        **Arguments:** `last`: see `Attempt`.
+        """
+        del equations
+        k1, k2, y1, y2 = last
+
+        def apart(a: Components, b: Components) -> Components:
+            return tuple(xp.abs(q - p) for p, q in zip(a, b, strict=True))
+
+        return apart(y1, y2), apart(k1, k2)
 
     def dense(
         self, xp: Arithmetic, equations: Equations, y: Components, dense: tuple, t: Any, h: Any

@@ -35,6 +35,12 @@ def scaled(xp: Arithmetic, tol: Tolerances, values: Components, *states: Compone
     return tuple(scale(i, *x) for i, x in enumerate(zip(values, *states, strict=True)))
 
 
+def in_abstol(xp: Arithmetic, tol: Tolerances, values: Components) -> Components:
+    """`values / abstol`, component by component."""
+    each = tol.abstol if isinstance(tol.abstol, tuple) else [tol.abstol] * len(values)
+    return tuple(x / xp.over(abstol, x) for abstol, x in zip(each, values, strict=True))
+
+
 def squared_error(
     xp: Arithmetic,
     norm: AbstractNorm,
@@ -52,6 +58,9 @@ def squared_error(
         for estimate in attempt.error
     ]
     largest = squares[0] if len(squares) == 1 else xp.largest(tuple(squares))
+    if attempt.residual is not None:
+        norms = xp.sqrt(largest) + norm(xp, in_abstol(xp, tol, attempt.residual[first]))
+        largest = norms * norms
     return largest if attempt.failed is None else xp.where(attempt.failed, np.inf, largest)
 
 
@@ -96,10 +105,11 @@ def initial_step(
     return xp.cast(xp.minimum(length, xp.minimum(100 * probe, dt)), d0.dtype)
 
 
-# After so many short attempts in a row that are infinite or NaN, there is no way to go on.
+# The number of short attempts in a row, infinite or NaN, after which there is no way to go on.
 MOST_FAILURES = 100
-# An attempt is short if it is less than this part of the span, or than so many spacings of its
-# times. A trajectory that really needed such steps would take more of them than anyone waits for.
+# An attempt is short if it is less than this part of the span, or than this number of spacings of
+# its times. A trajectory that really needed such steps would take more of them than anyone waits
+# for.
 _SHORT, _SHORT_SPACINGS = 2.0**-27, 128
 # An attempt that is shorter than this part of a short one is far too short; halving a short step
 # gets there in 60 attempts.

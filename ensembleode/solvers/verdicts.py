@@ -26,6 +26,7 @@ TOO_SMALL, UNSTABLE = np.int32(ReturnCode.DtLessThanMin), np.int32(ReturnCode.Un
 STOPPED = np.int32(ReturnCode.Default)
 TERMINATED, MAX_EVENTS = np.int32(ReturnCode.Terminated), np.int32(ReturnCode.MaxEvents)
 NOT_CONVERGED = np.int32(ReturnCode.ConvergenceFailure)
+INCONSISTENT = np.int32(ReturnCode.InitialFailure)
 # The codes of trajectories that have not ended.
 GOING, PROBING = np.int32(-1), np.int32(-2)
 # The probing step is as long as the step before the last, which was then cut to a fifth.

@@ -51,7 +51,7 @@ _READ = (2, FORMAT)
 # trajectories, which bounds what a crash costs. (Writing a batch takes some 20 ms, which is as long
 # as solving a few trajectories.)
 _CHUNK, _BATCHES, _FEWEST = 2**24, 64, 64
-# So many batches are given to workers at a time, so that few wait for the last one of a batch.
+# The number of batches that workers get at a time; with several, few wait for the last of a batch.
 _AHEAD = 16
 
 

@@ -20,7 +20,7 @@ from ..solvers import Tsit5
 # The registers and threads of a multiprocessor since compute capability 7.0, and the most registers
 # of a thread.
 _REGISTERS, _THREADS, _MOST = 65536, 2048, 255
-# So many bytes may be spilled at practically no cost.
+# The bytes that may be spilled at practically no cost.
 _FEW = 64
 
 

@@ -101,7 +101,8 @@ def _written_within(eqn: Any, dtype: np.dtype) -> dict[float, None]:
 
 
 def _bound_again(eqn: Any, ins: Sequence, run: Callable) -> Sequence:
-    """A call, a loop or a branch of what `run(jaxpr, *args)` makes of the jaxprs in it."""
+    """The results of a call, a loop or a branch, with `run(jaxpr, *args)` in place of the jaxprs in
+    it."""
     params = eqn.params
     ins = [jnp.asarray(x, v.aval.dtype) for x, v in zip(ins, eqn.invars, strict=True)]
 

@@ -45,7 +45,7 @@ _KERNELS: dict[str, Callable] = {
     "silverman": lambda r: jnp.exp(-r / math.sqrt(2)) * jnp.sin(r / 2 + math.pi / 4) / 2,
 }
 KERNELS = {name: _of_distance(kernel) for name, kernel in _KERNELS.items()}
-# So many estimates are made at a time, each of which takes the memory of a row of weights.
+# The number of estimates made at a time, each of which takes the memory of a row of weights.
 _BATCH = 256
 
 

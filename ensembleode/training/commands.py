@@ -35,7 +35,7 @@ def train(
 
     Args:
         problem: A function without arguments, as "script.py:problem". It returns a dict with the
-        loss and params of fit, and optionally data, optimizer and callback.
+            loss and params of fit, and optionally data, optimizer and callback.
         epochs: The number of passes over the data.
         maxiters: Alternatively, the number of steps.
         batch_size: The number of items of a step; by default all.
@@ -46,10 +46,10 @@ def train(
         dist: Let all devices share a batch.
         scaling: Whether batch_size is that of a step (strong) or of each device (weak).
         microbatch: The number of items that a device computes with at a time; auto finds the
-        largest that fits.
+            largest that fits.
         seed: The seed of the PRNG key.
         checkpoint: A folder for checkpoints; a run that was interrupted goes on from its last
-        checkpoint.
+            checkpoint.
         fresh: Start from the beginning, even if there are checkpoints.
         log: A file that gets a line of JSON for each step.
         output: A file for the best parameters (written by Equinox).

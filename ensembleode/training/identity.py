@@ -15,7 +15,7 @@ from ..ground.version import __version__
 from .step import Step
 
 
-# So many bytes at the beginning of an array on disk are read.
+# The number of bytes at the beginning of an array on disk that are read.
 _BYTES = 2**20
 
 

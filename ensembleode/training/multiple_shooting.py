@@ -11,6 +11,7 @@ from jaxtyping import Array, Inexact
 from ..ensemble import EnsembleAlgorithm, EnsembleColumns
 from ..ground.retcode import ReturnCode
 from ..ground.state_tree import refuse_tree
+from ..ode_function import with_mass_of
 from ..options import time_dtype_of
 from ..problem import EnsembleProblem, ODEProblem, remake
 from ..solving import solve
@@ -275,7 +276,8 @@ def _ensemble(prob: ODEProblem, groups: ShootingGroups, columns: bool) -> tuple:
         return remake(prob, u0=u0s[ctx.index], p=(prob.p[0], ts[ctx.index, 0]))
 
     times, valid = _shared_times(groups.ts)
-    shifted = remake(prob, f=since_start, p=(prob.p, ts[0, 0]), tspan=(0.0, times[-1]))
+    f = with_mass_of(since_start, prob.f)
+    shifted = remake(prob, f=f, p=(prob.p, ts[0, 0]), tspan=(0.0, times[-1]))
     return EnsembleProblem(shifted, column), times, valid
 
 

@@ -1,4 +1,4 @@
-"""Implicit methods: stiff problems, when the iteration for a stage ends, what its failure does."""
+"""Implicit methods: stiff problems, the end of the iteration for a stage, and its failures."""
 
 import functools
 

@@ -1,4 +1,4 @@
-"""Jacobians as programs, against JAX's."""
+"""Jacobians as programs, compared with JAX's."""
 
 import jax
 import jax.numpy as jnp
@@ -68,6 +68,28 @@ CASES = {
     "of nothing": (lambda u, t: jnp.ones(3), 0, False),
     "largest": (lambda u, t: jnp.stack([jnp.max(u), jnp.min(u), u.sum()]), 9, False),
 }
+
+
+MATRIX = jnp.asarray(np.random.default_rng(1).normal(size=(3, 3)))
+DENSE = {
+    "network": lambda u, t: MATRIX @ jnp.tanh(MATRIX @ u - t) - 2 * u,
+    "scaled and summed": lambda u, t: (u * u / 3 + jnp.sin(u)) @ MATRIX + u.sum() * t,
+    "not in order": lambda u, t: (MATRIX * u[None, :] * u[::-1, None]).sum(1) + jnp.roll(u, 1),
+    "a diagonal": lambda u, t: jnp.diag(MATRIX @ jnp.diag(u) @ MATRIX) + u.prod(),
+    "chosen": lambda u, t: jnp.where(MATRIX @ u > 0, MATRIX @ u, t * u.sum()),
+    "in a loop": lambda u, t: lax.scan(lambda z, m: (z + m * u.sum(), None), u, MATRIX)[0],
+}
+
+
+@pytest.mark.parametrize("name", DENSE)
+def test_dense_by_arrays(name):
+    made = check(lambda u, p, t: DENSE[name](u, t), jnp.array([0.3, -1.2, 2.5]), apart=False)
+    assert len(made.pattern) == 9
+
+
+def test_columns_are_scaled_without_a_product_of_matrices():
+    program, _ = trace(lambda u, p, t: p @ (u * u) - u, jnp.ones(3), MATRIX, jnp.asarray(T))
+    assert "dot_general" not in str(jacobian(program, apart=False).jaxpr)
 
 
 @pytest.mark.parametrize("apart", [True, False])

@@ -1,4 +1,4 @@
-"""From items to batches: none lost, none answered twice, none that waits behind another."""
+"""From items to batches: no item is lost, answered twice, or left waiting behind another."""
 
 import asyncio
 import collections

@@ -1,4 +1,4 @@
-"""The clients, against a service in a thread: what they return beside what `solve` returns here."""
+"""The clients with a service in a thread: their results, compared with those of `solve`."""
 
 import asyncio
 import contextlib

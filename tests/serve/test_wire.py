@@ -1,4 +1,4 @@
-"""From bodies to numbers, and what is wrong with those that are refused."""
+"""From bodies to numbers, and the errors of bodies that are refused."""
 
 import json
 import math

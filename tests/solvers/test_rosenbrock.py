@@ -1,4 +1,4 @@
-"""The steps of Rosenbrock methods, in NumPy and with dense matrices, against the theory."""
+"""The steps of Rosenbrock methods, in NumPy and with dense matrices, compared with the theory."""
 
 import functools
 

@@ -98,6 +98,7 @@ class Compiled(Closed):
     solves_columns = False
     shares_work = True
     numbers_apart = True
+    has_mass_matrices = True
 
     def refusal(self, alg: Any, options: dict, dtype: Any, ensemblealg: Any) -> str | None:
         """Why this engine can't run `alg` with these options on such a state; None when it can."""

@@ -1,12 +1,12 @@
-"""Ball arithmetic: how far the numbers of a function are from what they are at one point, while the
-state and the time stay within balls about it.
+"""Ball arithmetic: bounds on how much the numbers of a function differ from their values at one
+point, while the state and the time stay in balls around that point.
 
-A ball has a centre, what is computed at the point, and a radius. It holds what is computed anywhere
-in the balls of the inputs, rounded, and not only what would be exact: so the radii of the inputs
-have room for `ROUNDINGS` of their centres, each operation needs one, and products and quotients
-make more.
+A ball has a centre, which is the number computed at the point, and a radius. It contains every
+number that is computed, with rounding, anywhere in the balls of the inputs, and not only the exact
+one. So the radii of the inputs are at least `ROUNDINGS` rounding errors of their centres. Each
+operation needs one of these, and products and quotients add more.
 
-Source: Rump, "Fast and parallel interval arithmetic", BIT 39 (1999); van der Hoeven, "Ball
+Sources: Rump, "Fast and parallel interval arithmetic", BIT 39 (1999); van der Hoeven, "Ball
 arithmetic" (2009).
 """
 
@@ -25,31 +25,32 @@ from ...fields.walking import every_part
 from .builder import BOOL, Builder, Value
 
 
-# Of an input, in the spacing of one: what its radius has at least. (More than twice the operations
-# that one after the other may be.)
+# The least radius of an input, in units of the spacing of floating-point numbers at one. It is more
+# than twice the largest number of operations in a row.
 ROUNDINGS = 256
 _MOST_OPERATIONS = 120
-# What radii are multiplied by in the end, for their own roundings.
+# Radii are multiplied by this in the end, because they are rounded themselves.
 SLACK = 1.02
 
 
 class Ball(NamedTuple):
-    """`radius`: None where the number is the same everywhere; of a boolean 0 where it is that of
-    the centre everywhere, else infinite."""
+    """A number with a bound on its change. The `radius` is None if the number is the same
+    everywhere. For a boolean it is 0 if the boolean is the same everywhere as at the centre, and
+    otherwise infinite."""
 
     centre: Value
     radius: Value | None
 
     def rounded(self) -> Value:
-        """The radius, with room for roundings of what is the same everywhere."""
+        """The radius; for a number that is the same everywhere, a bound on its rounding errors."""
         if self.radius is not None:
             return self.radius
         return abs(self.centre) * _rounding(self.centre.dtype)
 
 
 def has_balls(fn: ir.Function) -> bool:
-    """Whether the results of a function have radii that may be finite: it is short, without loops
-    and branches, and all that depends on the state or the time has a rule."""
+    """Whether the results of a function can have finite radii: the function is short, has no loops
+    and branches, and every operation that depends on the state or the time has a rule."""
     if not fn.outputs or not all(isinstance(s, ir.Let) for s in fn.body):
         return False
     if sum(isinstance(x, ir.Op) for x in every_part(fn)) > _MOST_OPERATIONS:
@@ -57,7 +58,7 @@ def has_balls(fn: ir.Function) -> bool:
     varying = {"t"}
 
     def has_rule(expr: ir.Expr) -> tuple[bool, bool]:
-        """Whether it has, and whether it varies at all."""
+        """Whether an expression has rules, and whether it varies at all."""
         match expr:
             case ir.Const():
                 return True, False
@@ -92,11 +93,12 @@ def balls(
 ) -> list[Ball]:
     """The balls of the results of a function that `has_balls`.
 
-    **Arguments:** `centre`: the value of an expression where the function has been evaluated;
-    `of_state`, `of_time`: the radii of a component of the state, and of the time.
+    **Arguments:** `centre`: returns the value of an expression in the evaluated function;
+    `of_state`, `of_time`: return the radii of a component of the state, and of the time.
     """
     radii: dict[str, Value | None] = {}
-    # (What is infinite or NaN has the sign of no number that is compared.)
+    # If numbers are compared, radii must be infinite where a number may overflow: the comparison
+    # would then say nothing about the numbers nearby.
     compares = any(x.dtype == BOOL for x in every_part(fn))
 
     def ball(expr: ir.Expr) -> Ball:
@@ -125,7 +127,7 @@ def balls(
 
 
 def _finite(b: Builder, x: Ball) -> Value:
-    """The radius; infinite where something in the ball may be."""
+    """The radius; infinite if a number in the ball may be infinite."""
     assert x.radius is not None
     most = float(np.finfo(x.radius.dtype).max) / 4
     return b.where(abs(x.centre) + x.radius < most, x.radius, np.inf)
@@ -151,13 +153,13 @@ def _rounding(dtype: np.dtype) -> float:
 
 
 def _least(dtype: np.dtype) -> float:
-    """More than is lost where a product underflows."""
+    """A bound on the loss when a product underflows."""
     info = np.finfo(dtype)
     return float(info.tiny / info.eps)
 
 
 #
-# Rules: the radius, by the centre, the balls of the arguments, and the dtype
+# Rules: each returns the radius from the centre, the balls of the arguments, and the dtype
 #
 
 _RULES: dict[str, Callable[..., Value]] = {}
@@ -223,7 +225,7 @@ def _quotient(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
 
 
 def _less(b: Builder, size: Value, radius: Value) -> Value:
-    """How small a positive number may be; zero where that could be much rounded."""
+    """A lower bound of a positive number; zero if its rounding errors could be large."""
     return b.where(radius < size * 0.75, size - radius, 0.0)
 
 
@@ -235,7 +237,7 @@ def _root(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
 
 @_rule("rsqrt")
 def _inverse_root(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    # (Its slope is largest where the number is least.)
+    # The slope is largest where the number is smallest.
     (x,) = xs
     least = _less(b, x.centre, x.rounded())
     return x.rounded() / (least * b.sqrt(least)) + _least(dtype)
@@ -260,18 +262,19 @@ def _pow(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
 
 
 def _exponential(b: Builder, y: Value, radius: Value) -> Value:
-    """Of `y` times what is at most the exponential of the radius: `e^r - 1 <= r + r^2` up to 1."""
+    """The radius of `y` times an exponential whose argument is at most `radius`, because `e^r - 1`
+    is at most `r + r^2` for r up to 1."""
     radius = b.where(radius <= 1.0, radius, np.inf)
     return y * (radius * radius + radius) + _of_function(y)
 
 
 def _of_function(y: Value) -> Value:
-    """Room for the roundings of a function."""
+    """A bound on the rounding errors of a function with the value `y`."""
     rounding = _rounding(y.dtype)
     return abs(y) * rounding + rounding
 
 
-# The steepest slopes of functions.
+# The largest slopes of functions.
 _SLOPES = {"asinh": 1, "atan": 1, "cos": 1, "erf": 1.13, "logistic": 0.25, "sin": 1, "tanh": 1}
 
 
@@ -293,7 +296,7 @@ _RULES.update({name: _of_slope(slope) for name, slope in _SLOPES.items()})
 @_rule("eq ge gt le lt ne")
 def _comparison(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
     x1, x2 = xs
-    # (What is the same everywhere may be infinite.)
+    # A number that is the same everywhere may be infinite.
     radii = [x.radius for x in xs if x.radius is not None]
     return _none_where(
         b,
@@ -319,7 +322,7 @@ def _logical(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
 
 @_rule("select_n")
 def _choice(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    """(Where the choice may be another the radius is infinite.)"""
+    """The radius is infinite where another case may be chosen."""
     which, *cases = xs
     radius = b.where(which.centre, cases[-1].rounded(), cases[0].rounded())
     return radius if which.radius is None else radius + b.cast(which.radius, dtype)

@@ -372,6 +372,16 @@ class Builder(PlainArithmetic):
             return mask
         return self.pure(f"icmp ne {self._bits(mask)}, 0", BOOL, 0)
 
+    def count(self, mask: Value) -> Value:
+        """The number of lanes in which the mask is true, as a scalar int64."""
+        bits = self._bits(mask)
+        name, type_ = f"llvm.ctpop.i{mask.lanes}", f"i{mask.lanes}"
+        self.module.declare(name, f"{type_} @{name}({type_})")
+        counted = self.pure(f"call {type_} @{name}({bits})", I64, 0)
+        if mask.lanes == 64:
+            return counted
+        return self.pure(f"zext {type_} {counted.name} to i64", I64, 0)
+
     def _bits(self, mask: Value) -> str:
         """The mask as an integer with one bit for each lane, preceded by its type."""
         type_ = f"i{mask.lanes}"

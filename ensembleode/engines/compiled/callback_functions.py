@@ -1,4 +1,4 @@
-"""The functions of callbacks within a kernel: conditions, affects and what else they have."""
+"""The functions of callbacks within a kernel: conditions, affects, and their other functions."""
 
 import functools
 from collections.abc import Callable
@@ -15,7 +15,7 @@ from .numbers import Held
 
 
 class CallbackFunctions:
-    """Writes the evaluation of parts of callbacks."""
+    """Writes the evaluation of the parts of callbacks."""
 
     def __init__(self, b: Builder, d: Description):
         assert d.events is not None
@@ -30,12 +30,12 @@ class CallbackFunctions:
     def __call__(
         self, part: Part, held: Held, y: tuple, t: Value, mask: Value, extras: dict[str, Any]
     ) -> tuple:
-        """The components of a part, one a lane each, of the lanes of the mask."""
+        """The components of a part in the lanes of the mask, each with an entry for each lane."""
         numbers = HeldNumbers(held, u=y, **extras)
         return evaluated(self._b, self._lowered(part), numbers, t, mask, self._names[part])
 
     def has_balls(self, part: Part) -> bool:
-        """Whether a part without extras has `balls`."""
+        """Whether `balls` can be used for a part, which has no extras."""
         return has_balls(self._lowered(part))
 
     def balls(
@@ -48,9 +48,9 @@ class CallbackFunctions:
         of_state: Callable[[int], Value],
         of_time: Callable[[], Value],
     ) -> list[tuple[Value, Value | None]]:
-        """The components likewise, and how far each is from them at most where a component of the
-        state, and the time, are as far from these as `of_state` and `of_time` say: see
-        `balls.balls`."""
+        """The components of a part, each with a bound on how much it changes while each component
+        of the state, and the time, change by at most the amounts that `of_state` and `of_time`
+        return (see `balls.balls`). The bound is None for a component that doesn't change."""
         b, fn = self._b, self._lowered(part)
         numbers = HeldNumbers(held, u=y)
         _, at = evaluate_with_parts(b, fn, numbers, t, mask)

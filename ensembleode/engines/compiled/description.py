@@ -11,8 +11,10 @@ from ...core.events import Events
 from ...core.implicit_form import ImplicitForm
 from ...core.saving import Saving
 from ...solvers.controllers import AbstractController
+from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import carry_like, Method
 from ...solvers.norms import AbstractNorm
+from ...solvers.switching import Switching
 from ...tracing.program import Program
 from .numbers import Layout
 from .stops import known_times
@@ -28,11 +30,12 @@ class Description:
     - `saving`: what is saved; its number of rows is no part of the code.
     - `layout`: the numbers of a trajectory.
     - `own_times`: whether each trajectory has its own times to save.
-    - `events`: the callbacks, whose programs have no constants; None without.
-    - `form`: what implicit methods take besides the field; None where that is nothing.
-    - `width`: how many lanes; `has_fma`: whether the machine has fused operations.
-    - `on_gpu`: whether this is what a thread of a GPU does, `thread` of `threads`, both parameters
-        that come first.
+    - `events`: the callbacks, whose programs have no constants; None without callbacks.
+    - `form`: what implicit methods need besides the field; None where they need nothing.
+    - `width`: the number of lanes.
+    - `has_fma`: whether the machine has fused operations.
+    - `on_gpu`: whether the kernel is for the threads of a GPU. Its first two parameters are then
+        the number of the thread, and how many threads there are.
     """
 
     field: Program
@@ -58,6 +61,11 @@ class Description:
         return np.dtype(self.field.out_avals[0].dtype)
 
     @property
+    def mass(self) -> MassMatrix | None:
+        """The mass matrix; None for the identity."""
+        return None if self.form is None else self.form.mass
+
+    @property
     def carry_like(self) -> Any:
         """Zeros with the structure of the method's carry."""
         return carry_like(self.method, self.size, self.dtype)
@@ -65,11 +73,11 @@ class Description:
     @property
     def recorded(self) -> int:
         """How many numbers a recorded step has: the state, the carry (unless it is recomputed from
-        the state), the time and the size; the step's end, where `records_end`; and, with callbacks,
-        the marks of those that acted there."""
+        the state), the time and the size; if `switches`, which method made it; if `records_end`,
+        the step's end; with callbacks, the marks of those that acted there."""
         carried = jax.tree.leaves(self.carry_like) if self.method.remembers else []
         ends = int(self.records_end) + (0 if self.events is None else self.events.marks)
-        return self.size + len(carried) + ends + 2
+        return self.size + len(carried) + int(self.switches) + ends + 2
 
     @property
     def records_end(self) -> bool:
@@ -94,7 +102,13 @@ class Description:
     def counted(self) -> tuple[str, ...]:
         """The names of the counts of a trajectory besides those of steps and rows."""
         events = ("events",) if self.events is not None else ()
-        return (*events, "restarts") if self.restarts else events
+        switches = ("stiff", "switches") if self.switches else ()
+        return (*events, *switches, "restarts") if self.restarts else (*events, *switches)
+
+    @property
+    def switches(self) -> bool:
+        """Whether each step is made by one of two methods."""
+        return isinstance(self.method, Switching)
 
     @property
     def has_stops(self) -> bool:

@@ -1,6 +1,7 @@
 """The equations of a kernel, written from the problem's field: the field and its derivatives, their
 transposes, and the linear equations of implicit methods."""
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -15,8 +16,10 @@ from ...fields.elimination import eliminated
 from ...fields.ir import Function
 from ...fields.jacobian import Jacobian, jacobian, state_and_time, tangent, tangent_at
 from ...fields.walking import length
+from ...solvers.mass_matrix import MassMatrix, pivots
 from ...solvers.method import Equations
 from ...tracing.program import Program
+from .branches import either
 from .builder import Builder, Value
 from .description import Description
 from .field import evaluate, evaluate_apart, lowered
@@ -29,9 +32,9 @@ from .steps import Calls
 
 # A field with more statements (loops unrolled) becomes a function that is called at every stage.
 _LONGEST_INLINED = 150
-# And so is one of more components.
+# So does a field with more components.
 _MOST_INLINED = 400
-# A result of as many components is returned; of more, stored.
+# A result of at most as many components is returned; a larger one would be stored.
 _LARGEST_RETURNED = 10**6
 
 
@@ -87,9 +90,43 @@ def equations_in(b: Builder, d: Description) -> Callable[[Held, Value], Equation
         def solve(factors: Any, right: tuple) -> tuple:
             return linear.solver.solve(factors, right)
 
-        return Equations(f, jvp, linearise, factorise, solve)
+        def row_sums(jacobian: tuple) -> tuple:
+            sums = [b.constant(0, d.dtype, of_lanes=True)] * d.size
+            for (i, _), x in zip(linear.jacobian.pattern, jacobian, strict=True):
+                sums[i] = sums[i] + abs(b.spread(x))
+            return tuple(sums)
+
+        def branch(here: Value, then: Callable, otherwise: Callable) -> Any:
+            if b.lanes and not here.lanes:
+                # (All lanes are in the same branch.)
+                same = of(held, mask, checks)
+                second = ~here, lambda: otherwise(same)
+                return either(b, here, (here, lambda: then(same)), second)
+            inside, others = mask & here, mask & ~here
+            first = inside, lambda: then(of(held, inside, checks))
+            return either(b, here, first, (others, lambda: otherwise(of(held, others, checks))))
+
+        linear_algebra = linearise, factorise, solve, row_sums
+        found = Equations(f, jvp, *linear_algebra, branch=branch)
+        return found if d.mass is None else _with_mass(b, d, d.mass, found)
 
     return of
+
+
+def _with_mass(b: Builder, d: Description, mass: MassMatrix, equations: Equations) -> Equations:
+    """The equations with a mass matrix."""
+    zero = b.constant(0, d.dtype, of_lanes=True)
+    rows = tuple(i for i in range(d.size) if i not in mass.algebraic_rows)
+
+    def without(places: tuple[int, ...], y: tuple) -> tuple:
+        return tuple(zero if i in places else x for i, x in enumerate(y))
+
+    return dataclasses.replace(
+        equations,
+        mass=lambda y: mass.times(y, lambda _: zero),
+        differential=functools.partial(without, mass.algebraic_columns),
+        algebraic=functools.partial(without, rows),
+    )
 
 
 class _Linear:
@@ -109,8 +146,13 @@ class _Linear:
 
     @functools.cached_property
     def solver(self) -> LinearEquations:
-        pattern = self.jacobian.pattern
-        return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
+        pattern, mass = self.jacobian.pattern, self.d.mass
+        if mass is None:
+            return LinearEquations(self.b, eliminated(self.d.size, pattern), pattern)
+        of_mass = {(i, j): x for i, j, x in mass.entries}
+        places = (*pattern, *of_mass)
+        plan = eliminated(self.d.size, places, pivots(mass, pattern))
+        return LinearEquations(self.b, plan, pattern, of_mass)
 
 
 def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held, Value], Calls]:
@@ -154,7 +196,11 @@ def calls_in(b: Builder, d: Description, equations: Callable) -> Callable[[Held,
         def outer(w: Sequence, x: Sequence) -> list:
             return [w[i] * x[j] for i, j in linear.jacobian.pattern]
 
-        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer)
+        def mass(cotangent: tuple) -> tuple:
+            assert d.mass is not None
+            return d.mass.transposed().times(cotangent, lambda x: x * 0.0)
+
+        return Calls(equations(held, mask, checks=False), f, jvp, linearise, solve, outer, mass)
 
     return of
 
@@ -179,7 +225,8 @@ def transposed(field: Program, which: Sequence[int], *, of_tangent: bool = False
 
 
 def transposed_jacobian(field: Program, made: Jacobian, which: Sequence[int]) -> jex.Jaxpr:
-    """The same for the Jacobian of the field, with a cotangent for each of its numbers."""
+    """The same program for the Jacobian of the field; its state has a cotangent for each of the
+    Jacobian's numbers."""
     struct, _ = state_and_time(field)
     size: Any = made.jaxpr.outvars[0].aval
     return _transposed(field, made, which, jax.ShapeDtypeStruct(size.shape, struct.dtype), [])
@@ -248,14 +295,15 @@ def translated(jaxpr: jex.Jaxpr, inputs: Inputs, what: str) -> Function:
 def evaluated(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> tuple:
-    """The components of a function, one a lane each."""
+    """The components of a function's result, each with an entry for each lane."""
     return tuple(map(b.spread, _called(b, fn, numbers, t, mask, name)))
 
 
 def _called(
     b: Builder, fn: Function, numbers: Numbers, t: Value, mask: Value, name: str
 ) -> Sequence[Value]:
-    """The same; of a function of its own, where it stored them."""
+    """The components of a function's result. A long function is a separate function of the module,
+    which stores them."""
     if length(fn.body) > _LONGEST_INLINED or fn.size > _MOST_INLINED:
         return evaluate_apart(b, fn, name, numbers, b.spread(t), b.spread(mask))
     return evaluate(b, fn, numbers, t, mask)

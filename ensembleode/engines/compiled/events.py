@@ -1,10 +1,11 @@
-"""Events within the time loop of a kernel: where a step meets one, and what that does.
+"""Events within the time loop of a kernel: where a step meets an event, and what the event does.
 
-After a step has been accepted, the conditions of the continuous callbacks are looked at as
-OrdinaryDiffEq does: their signs at its end against those at its start, and where they are the same
-at points within. Where one changes its sign a root is searched (`root_finding.py`), down to
-neighbouring floating-point numbers, and the step is cut there (`locate`); the earliest acts. Then
-discrete callbacks are asked (`act`). All that only lanes with an event need is behind a branch.
+After a step has been accepted, the conditions of the continuous callbacks are checked as in
+OrdinaryDiffEq: their signs at the end of the step are compared with those at its start, and if
+these are the same, points within the step are checked as well. If a condition has changed its sign,
+its root is searched (`root_finding.py`), down to neighbouring floating-point numbers. The step is
+cut at the earliest root (`locate`), and that event acts. Then the discrete callbacks are asked
+(`act`). Everything that only lanes with an event need is behind a branch.
 
 Source: OrdinaryDiffEq's DiffEqBase (`callbacks.jl`).
 """
@@ -46,7 +47,7 @@ def times_of(moved: Sequence, row: Sequence[Value]) -> Sequence[Value]:
 class Happening:
     """The variables that lanes have for events, and what is done with them.
 
-    **Arguments:** `functions`: those of the callbacks.
+    **Arguments:** `functions`: the functions of the callbacks.
     """
 
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
@@ -63,7 +64,7 @@ class Happening:
             [b.variable(I32, 0) for _ in range(x.length)] if x.is_vector else []
             for x in events.continuous
         ]
-        # Which steps have none, where that can be known at once.
+        # Recognises steps that can't have events; None where that isn't possible.
         self._quiet = Quiet.of(loop, events, functions)
         # The conditions where the step begins, where each step asks for them.
         asks = self._quiet is None or self._quiet.asks_for_start
@@ -370,6 +371,10 @@ class Happening:
         loop.begin_anew(here)
         if not loop.problem.adaptive:
             loop.set_anchor(here)
+        if (consistent := loop.is_consistent(here)) is not None:
+            lost = here & ~consistent
+            loop.code.set_where(lost, verdicts.INCONSISTENT)
+            loop.active.set(loop.active.get() & ~lost)
         self._look(here)
 
 

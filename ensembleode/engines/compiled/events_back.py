@@ -15,6 +15,7 @@ import jax
 
 from ...core.events import Continuous, Discrete, EVENT_ROWS, Events, Jump
 from ...core.moving_jumps import follow, moving_of, ROWS
+from ...core.rate import rate_of
 from .builder import BOOL, I64, Value
 from .callback_functions import CallbackFunctions
 from .events import directions, moved_numbers, times_of
@@ -29,9 +30,9 @@ if TYPE_CHECKING:
 class Jumps(NamedTuple):
     """The functions of the callbacks that a replay calls.
 
-    - `functions`: theirs.
-    - `pull(moving, held, y, t, mask, extras, cotangents)`: from the cotangents of the rows of a
-        jump those of the state, of those of the extras that are `moving`, and of the parameters.
+    - `functions`: those that evaluate the callbacks.
+    - `pull(moving, held, y, t, mask, extras, cotangents)`: turns the cotangents of the rows of a
+        jump into those of the state, of the extras that are `moving`, and of the parameters.
     """
 
     functions: CallbackFunctions
@@ -86,12 +87,14 @@ class EventsBack:
             yield x, marks[start : start + length]
             start += length
 
-    def back(self, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls) -> None:
-        """Pull back through the events at the end of this step, in the lanes that took it.
-        Afterwards the adjoint is the cotangent of the state at the end of the step, before the
-        events.
+    def back(
+        self, method: Method, took: Value, turn: Turn, theta: Value, pulled: Pulled, calls: Calls
+    ) -> None:
+        """Pull back through the events at the end of this step, in the lanes that took it by this
+        method. Afterwards the adjoint is the cotangent of the state at the end of the step, before
+        the events.
 
-        **Arguments:** `theta`: the part of the method's attempt that the step is.
+        **Arguments:** `theta`: the fraction of the method's attempt that the step covers.
         """
         b, marks = self.b, list(turn.marks)
         acted = took & self._any(marks)
@@ -101,7 +104,8 @@ class EventsBack:
 
         def do() -> None:
             here = pulled.apart()
-            y, uprev = self._state(here, calls, theta), here.value(*here.trace.inputs[0], calls)
+            y = self._state(method, here, calls, theta)
+            uprev = here.value(*here.trace.inputs[0], calls)
             for x in reversed(self._forwards(acted, y, turn, uprev)):
                 b.if_(b.any(x.here), lambda x=x: self._through(x, turn.t2))
 
@@ -113,16 +117,16 @@ class EventsBack:
             here = here | x.ne(0.0)
         return here
 
-    def _state(self, pulled: Pulled, calls: Calls, theta: Value) -> tuple:
+    def _state(self, method: Method, pulled: Pulled, calls: Calls, theta: Value) -> tuple:
         """The state at the end of the step, before any event."""
-        b, p, trace = self.b, self.replay.problem, self.replay.trace
+        b, p, trace = self.b, self.replay.problem, pulled.trace
         (start,), _, _, (h,) = (jax.tree.leaves(x) for x in trace.inputs)
         ((end,), _, dense) = trace.outputs
         y2 = pulled.value(end, calls)
         if not self.events.continuous:
             return tuple(y2)
         stages = [pulled.value(x, calls) for x in jax.tree.leaves(dense)]
-        within = within_of(p.method, p.dtype)
+        within = within_of(method, p.dtype)
         given = [pulled.value(start, calls), *stages, pulled.value(h, calls), [theta]]
         inside = Pulled(b, within, p.size, given).value(within.outputs[0], calls)
         cut = self.cut.get()
@@ -161,7 +165,8 @@ class EventsBack:
 
     def _through(self, x: Acted, t2: Value) -> None:
         replay, p = self.replay, self.replay.problem
-        moving = moving_of(self.events, p.field, x.callback, x.jump)
+        rate = rate_of(p.field, p.form)
+        moving = moving_of(self.events, rate, x.callback, x.jump)
         cotangents = [v.get() for v in replay.adjoint]
         if x.callback.is_kept:
             self.count.set_where(x.here, self.count.get() - 1)

@@ -60,7 +60,8 @@ def evaluate(
 def evaluate_with_parts(
     b: Builder, fn: ir.Function, numbers: Numbers, t: Value, mask: Value | None = None
 ) -> tuple[list[Value], Callable[[ir.Expr], Value]]:
-    """The same of a function of expressions only, and what gives the value of each of them."""
+    """The results of `evaluate` for a function that consists of expressions only, and a function
+    that returns the value of each of these expressions."""
     printer = _Printer(b, fn, numbers, t, mask)
     return printer.results(), printer.expr
 

@@ -17,7 +17,7 @@ from .solves import described
 
 
 class OnGpu(Compiled):
-    """The compiled engine, a thread of a GPU a trajectory."""
+    """The compiled engine with a GPU thread for each trajectory."""
 
     on_gpu = True
 

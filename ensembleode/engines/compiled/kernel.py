@@ -32,7 +32,7 @@ from .saved_rows import Outputs
 
 
 def _callbacks_in(b: Builder, d: Description) -> CallbackFunctions | None:
-    """The functions of callbacks, where there are any."""
+    """The functions of callbacks; None without callbacks."""
     return None if d.events is None else CallbackFunctions(b, d)
 
 
@@ -236,7 +236,7 @@ def _work(b: Builder, d: Description, frame: Frame) -> Work:
 
 
 def _jumps_in(b: Builder, d: Description) -> Jumps | None:
-    """The callbacks, as `replay.Pullback` has them."""
+    """The callbacks, in the form that `replay.Pullback` wants."""
     functions = _callbacks_in(b, d)
     if functions is None:
         return None

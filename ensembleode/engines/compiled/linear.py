@@ -1,4 +1,5 @@
-"""The linear equations of a step, with the matrix `1 - gamma_h J` of a sparse Jacobian.
+"""The linear equations of a step, with the matrix `M - gamma_h J` of a sparse Jacobian and a mass
+matrix `M`.
 
 Rows are not exchanged for accuracy: the order of the pivots is the same in all lanes. Instead, the
 first solution with a matrix's factors is put back into the equations. If the equations are not
@@ -14,7 +15,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -57,16 +58,29 @@ class LinearEquations:
     """Factorises matrices, and solves equations, as an elimination plans it: operation by
     operation, or by loops over memory for large blocks.
 
-    **Arguments:** `pattern`: the places of the Jacobian's entries.
+    **Arguments:** `pattern`: the places of the Jacobian's entries; `mass`: the entries of the mass
+    matrix, by default of the identity.
     """
 
-    def __init__(self, b: Builder, plan: Elimination, pattern: Sequence[Place]):
-        self.b, self.plan, self.pattern = b, plan, pattern
+    def __init__(
+        self,
+        b: Builder,
+        plan: Elimination,
+        pattern: Sequence[Place],
+        mass: Mapping[Place, float] | None = None,
+    ):
+        self.b, self.plan = b, plan
+        if mass is None:
+            mass = {(i, i): 1.0 for i in range(plan.size)}
+        # The places of the entries once the equations stand in their rows.
+        row = {equation: i for i, equation in enumerate(plan.equations or range(plan.size))}
+        self.pattern = [(row[i], j) for i, j in pattern]
+        self.mass = {(row[i], j): x for (i, j), x in mass.items()}
 
     def factorise(
         self, jacobian: Sequence[Value], gamma_h: Value, *, checks: bool = True
     ) -> Factors:
-        """The factors of `1 - gamma_h jacobian`.
+        """The factors of `M - gamma_h jacobian`.
 
         **Arguments:** `checks`: whether the first solution is put back into the equations.
         """
@@ -80,29 +94,34 @@ class LinearEquations:
 
     def _by_loops(self, block: Block, jacobian: Sequence[Value], gamma_h: Value) -> DenseFactors:
         components = sorted(pivot.component for pivot in block.pivots)
-        if isinstance(jacobian, Loaded) and len(jacobian) == len(components) ** 2:
-            return DenseFactors(self.b, components, jacobian, gamma_h)
         inside = set(block.inside)
+        mass = {place: x for place, x in self.mass.items() if place in inside}
+        in_order = self.plan.equations is None and len(jacobian) == len(components) ** 2
+        if isinstance(jacobian, Loaded) and in_order:
+            return DenseFactors(self.b, components, jacobian, gamma_h, mass)
         entries = {p: jacobian[k] for k, p in enumerate(self.pattern) if p in inside}
-        return DenseFactors(self.b, components, entries, gamma_h)
+        return DenseFactors(self.b, components, entries, gamma_h, mass)
 
     def _matrix(self, jacobian: Sequence[Value], gamma_h: Value) -> dict[Place, Value]:
-        """Its entries, but for those inside of what is factorised by loops."""
+        """The entries of the matrix, without those inside of blocks that are factorised by
+        loops."""
         minus, dtype = -gamma_h, gamma_h.dtype
         apart = {p for block in self.plan.blocks if _is_by_loops(block) for p in block.inside}
         products = {p: jacobian[k] * minus for k, p in enumerate(self.pattern) if p not in apart}
         entries = {}
-        for i, j in self.plan.entries:
-            if (i, j) in products:
-                entries[i, j] = 1.0 + products[i, j] if i == j else products[i, j]
-            elif (i, j) not in apart:
-                entries[i, j] = self.b.constant(1, dtype, of_lanes=True)
+        for place in self.plan.entries:
+            m, product = self.mass.get(place, 0.0), products.get(place)
+            if product is not None:
+                entries[place] = m + product if m else product
+            elif place not in apart:
+                entries[place] = self.b.constant(m, dtype, of_lanes=True)
         return entries
 
     def solve(self, factors: Factors, right: Components) -> Components:
         """The solution for a right-hand side; its first component is NaN in lanes where the check
         fails."""
-        b, x = self.b, list(right)
+        b, rows = self.b, self.plan.equations
+        x = list(right) if rows is None else [right[i] for i in rows]
         puts_back, fulfilled = not factors.is_checked, []
         factors.is_checked = True
         for block in self.plan.blocks:
@@ -125,7 +144,7 @@ class LinearEquations:
     def _fulfilled(
         self, factors: Factors, block: Block, given: dict[int, Value], x: Sequence[Value]
     ) -> list[Value]:
-        """Where the equations of a block are, one after the other."""
+        """For each equation of a block, the lanes where it is fulfilled."""
         b = self.b
         if block in factors.dense:
             return [factors.dense[block].fulfilled(given, x)]
@@ -146,7 +165,9 @@ class LinearEquations:
                 moves = moves[: len(block.before)]
             for move in reversed(moves):
                 _move(factors, x, move._replace(row=move.column, column=move.row), transposed=True)
-        return tuple(x)
+        if self.plan.equations is None:
+            return tuple(x)
+        return tuple(x[i] for i in np.argsort(self.plan.equations))
 
 
 def _is_by_loops(block: Block) -> bool:
@@ -157,7 +178,7 @@ def _factorise(factors: Factors, block: Block) -> None:
     m = {place: factors.entries[place] for place in block.inside}
     for k, below, right in block.pivots:
         pivot = m[k, k]
-        if pivot.constant is None:
+        if pivot.constant != 1:
             factors.inverse[k] = 1.0 / pivot
         for i in below:
             left = factors.inside[i, k] = factors.scaled(m[i, k], k)

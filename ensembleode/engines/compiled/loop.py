@@ -15,8 +15,9 @@ import jax
 import numpy as np
 
 from ...solvers import verdicts
+from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import initial_step, Tolerances
+from ...solvers.step_size import in_abstol, initial_step, Tolerances
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
@@ -28,10 +29,12 @@ from .numbers import Held
 from .queue import Pool, Queue
 from .saved_rows import Outputs, SavedRows, Step
 from .stops import Stops
+from .switch import Switch
 from .turn import attempt, commit, control
 
 
-# Where lanes end together, the flag that stops them is read once in so many turns, a power of two.
+# If lanes end together, the number of turns after which the flag that stops them is read, a power
+# of two.
 _TURNS = 4096
 
 
@@ -40,14 +43,15 @@ class Loop:
 
     **Arguments:**
 
-    - `problem`: what is solved.
-    - `equations(held, mask)`: those of the trajectories that are held; the mask is of the lanes
-        that count.
-    - `outputs`: None where nothing is saved, and all trajectories that are wanted succeed.
-    - `stop`: a byte, zero until the trajectories that have not ended are to have the return code
-        `Default`; None where nobody may stop it.
-    - `on_begin(index, fresh)`: told which trajectories begin, and in which lanes.
-    - `functions`: those of callbacks, where there are any.
+    - `problem`: the description of the kernel.
+    - `equations(held, mask)`: returns the equations of the trajectories in `held`; the mask has the
+        lanes that count.
+    - `outputs`: None where nothing is saved, and all wanted trajectories succeed.
+    - `stop`: a byte. Once it isn't zero, the trajectories that have not ended get the return code
+        `Default`. None where nothing can stop the solve.
+    - `on_begin(index, fresh)`: called with the numbers of the trajectories that begin, and the
+        lanes in which they do.
+    - `functions`: the functions of the callbacks; None without callbacks.
     """
 
     def __init__(
@@ -98,6 +102,9 @@ class Loop:
         remembered = problem.controller.initial_memory() if problem.controller else ()
         self.memory = [b.variable(F32, 1) for _ in remembered]
         self.short_failures: Any = b.variable(I32, 0) if problem.adaptive else None
+        # With two methods: which one makes the steps.
+        self.switch = Switch(self) if problem.switches else None
+        self.parking = None if self.switch is None else self.switch.parking
         if is_uniform:
             # Whether no step of the lane has failed; and the number of failed steps, which is at
             # most one.
@@ -171,6 +178,8 @@ class Loop:
         b, counts = self.b, self.outputs.counts
         stopped = b.constant(verdicts.STOPPED, I32)
         counts.scatter(self.held.index.get(), self.occupied.get(), b.spread(stopped))
+        if self.parking is not None:
+            self.parking.leave(stopped)
         self.pool.leave(lambda index: counts.store(index, stopped))
         self.goes_on.set(False)
 
@@ -187,6 +196,8 @@ class Loop:
         ended = ~self.active.get() | tired
         ended = self.occupied.get() & ended
         b.if_(b.any(ended), lambda: self.end(self.conclude(ended, step, verdict)), likely=False)
+        if self.switch is not None:
+            self.switch.choose(step)
         return step
 
     def variables(self) -> list[Variable]:
@@ -195,6 +206,8 @@ class Loop:
         several = [*self.y, *self.carry, self.t, self.h, self.active, self.occupied]
         several += [self.naccept, self.ntried, *self.memory, *self.saved.variables()]
         several += [self.short_failures]
+        if self.switch is not None:
+            several += self.switch.variables()
         if self.stops is not None:
             several += self.stops.variables()
         if self.has_anchor:
@@ -250,6 +263,10 @@ class Loop:
         """The method's carry as a tree."""
         return self._carry_tree.unflatten([x.get() for x in self.carry])
 
+    def now(self, x: Any) -> Any:
+        """A method or a controller, in the mode that the lanes have now."""
+        return x if self.switch is None else x.in_mode(self.switch.is_stiff.get())
+
     def tolerances(self, held: Held, components: int) -> Tolerances:
         """The tolerances of the components; where step-size control doesn't look at a component,
         its tolerance is arbitrary."""
@@ -284,8 +301,11 @@ class Loop:
 
     def refill(self) -> None:
         """Give each lane without a trajectory the next one, as long as there are any."""
-        self.pool.fill(self.occupied, self._begin)
+        self.take_new() if self.parking is None else self.parking.refill()
         self.must_refill.set(False)
+
+    def take_new(self) -> None:
+        self.pool.fill(self.occupied, self._begin)
 
     def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
         """The method's carry for a step from the state `y` at `t`, and the size of that step, for
@@ -298,6 +318,12 @@ class Loop:
         if p.has("dt"):
             return carry, held.number("dt")
         span = held.number("t1") - held.number("t0")
+
+        if p.mass is not None:
+            if p.mass.is_singular:
+                # The first step is that of OrdinaryDiffEq.
+                return carry, b.minimum(abs(span), 1e-6)
+            f = evaluated_once(_derivative(f, p.mass), y, t)
 
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
@@ -333,6 +359,9 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
+        if (consistent := self.is_consistent(fresh)) is not None:
+            inconsistent = wanted & finite & ~consistent
+            code = b.where(inconsistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)
         active = code.eq(verdicts.GOING)
         if p.adaptive:
@@ -340,6 +369,8 @@ class Loop:
             for variable, x in zip(self.memory, p.controller.initial_memory(), strict=True):
                 variable.set_where(fresh, np.float32(x))
             self.short_failures.set_where(fresh, 0)
+        if self.switch is not None:
+            self.switch.begin(fresh)
         if self.is_uniform:
             self.active.set(active & fresh)
             self.alive.set(b.any(active & fresh))
@@ -351,6 +382,18 @@ class Loop:
         self.saved.start(fresh, t0, self.state())
         if self.happening is not None:
             self.happening.begin(fresh)
+
+    def is_consistent(self, mask: Value) -> Value | None:
+        """The lanes where the algebraic equations hold, to their absolute tolerances; None where
+        there are none."""
+        b, p = self.b, self.problem
+        if p.mass is None or not p.mass.is_singular:
+            return None
+        equations, n = self.equations(self.held, mask), p.controlled
+        assert equations.algebraic is not None
+        rest = equations.algebraic(equations.f(self.state(), self.t.get()))
+        tol = self.tolerances(self.held, n)
+        return p.norm(b, in_abstol(b, tol, rest[:n])) <= 1.0
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Start from the current times and states in the lanes of the mask, with this carry of the
@@ -370,12 +413,16 @@ class Loop:
         """Make the method's carry anew from the current times and states, in the lanes of the
         mask."""
         b = self.b
-        equations = self.equations(self.held, mask)
-        made = self.problem.method.init(b, equations, self.state(), self.t.get())
-        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
-            variable.set_where(mask, x)
+        self.carry_anew(mask)
         assert self.restarts is not None
         self.restarts.set(self.restarts.get() + b.cast(mask, I32))
+
+    def carry_anew(self, mask: Value) -> None:
+        """Recompute the method's carry from the current states, in the lanes of the mask."""
+        equations = self.equations(self.held, mask)
+        made = self.problem.method.init(self.b, equations, self.state(), self.t.get())
+        for variable, x in zip(self.carry, jax.tree.leaves(made), strict=True):
+            variable.set_where(mask, x)
 
     def _after_stop(self, here: Value, jumps: Value) -> None:
         """Begin the next stretch of time in the lanes `here`; in the lanes `jumps`, `f` jumps
@@ -476,6 +523,8 @@ class Loop:
         more = {}
         if self.happening is not None:
             more["events"] = self.happening.count
+        if self.switch is not None:
+            more |= {"stiff": self.switch.stiff, "switches": self.switch.switches}
         if self.restarts is not None:
             more["restarts"] = self.restarts
         # These counts keep their places behind that of the rows even where there are no rows.
@@ -489,5 +538,13 @@ class Loop:
         b = self.b
         self.occupied.set(self.occupied.get() & ~ended)
         more = self.pool.has_more()
+        if self.parking is not None:
+            more = more | self.parking.has_some()
         self.must_refill.set(more)
         self.goes_on.set(more | b.any(self.occupied.get()))
+
+
+def _derivative(f: Callable, mass: MassMatrix) -> Callable:
+    """The derivative `M^-1 f`, for an `M` that is not singular."""
+    inverse = mass.inverse()
+    return lambda y, t: inverse.times(f(y, t), lambda x: x * 0.0)

@@ -21,10 +21,9 @@ from .builder import Buffer, Builder, I64, Value, Variable
 from .reading import Memory
 
 
-# A leaf with at most so many numbers of a trajectory is held by the lanes; larger ones are read
-# from memory.
+# The largest leaf, in numbers of a trajectory, that lanes hold; larger ones are read from memory.
 _MOST_HELD = 64
-# At most so many shared numbers are read once and kept; others are read at each use.
+# The largest number of shared numbers that are read once and kept; others are read at each use.
 _MOST_SHARED = 64
 
 

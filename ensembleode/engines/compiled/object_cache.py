@@ -24,7 +24,7 @@ VARIABLE = "ENSEMBLEODE_CACHE_DIR"
 # The largest total size of all files in bytes; beyond it, the least recently used files are
 # deleted.
 MOST = 500 * 2**20
-# After so many bytes written by this process, the size of the folder is checked.
+# The bytes written by this process after which the size of the folder is checked.
 _EACH = 10 * 2**20
 _MAGIC = b"ensembleode kernel 2\n"
 

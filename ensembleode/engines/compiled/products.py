@@ -15,9 +15,9 @@ Entry: TypeAlias = Callable[[Value | int, Value | int], Value]
 
 # Products with fewer multiplications are unrolled.
 _WRITTEN_OUT = 200
-# Sums with at most so many terms are unrolled, too.
+# The largest number of terms of sums that are unrolled, too.
 _LONGEST_SUM = 16
-# So many bytes of sums are accumulated at once, which leaves registers for their terms.
+# The bytes of sums that are accumulated at once, which leaves registers for their terms.
 _AT_ONCE = 256
 # The number of terms of each sum in one turn of the loop.
 _TERMS_AT_ONCE = 4
@@ -98,8 +98,8 @@ def product(
 
 
 def _room(b: Builder) -> int:
-    """How many bytes of sums are added up at once: with vectors, three quarters of the registers,
-    and the others hold the terms. (12 rows of 2 vectors with AVX-512: a product of 64 rows takes
-    0.8 times as long as with 2 rows.)"""
+    """The bytes of sums that are accumulated at once. With vectors they take three quarters of the
+    registers, and the terms take the others. (With AVX-512 these are 12 rows of 2 vectors: a
+    product of 64 rows takes 0.8 times as long as with 2 rows.)"""
     here = current()
     return here.registers * here.vector_bytes * 3 // 4 if b.lanes > 1 else _AT_ONCE

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .loop import Loop
 
 
-# What rounding does to a weight, in roundings of its coefficients.
+# A bound on the rounding error of a weight, in rounding errors of its coefficients.
 _OF_WEIGHTS = 64
 
 # Of each callback that looks within steps its conditions at the end of one, and whether each is too
@@ -39,14 +39,15 @@ Foreseen: TypeAlias = list[tuple[list[Value], list[Value]] | None]
 
 
 class Quiet:
-    """Which steps are quiet."""
+    """Recognises steps without events."""
 
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
         self._loop, self._events, self._functions = loop, events, functions
 
     @staticmethod
     def of(loop: Loop, events: Events, functions: CallbackFunctions) -> Quiet | None:
-        """None where looks can't be spared, or there is nothing to look at."""
+        """None where points within a step have to be looked at anyway, or there are no
+        conditions."""
         method = loop.problem.method
         is_bounded = isinstance(method, RungeKutta) and not method.tableau.interpolant.extra_c
         looked = [x for x in events.continuous if x.interp_points > 2]
@@ -140,7 +141,8 @@ class _Weights(NamedTuple):
 
 
 def differs(x: Continuous, low: Value, high: Value) -> Value:
-    """Whether a condition crosses zero from one value to another, where that makes an event."""
+    """Whether a condition crosses zero from one value to another in a direction that makes an
+    event."""
     rises, falls = (low < 0.0) & (high >= 0.0), (low > 0.0) & (high <= 0.0)
     if x.down is None:
         return rises

@@ -80,7 +80,7 @@ class Memory:
 
 
 class Loaded(Sequence[Value]):
-    """The first `n` numbers of a memory, each loaded where it is wanted."""
+    """The first `n` numbers in memory; each is loaded when it is used."""
 
     def __init__(self, memory: Memory, n: int):
         self.memory, self._n = memory, n

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, I32, I64, type_of, Value, Variable
 from .loop import Loop
 from .saved_rows import Step
@@ -37,9 +38,15 @@ class Work(NamedTuple):
 
 
 class Turn(NamedTuple):
-    """A recorded step: the state, the method's carry, the time and the size (zero where the step
-    was rejected); the step's end (see `Description.records_end`), and the marks of what acted
-    there."""
+    """A recorded step.
+
+    - `y`: the state.
+    - `carry`: the method's carry.
+    - `t`, `h`: the time and the size; the size is zero if the step was rejected.
+    - `t2`: the step's end (see `Description.records_end`).
+    - `marks`: the marks of the callbacks that acted at the end.
+    - `is_stiff`: with two methods, whether the Rosenbrock method made the step.
+    """
 
     y: list
     carry: list
@@ -47,6 +54,7 @@ class Turn(NamedTuple):
     h: Value
     t2: Any = None
     marks: Sequence[Value] = ()
+    is_stiff: Value | None = None
 
 
 class Record:
@@ -77,6 +85,9 @@ class Record:
         first = turn * self.numbers
         h = b.where(step.accepted, step.h, 0.0)
         carried = jax.tree.leaves(step.carry) if self.remembers else []
+        if self.loop.switch is not None:
+            assert isinstance(step.method, Switching)
+            carried.append(b.cast(step.method.is_stiff, step.t.dtype))
         ends = [step.t2] if self.loop.problem.records_end else []
         if self.loop.happening is not None:
             marks = [b.where(step.accepted, x.get(), 0) for x in self.loop.happening.marks]
@@ -94,7 +105,9 @@ class Record:
         if p.records_end:
             start = len(numbers) - 1 - (0 if p.events is None else p.events.marks)
             numbers, ends = numbers[:start], numbers[start:]
-        return Turn(numbers[:size], numbers[size:], t, h, *ends[:1], marks=ends[1:])
+        is_stiff = numbers.pop().ne(0.0) if p.switches else None
+        state, carry = numbers[:size], numbers[size:]
+        return Turn(state, carry, t, h, *ends[:1], marks=ends[1:], is_stiff=is_stiff)
 
     def add_event(self, index: Value, fresh: Value) -> None:
         """Record that these trajectories begin, in the lanes `fresh`."""

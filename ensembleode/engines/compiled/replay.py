@@ -17,12 +17,14 @@ import jax
 import numpy as np
 
 from ...core.events import EVENT_ROWS
+from ...solvers.method import Method
+from ...solvers.switching import Switching
 from .builder import BOOL, Buffer, Builder, I64, Value, Variable
 from .events_back import EventsBack, Jumps
 from .loop import Loop
 from .numbers import Held
 from .record import Record, Turn, Work
-from .steps import Calls, Pulled, start_of, step_of, variables_of, within_of
+from .steps import Calls, Pulled, start_of, step_of, Trace, variables_of, within_of
 
 
 class Cotangents(NamedTuple):
@@ -79,7 +81,7 @@ class Replay:
         self.b, self.loop, self.record, self.order = b, loop, record, loop.order
         self.problem, self.cotangents, self.pullback = loop.problem, cotangents, pullback
         self.held = loop.held.another()
-        method, dtype = self.problem.method, self.problem.dtype
+        dtype = self.problem.dtype
         events = self.problem.events
         self.events = None
         if events is not None:
@@ -89,10 +91,9 @@ class Replay:
             events is not None and bool(events.continuous)
         )
         self.is_dense = is_dense
-        self.trace = step_of(method, dtype, is_dense=is_dense)
         self.adjoint = [b.variable(dtype, 0) for _ in range(self.problem.size)]
         # The cotangents of those parts of the method's carry that are states.
-        carried = jax.tree.leaves(self.trace.inputs[1])
+        carried = jax.tree.leaves(self._trace_of(self.problem.method).inputs[1])
         self.states = [bool(v.aval.shape) for v in carried]
         self.carry = [
             [b.variable(dtype, 0) for _ in range(self.problem.size)] for x in self.states if x
@@ -220,11 +221,30 @@ class Replay:
 
     def step(self, turn: Turn) -> None:
         """Pull back through one step, in the lanes that took it."""
-        b, p = self.b, self.problem
+        b, method = self.b, self.problem.method
+        took = turn.h.ne(0.0)
+        if turn.is_stiff is None:
+            self._through(method, took, turn)
+            return
+        # With two methods: through each, in the lanes where it made the step.
+        assert isinstance(method, Switching)
+        parts = (method.nonstiff, took & ~turn.is_stiff), (method.stiff, took & turn.is_stiff)
+        for part, here in parts:
+            b.if_(b.any(here), functools.partial(self._through, part, here, turn))
+
+    def _trace_of(self, method: Method) -> Trace:
+        """The trace of a step."""
+        if isinstance(method, Switching):
+            method = method.nonstiff  # (Neither of the two remembers anything.)
+        has_mass = self.problem.mass is not None
+        return step_of(method, self.problem.dtype, is_dense=self.is_dense, has_mass=has_mass)
+
+    def _through(self, method: Method, took: Value, turn: Turn) -> None:
+        """Pull back through the steps of one method, in the lanes that took one."""
+        b, p, trace = self.b, self.problem, self._trace_of(method)
         y, t, h = turn.y, turn.t, turn.h
-        took = h.ne(0.0)
-        (to_y2,), to_carry, _ = self.trace.outputs
-        pulled = Pulled(b, self.trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
+        (to_y2,), to_carry, _ = trace.outputs
+        pulled = Pulled(b, trace, p.size, [y, *self._carried(turn.carry), [t], [h]])
         calls = self.pullback.calls(self.held, took)
         if self.begins_anew:
             self._anew(took, turn)
@@ -235,24 +255,24 @@ class Replay:
             if p.saving.mode == "steps":
                 self._saved_step(took & self.events.saves_after(turn.marks))
             theta = (turn.t2 - t) / b.where(took, h, 1.0)
-            self.events.back(took, turn, theta, pulled, calls)
+            self.events.back(method, took, turn, theta, pulled, calls)
         if p.saving.mode == "steps":
             self._saved_step(took)
-        eqns = self.trace.before((to_y2, to_carry))
+        eqns = trace.before((to_y2, to_carry))
         end = [x.get() for x in self.adjoint]
         if self.events is not None:
             # Where the step was cut, the adjoint is the cotangent of the state within the attempt
             # instead.
             end = [b.where(self.events.cut.get(), 0.0, x) for x in end]
-            for v, x in zip(self.trace.inputs[0], [self.events.to_start], strict=True):
+            for v, x in zip(trace.inputs[0], [self.events.to_start], strict=True):
                 if x:
                     pulled.add(v, [i.get() for i in x])
         pulled.add(to_y2, end)
         self._add_carry(pulled, to_carry)
         if self.is_dense:
-            self._dense(took, y, t, h, pulled, eqns, calls, theta)
+            self._dense(method, took, y, t, h, pulled, eqns, calls, theta)
         pulled.back(eqns, calls)
-        to_state, to_carried, *_ = self.trace.inputs
+        to_state, to_carried, *_ = trace.inputs
         self._set(pulled, to_state, [self.adjoint], took)
         self._set(pulled, to_carried, self.carry, took)
         self.add_gradient(pulled.gradient, took)
@@ -307,16 +327,25 @@ class Replay:
         b.if_(b.any(here), begin, likely=False)
 
     def _dense(
-        self, took, y, t, h, pulled: Pulled, eqns: list, calls: Calls, theta_of_event: Value | None
+        self,
+        method: Method,
+        took: Value,
+        y: list,
+        t: Value,
+        h: Value,
+        pulled: Pulled,
+        eqns: list,
+        calls: Calls,
+        theta_of_event: Value | None,
     ) -> None:
         """Pull back through the rows saved within the step and the state at which the step was cut,
         and through those equations that only these depend on."""
         b, p, loop, held = self.b, self.problem, self.loop, self.held
         direction = b.sign(held.number("t1") - held.number("t0"))
-        within = within_of(p.method, p.dtype)
-        (to_y,), dense = self.trace.inputs[0], jax.tree.leaves(self.trace.outputs[2])
+        within = within_of(method, p.dtype)
+        (to_y,), dense = pulled.trace.inputs[0], jax.tree.leaves(pulled.trace.outputs[2])
         known = {v for eqn in eqns for v in eqn.outvars}
-        others = [eqn for eqn in self.trace.eqns if known.isdisjoint(eqn.outvars)]
+        others = [eqn for eqn in pulled.trace.eqns if known.isdisjoint(eqn.outvars)]
         made = {v for eqn in others for v in eqn.outvars}
         operands = [x for eqn in others for x in variables_of(eqn.invars) if x not in made]
         # The results go through memory, as the code that computes them may not run.

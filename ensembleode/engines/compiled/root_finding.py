@@ -25,13 +25,12 @@ if TYPE_CHECKING:
     from .events import Happening
 
 
-# A condition that has moved by at most so many rounding errors since an event is still at the root
-# of that event.
+# A condition is still at the root of an event if it has moved by at most this number of rounding
+# errors since.
 _SAME_ROOT = 10
 # The largest number of turns of a search: several times what bisection takes.
 _MOST_TURNS = 1000
-# Where the bracket is more than so many times as wide as bisection would have made it, the search
-# bisects again.
+# The search bisects again if the bracket is wider than bisection would have made it by this factor.
 _THRESHOLD = 16.0
 
 
@@ -58,7 +57,7 @@ class Search:
 
     def state_at(self, t: Value) -> tuple:
         """The state at a time within the step."""
-        step, method = self.step, self.loop.problem.method
+        step, method = self.step, self.step.method
         theta = (t - step.t) / step.h
         return tuple(
             map(self.b.spread, method.interpolate(self.b, step.y, self.dense(), step.h, theta))
@@ -67,7 +66,7 @@ class Search:
     def dense(self) -> tuple:
         step, loop = self.step, self.loop
         at = step.y, step.attempt.dense, step.t, step.h
-        return loop.problem.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
+        return step.method.dense(self.b, loop.equations(loop.held, step.accepted), *at)
 
     def any_fires(self) -> Value:
         return self._either([x.get() for x in self.fires])
@@ -151,7 +150,7 @@ class Search:
         seen = b.variable(BOOL, False)
 
         def at(theta: Any) -> tuple[tuple, Value]:
-            method, t = self.loop.problem.method, step.t + span * theta
+            method, t = step.method, step.t + span * theta
             u = method.interpolate(b, step.y, dense, step.h, theta)
             return tuple(map(b.spread, u)), t
 

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ...core.events import EVENT_ROWS
-from ...solvers.method import Attempt
+from ...solvers.method import Attempt, Method
 from .builder import Buffer, Builder, I64, Value, Variable
 from .description import Description
 from .numbers import Held
@@ -37,13 +37,14 @@ class Outputs(NamedTuple):
 
 class Step(NamedTuple):
     """A step from `t` and `y` to `t2`, in the lanes that `accepted` it; `h` is the signed size of
-    the method's `attempt`, which may go on beyond `t2`."""
+    the `attempt` of the `method`, which may go on beyond `t2`."""
 
     t: Value
     t2: Value
     h: Value
     y: tuple[Value, ...]
     carry: Any
+    method: Method
     attempt: Attempt
     accepted: Value
 
@@ -182,12 +183,12 @@ class SavedRows:
 
         def save() -> None:
             mask = b.spread(due())
-            at = step.y, step.attempt.dense, step.t, step.h
-            dense = p.method.dense(b, equations(self.held, mask), *at)
+            at, method = (step.y, step.attempt.dense, step.t, step.h), step.method
+            dense = method.dense(b, equations(self.held, mask), *at)
 
             def one() -> Value:
                 theta = (self._time.get() - step.t) / step.h
-                u = p.method.interpolate(b, step.y, dense, step.h, theta)
+                u = method.interpolate(b, step.y, dense, step.h, theta)
                 self._write_next(occupied.get() if self._is_shared else due(), u)
                 return b.any(due())
 

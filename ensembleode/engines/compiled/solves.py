@@ -16,6 +16,7 @@ from ...core.interrupts import NEVER
 from ...core.lane import Lane
 from ...core.plan import Happened, Plan, Result
 from ...fields import parameters_of
+from ...solvers.switching import Tried
 from ...tracing.program import Program
 from ..flow import Flow, Known, widened
 from ..results import Left, result_of
@@ -27,7 +28,7 @@ from .numbers import layout_of, operands_of, trajectories_last
 from .record import EVENT_CELLS
 
 
-# The bytes of the turns of a segment, so many as stay in a cache.
+# The bytes of the turns of a segment, which should stay in a cache.
 _SEGMENT = 2**20
 # On the way back, the number of trajectories of a group for each lane; they share the memory of a
 # segment. With fixed steps the lanes end together, so longer groups would only mean more segments,
@@ -82,8 +83,9 @@ def _width(plan: Plan, n: int, *, backwards: bool = False) -> int:
 
 
 def width_of(size: int, dtype: Any, n: int, here: machine.Machine, *, adaptive: bool = True) -> int:
-    """The number of lanes: those of several vectors, which hide each other's latency, but only of
-    so many vectors that the state leaves registers free, and no more than there are trajectories.
+    """The number of lanes: those of several vectors, which hide each other's latency. There are
+    only as many vectors as leave registers free for the state, and no more than there are
+    trajectories.
 
     An adaptive step has so many further numbers that with 16 registers two vectors do better than
     four (measured by benchmarks/limits.py, with AVX2).
@@ -157,7 +159,7 @@ def _solve(plan: Plan, rows_alone: bool, lanes: Lane, mask: Any) -> Any:
         counts[3],
         counts[0].astype(jnp.int8),
         counts[1],
-        counts[2],
+        Tried(counts[2], counted["stiff"], counted["switches"]) if d.switches else counts[2],
         counted.get("restarts"),
         _happened(plan, u[:, saved:], more[-1], counted["events"]) if room else None,
     )

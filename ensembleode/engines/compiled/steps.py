@@ -11,6 +11,7 @@ Times, sizes and weights of a step have no cotangents: they are regarded as cons
 from __future__ import annotations
 
 import copy
+import dataclasses
 import functools
 import operator
 from collections.abc import Callable, Sequence
@@ -44,8 +45,8 @@ def _call(name: str, *sizes: int) -> Any:
 
 _F, _JVP = _call("f", _SIZE), _call("jvp", _SIZE)
 _LINEARISE, _FACTORISE = _call("linearise", _ENTRIES, _SIZE), _call("factorise", _FACTORS)
-_SOLVE = _call("solve", _SIZE)
-_CALLS = (_F, _JVP, _LINEARISE, _FACTORISE, _SOLVE)
+_SOLVE, _MASS = _call("solve", _SIZE), _call("mass", _SIZE)
+_CALLS = (_F, _JVP, _LINEARISE, _FACTORISE, _SOLVE, _MASS)
 
 
 def _f(y: tuple, t: Any) -> tuple:
@@ -70,7 +71,12 @@ def _solve(factors: tuple, right: tuple) -> tuple:
     return tuple(_SOLVE.bind(*factors, *right))
 
 
+def _mass(y: tuple) -> tuple:
+    return tuple(_MASS.bind(*y))
+
+
 _EQUATIONS = Equations(_f, _jvp, _linearise, _factorise, _solve)
+_WITH_MASS = dataclasses.replace(_EQUATIONS, mass=_mass)
 
 
 class Trace(NamedTuple):
@@ -114,16 +120,17 @@ def _structs(dtype: np.dtype) -> tuple:
 
 
 @functools.lru_cache(maxsize=256)
-def step_of(method: Method, dtype: np.dtype, *, is_dense: bool) -> Trace:
+def step_of(method: Method, dtype: np.dtype, *, is_dense: bool, has_mass: bool = False) -> Trace:
     """The trace of `(y, carry, t, h)` to the state at the end, the carry that the next step gets,
     and, if `is_dense`, the data from which states within the step are interpolated. A carry that
     the method can recompute from the state is left out."""
     y, number = _structs(dtype)
+    equations = _WITH_MASS if has_mass else _EQUATIONS
 
     def fn(y, carry, t, h):
-        given = carry if method.remembers else method.init(_XP, _EQUATIONS, y, t)
-        attempt = method.step(_XP, _EQUATIONS, y, given, t, h)
-        dense = method.dense(_XP, _EQUATIONS, y, attempt.dense, t, h) if is_dense else ()
+        given = carry if method.remembers else method.init(_XP, equations, y, t)
+        attempt = method.step(_XP, equations, y, given, t, h)
+        dense = method.dense(_XP, equations, y, attempt.dense, t, h) if is_dense else ()
         return attempt.y2, attempt.carry if method.remembers else (), dense
 
     carry = jax.eval_shape(lambda y, t: method.init(_XP, _EQUATIONS, y, t), y, number)
@@ -165,6 +172,7 @@ class Calls(NamedTuple):
         the derivative with respect to time; either is None where it has no cotangent.
     - `solve(factors, cotangent)`: returns the cotangent of the right-hand side.
     - `outer(w, x)`: the products `w_i x_j` in the places of the entries of the Jacobian.
+    - `mass(cotangent)`: returns its product with the transposed mass matrix.
     """
 
     forwards: Equations
@@ -173,6 +181,7 @@ class Calls(NamedTuple):
     linearise: Callable
     solve: Callable
     outer: Callable
+    mass: Callable
 
 
 # A list of values: one for each component, or a single one for all.
@@ -226,6 +235,9 @@ class Pulled:
             return [equations.factorise(*args)]
         if eqn.primitive is _SOLVE:
             return [list(equations.solve(*args))]
+        if eqn.primitive is _MASS:
+            assert equations.mass is not None
+            return [list(equations.mass(*args))]
         return [list((equations.f if eqn.primitive is _F else equations.jvp)(*args))]
 
     def operands_of_calls(self, eqns: Sequence[Any]) -> list:
@@ -233,6 +245,8 @@ class Pulled:
         the calls' results are known."""
         found = []
         for eqn in filter(_is_call, eqns):
+            if eqn.primitive is _MASS:
+                continue
             found += (eqn.invars[0], *eqn.outvars) if eqn.primitive is _SOLVE else eqn.invars
         return found
 
@@ -293,6 +307,9 @@ class Pulled:
             solution = self._whole(self.value(x, calls), x)
             self.add(right, list(to_right))
             self.add(factors, calls.outer(to_right, solution))
+            return
+        if eqn.primitive is _MASS:
+            self.add(eqn.invars[0], list(calls.mass(whole[0])))
             return
         if eqn.primitive is _FACTORISE:
             jacobian, gamma_h = eqn.invars

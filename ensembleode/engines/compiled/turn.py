@@ -40,8 +40,11 @@ def attempt(loop: Loop) -> tuple[Step, Value]:
         size = b.where(unresolved, np.nan, _size(loop, t, t2))
     y = loop.state()
     carry = loop.carried()
-    attempt = p.method.step(b, _equations(loop), y, carry, t, size)
-    return Step(t, t2, size, y, carry, attempt, loop.active.get()), unresolved
+    method = loop.now(p.method)
+    if loop.switch is not None:
+        loop.switch.count(loop.active.get())
+    attempt = method.step(b, _equations(loop), y, carry, t, size)
+    return Step(t, t2, size, y, carry, method, attempt, loop.active.get()), unresolved
 
 
 def _size(loop: Loop, t: Value, t2: Value) -> Value:
@@ -75,7 +78,8 @@ def control(loop: Loop, step: Step, unresolved: Value) -> tuple[Step, Verdict, A
     size = b.minimum(loop.h.get(), abs(loop.tstop - step.t))
     times = verdicts.Times(step.t, step.t2, loop.tstop, loop.t1 - loop.t0)
     first, bounds = loop.naccept.get().eq(0), loop.bounds(loop.held)
-    verdict = verdicts.judge(b, p.controller, bounds, times, size, squared, before, active, first)
+    how = loop.now(p.controller), bounds, times
+    verdict = verdicts.judge(b, *how, size, squared, before, active, first)
     return step._replace(accepted=verdict.accepted), verdict, size
 
 

@@ -18,12 +18,13 @@ import jax.numpy as jnp
 from ... import sensitivity
 from ...core.lane import Lane
 from ...core.plan import Plan, Result
+from ...fields.jacobian import is_reverse_only
 from ...ground.retcode import ReturnCode
 from ...solvers import ExplicitRungeKutta, ODESolver
 from ...solvers.controllers import AbstractController
 from ...solvers.norms import AbstractNorm
 from ...solvers.time import next_time
-from ...tracing.program import Static
+from ...tracing.program import Program, Static
 from ..checks import check_backsolve, check_controller, check_steps, refusal_backwards
 from . import implicit
 from .control import ARRAYS, controller_for, NONFINITE, STOPPED
@@ -150,6 +151,13 @@ def _orders(alg: Any, solver: Any) -> tuple[int, int]:
 def integrate(plan: Plan, lane: Lane) -> Result:
     """Solve one trajectory."""
     method: _Method = plan.method.value
+    field = plan.field
+    if factorises(plan) and isinstance(field, Program) and is_reverse_only(field):
+        raise TypeError(
+            f"alg={type(method.solver).__name__}() takes the derivative of f along tangents, but f "
+            "calls a jax.custom_vjp function, which has none: write it with jax.custom_jvp, or use "
+            "a Rosenbrock method of the compiled engine, such as alg=eo.Rodas5P()."
+        )
     if method.direction == "reverse":
         label = type(method.adjoint).__name__ + "()"
         return _isolated(sensitivity.reverse_only(lane, label), plan)

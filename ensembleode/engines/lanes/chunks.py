@@ -1,4 +1,4 @@
-"""From trajectories to chunks of lanes."""
+"""From trajectories to chunks of lanes and back."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ _WIDEST, _NARROWEST = 128, 8
 # than the operations do.
 _IN_TURN = 512
 _TOLERANCES = [row.name for row in of_kind("tolerance")]
-# Of which times and flag are for all lanes alike, or have these first.
+# The numbers that are not rearranged: all lanes share them, or the lanes stay their first axis.
 _AS_IS = [row.name for row in of_kind("times", "count", "flag")]
 
 
@@ -46,9 +46,9 @@ def lane_field(plan: Plan) -> LaneField:
 
 
 def width_in(plan: Plan, field: LaneField, n: int) -> int:
-    """How many lanes a chunk of `n` trajectories has, as is best for them. Where components are
-    vectors of their own, whose bits don't depend on the width, no more than XLA runs in turn; and
-    that of a trajectory alone is as narrow as goes."""
+    """The number of lanes of a chunk of `n` trajectories, at its best. If the components are
+    separate vectors, the bits don't depend on the width, and a chunk is at most as wide as XLA runs
+    it in turn. The chunk of a single trajectory is as narrow as possible."""
     if n == plan.width == 1:
         return _NARROWEST if field.scalarised else 1
     width = max(plan.width, width_of(plan.state, n))
@@ -67,17 +67,18 @@ def in_chunks(x: Any, chunks: int, width: int) -> Any:
 
 
 def merged(x: Any) -> Any:
-    """`[chunk, lane, ...]` as `[n, ...]`, with what fills up the last chunk."""
+    """`[chunk, lane, ...]` as `[n, ...]`, including the copies that fill up the last chunk."""
     return x.reshape(-1, *x.shape[2:])
 
 
 def chunk_of(plan: Plan, field: LaneField, every: Lane, shared: Lane, width: int) -> Lane:
-    """The numbers of a chunk as the loop has them, the lanes last; `every` has those that differ
-    between lanes, which come first there.
+    """The numbers of a chunk in the form that the loop wants, with the lanes last.
 
-    `u0`, and tolerances that are by component, are leaves. `p` is what the field wants besides the
-    state and the time, its constants, too. Of the times in `saveat` those past the count of a lane
-    are infinite, in the direction of time, and there is no `count`.
+    `u0` and tolerances for each component become leaves. `p` becomes all that the field needs
+    besides the state and the time, including its constants. In `saveat`, times past the count of a
+    lane are infinite, in the direction of time, and `count` is None.
+
+    **Arguments:** `every`: the numbers that differ between lanes, with the lanes first.
     """
     lanes, batched = eqx.combine(every, shared), plan.batched
 
@@ -104,7 +105,8 @@ def chunk_of(plan: Plan, field: LaneField, every: Lane, shared: Lane, width: int
 
 
 def _tolerance(field: LaneField, x: Any, batched: Any) -> Any:
-    """A tolerance as the loop has it: a number, one a lane, or leaves like the state's."""
+    """A tolerance in the form that the loop wants: a number, a number for each lane, or leaves like
+    those of the state."""
     if x is None or x.ndim == batched:
         return x
     x = x if batched else x[..., None]

@@ -20,25 +20,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ...core.lane import Lane
-from ...core.plan import Plan
-from ...fields.lanes.field import LaneField
 from ...solvers.method import equations_of
 from ...solvers.time import REACH_OF_STEP, rounding
 from ...solvers.verdicts import SUCCESS
 from .leaves import computed_once, is_finite, LANES, Leaves, map_leaves, over, select
 from .loop import advance, running, start, Step
-from .replay import (
-    add_end,
-    Cotangent,
-    cotangents_of,
-    pull_back,
-    Pulled,
-    Record,
-    Replay,
-    time_of,
-    Wide,
-)
+from .replay import add_end, cotangents_of, pull_back, Pulled, Record, Replay, time_of
 
 
 #
@@ -133,7 +120,7 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
     """
     replay, length = dense.replay, begin - stop
     method, h = replay.method, length * dense.taken.h
-    # (In other lanes the rate may be infinite, and so NaN times zero.)
+    # In the other lanes the rate may be infinite, and NaN when multiplied by zero.
     moved = h != 0
 
     def at(x):
@@ -159,7 +146,7 @@ def _over_part(dense: _Dense, adjoint: Leaves, grad: Any, begin: Any, stop: Any)
             method.interpolate(LANES, adjoint, within, 1.0, x),
         )
         u, t = at(x)
-        grad = _add_pulled(replay.field, replay.wide, u, t, weighed, grad, moved)
+        grad = _add_pulled(replay, u, t, weighed, grad, moved)
     return attempt.y2, grad
 
 
@@ -170,10 +157,10 @@ def _quadrature(order: int) -> list[tuple[float, float]]:
     return [(float(1 + x) / 2, float(w) / 2) for x, w in zip(nodes, weights, strict=True)]
 
 
-def _add_pulled(
-    field: LaneField, wide: Wide, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any
-) -> Any:
-    """Add the parameters' cotangent of a cotangent of `f(u, p, t)`, in the lanes of the mask."""
+def _add_pulled(replay: Replay, u: Leaves, t: Any, cotangent: Leaves, grad: Any, mask: Any) -> Any:
+    """Add the cotangent of the parameters that belongs to a cotangent of `f(u, p, t)`, in the lanes
+    of the mask."""
+    field, wide = replay.field, replay.wide
     _, pullback = jax.vjp(lambda args: field(wide.combined(args), u, t), wide.args)
     return wide.added(grad, pullback(cotangent)[0], mask)
 
@@ -183,12 +170,13 @@ def _add_pulled(
 #
 
 
-def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves, Leaves, Any, None]:
-    """Solve back through the lanes of the mask, which succeeded; NaN where the solve back fails."""
-    saving, chunk, saved = replay.plan.saving, replay.chunk, cotangent.saved
+def backsolve(replay: Replay, room: None) -> tuple[Leaves, Any, None]:
+    """Solve back through the lanes of the mask, which succeeded; the result is NaN where that
+    fails."""
+    saving, chunk, saved = replay.plan.saving, replay.chunk, replay.saved
     assert saved is not None
-    back = _Back(replay.plan, replay.field, chunk, replay.mask, replay.wide)
-    adjoint, grad = cotangent.end, jax.tree.map(jnp.zeros_like, replay.wide.args)
+    back = _Back(replay)
+    adjoint, grad = replay.end, jax.tree.map(jnp.zeros_like, replay.wide.args)
 
     def row_of(array, i):
         array = jax.lax.dynamic_index_in_dim(array, i, 1, keepdims=False)
@@ -198,7 +186,7 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
     if saving.mode == "ends":
         u = row_of(saved.u, saving.rows - 1)
         adjoint, grad = back.solved(chunk.t1, chunk.t0, u, adjoint, grad)
-        return adjoint, adjoint, back.lost_in(adjoint, grad), room
+        return adjoint, back.lost_in(adjoint, grad), room
 
     def one(i, carry):
         adjoint, at_u0, grad = carry
@@ -218,51 +206,50 @@ def backsolve(replay: Replay, cotangent: Cotangent, room: None) -> tuple[Leaves,
 
     zero = tuple(map(jnp.zeros_like, adjoint))
     adjoint, at_u0, grad = jax.lax.fori_loop(0, saving.rows, one, (adjoint, zero, grad))
-    return adjoint, map_leaves(jnp.add, adjoint, at_u0), back.lost_in(adjoint, grad), room
+    return map_leaves(jnp.add, adjoint, at_u0), back.lost_in(adjoint, grad), room
 
 
 class _Back(NamedTuple):
     """The ODE of the state and its adjoint; the leaves of the adjoint follow those of the state."""
 
-    plan: Plan
-    field: LaneField
-    chunk: Lane
-    mask: Any
-    wide: Wide
+    replay: Replay
 
     def rates(self, both: Leaves, t: Any) -> Leaves:
         u, adjoint = _halves(both)
-        du, pullback = jax.vjp(lambda u: self.field(self.chunk.p, u, t), u)
+        du, pullback = jax.vjp(lambda u: self.replay.field(self.replay.chunk.p, u, t), u)
         return (*du, *map_leaves(jnp.negative, pullback(adjoint)[0]))
 
     def solved(self, t: Any, stop: Any, u: Leaves, adjoint: Leaves, grad: Any) -> tuple:
-        """The adjoint at `stop`, and the cotangent of the parameters, from those at `t`."""
+        """The adjoint at `stop` and the cotangent of the parameters, from those at `t`."""
         abstol, reltol = (
-            x * 2 if isinstance(x, tuple) else x for x in (self.chunk.abstol, self.chunk.reltol)
+            x * 2 if isinstance(x, tuple) else x
+            for x in (self.replay.chunk.abstol, self.replay.chunk.reltol)
         )
         both = (*u, *adjoint)
-        chunk = self.chunk._replace(u0=both, t0=t, t1=stop, abstol=abstol, reltol=reltol)
-        state = start(self.plan, self.rates, chunk, self.mask)
+        chunk = self.replay.chunk._replace(u0=both, t0=t, t1=stop, abstol=abstol, reltol=reltol)
+        state = start(self.replay.plan, self.rates, chunk, self.replay.mask)
 
         def one(carry):
             state, grad = carry
-            state, tried = advance(self.plan, self.rates, chunk, state)
+            state, tried = advance(self.replay.plan, self.rates, chunk, state)
             return state, self.integrated(tried, grad)
 
         def going(carry):
             return running(carry[0])
 
         state, grad = jax.lax.while_loop(going, one, (state, grad))
-        arrived = ~self.mask | ((state.code == SUCCESS) & is_finite(state.y))
+        arrived = ~self.replay.mask | ((state.code == SUCCESS) & is_finite(state.y))
         adjoint = _halves(state.y)[1]
         return map_leaves(lambda x: jnp.where(over(arrived, x), x, jnp.nan), adjoint), grad
 
     def integrated(self, tried: Step, grad: Any) -> Any:
-        """Add what the step adds to the cotangent of the parameters, by the states within it."""
-        method, accepted = self.plan.method.value.method, tried.accepted
-        # What is not finite in a step that was rejected would be so times zero; there the field is
-        # evaluated where the trajectory starts, for its derivative may be infinite.
-        start = (*self.chunk.u0, *map_leaves(jnp.zeros_like, self.chunk.u0))
+        """Add the contribution of a step to the cotangent of the parameters, from the states within
+        it."""
+        method, accepted = self.replay.method, tried.accepted
+        # Infinite numbers in a rejected step would be NaN when multiplied by zero. There, the field
+        # is evaluated at the start of the trajectory instead, since its derivative may be infinite,
+        # too.
+        start = (*self.replay.chunk.u0, *map_leaves(jnp.zeros_like, self.replay.chunk.u0))
         h = jnp.where(accepted, tried.h, 0)
         dense = method.dense(
             LANES, equations_of(self.rates), tried.y, tried.attempt.dense, tried.t, tried.h
@@ -270,19 +257,20 @@ class _Back(NamedTuple):
         for x, weight in _quadrature(method.order):
             both = method.interpolate(LANES, tried.y, dense, tried.h, x)
             u, adjoint = _halves(select(accepted, both, start))
-            t = jnp.where(accepted, tried.t + x * h, self.chunk.t0)
+            t = jnp.where(accepted, tried.t + x * h, self.replay.chunk.t0)
             weighed = map_leaves(lambda a, w=weight: over(-w * h, a) * a, adjoint)
-            grad = _add_pulled(self.field, self.wide, u, t, weighed, grad, accepted)
+            grad = _add_pulled(self.replay, u, t, weighed, grad, accepted)
         return grad
 
     def lost_in(self, adjoint: Leaves, grad: Any) -> Any:
-        """The cotangents, NaN where they sum over a lane whose adjoint was lost."""
-        lost = self.mask & ~is_finite(adjoint)
-        u0, t0 = self.chunk.u0, self.chunk.t0
+        """The cotangents, which are NaN if they are sums over lanes of which one has lost its
+        adjoint."""
+        lost = self.replay.mask & ~is_finite(adjoint)
+        u0, t0 = self.replay.chunk.u0, self.replay.chunk.t0
 
         def marked():
             mark = map_leaves(lambda x: jnp.where(over(lost, x), jnp.nan, jnp.zeros_like(x)), u0)
-            return _add_pulled(self.field, self.wide, u0, t0, mark, grad, lost)
+            return _add_pulled(self.replay, u0, t0, mark, grad, lost)
 
         return jax.lax.cond(jnp.any(lost), marked, lambda: grad)
 

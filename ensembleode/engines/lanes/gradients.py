@@ -1,5 +1,5 @@
-"""The way back through solves over lanes, for derivatives (see `engines/derivatives.py`): of any
-order by replay, the first alone, in reverse mode, by a continuous adjoint."""
+"""The way back through solves over lanes, for derivatives (see `engines/derivatives.py`). Replay
+has derivatives of any order; a continuous adjoint only has the first, in reverse mode."""
 
 import dataclasses
 import math
@@ -20,7 +20,7 @@ from ..flow import Flow, Known, own_of, reals_of, with_own, with_reals
 from .chunks import chunk_of, lane_field, merged, width_in
 from .continuous_adjoints import backsolve, gauss
 from .loop import lanes_of
-from .replay import buffers, Cotangent, pull_back as replayed, Replay, SavedRows, Wide
+from .replay import buffers, pull_back as replayed, Replay, SavedRows, Wide
 from .solves import solve
 
 
@@ -89,7 +89,7 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
         _, pullback, chunk = jax.vjp(numbers_of, here, shared, has_aux=True)
         grads, room = _through_chunk(plan, field, chunk, ok, where(ok, c), saved_here, room)
-        # (With no lane that succeeded, all numbers are those of one that failed.)
+        # If no lane succeeded, all numbers are those of a lane that failed.
         some = jnp.any(ok)
         grads = jax.tree.map(lambda x: jnp.where(some, x, jnp.zeros_like(x)), grads)
         grad_every, more_shared = pullback(grads)
@@ -112,7 +112,8 @@ def _pulled_back(flow: Flow, lanes: Lane, known: Known, cotangent: Any) -> list:
 
 
 def _by_cost(adaptive: bool, width: int, steps: Any, ok: Any) -> tuple:
-    """Trajectories in chunks of about equal numbers of steps, as a chunk takes its slowest lane's.
+    """Trajectories arranged in chunks of about equal numbers of steps, since a chunk takes as long
+    as its slowest lane.
 
     **Returns:** the number of the trajectory at each place, `[chunk, lane]`; the place of each
     trajectory, `[trajectory]`; and a mask of the places whose trajectory succeeded.
@@ -131,7 +132,8 @@ def _by_cost(adaptive: bool, width: int, steps: Any, ok: Any) -> tuple:
 
 
 def _wide(field: LaneField, args: Any, width: int) -> tuple[Wide, Callable]:
-    """The field's arguments widened for differentiation, and what pulls their cotangents back."""
+    """The field's arguments widened for differentiation, and a function that pulls their cotangents
+    back to the arguments as they were."""
     real, rest = eqx.partition(args, eqx.is_inexact_array)
     flags = zip(real, field.batched, field.deciding, strict=True)
     has_lanes = tuple(
@@ -167,9 +169,7 @@ def _through_chunk(
     if plan.saving.mode == "ends":
         at_end, rows = field.split(jnp.moveaxis(cotangent[:, 0], 0, -1)), None
     wide, narrow = _wide(field, chunk.p, lanes_of(chunk))
-    replay = Replay(plan, field, chunk, ok, rows, wide)
-    _, at_u0, grad_args, room = _ADJOINTS[plan.method.value.adjoint](
-        replay, Cotangent(at_end, saved), room
-    )
+    replay = Replay(plan, field, chunk, ok, saved, rows, at_end, wide)
+    at_u0, grad_args, room = _ADJOINTS[plan.method.value.adjoint](replay, room)
     (grad_args,) = narrow(grad_args)
     return (at_u0, grad_args), room

@@ -1,6 +1,7 @@
-"""The time loop of a chunk: every lane with its own step size, acceptance, end and return code.
+"""The time loop of a chunk, in which every lane has its own step size, acceptance, end and return
+code.
 
-(The numbers of a chunk are a `Lane`: see `chunks.chunk_of`.)
+The numbers of a chunk are a `Lane` (see `chunks.chunk_of`).
 """
 
 import functools
@@ -26,7 +27,7 @@ from .stops import arrive, begin, has_jumps, has_own, Stops
 
 
 class _OfFirst(AbstractNorm):
-    """The norm of the first `count` components alone."""
+    """The norm of the first `count` components."""
 
     norm: AbstractNorm
     count: int
@@ -47,7 +48,7 @@ def _norm_of(plan: Plan) -> AbstractNorm:
 
 
 def _are_finite(plan: Plan, y: Leaves) -> Any:
-    """In which lanes the state has not gone wrong."""
+    """The lanes whose state is finite, in the components that step-size control looks at."""
     return is_finite(first_of(y, plan.controlled))
 
 
@@ -107,7 +108,7 @@ def lanes_of(chunk: Lane) -> int:
 
 
 def start(plan: Plan, field: Callable, chunk: Lane, mask: Bool[Array, "lane"]) -> State:
-    """The state of the loop at `t0`; lanes that are not in the mask only fill up the chunk."""
+    """The variables of the loop at `t0`; lanes that are not in the mask only fill up the chunk."""
     lanes = lanes_of(chunk)
     dtype = chunk.u0[0].dtype
     y, t0, t1 = chunk.u0, chunk.t0, chunk.t1
@@ -176,12 +177,12 @@ def first_step(
     field = evaluated_once(field, y, t)
     carry = plan.method.value.method.init(LANES, equations_of(field), y, t)
     if h is None:
-        # (A fixed step is given.)
+        # A fixed step always has a `dt`.
         at = jax.lax.stop_gradient((t, y, field(y, t), chunk.t1 - chunk.t0))
         norm, tol = _norm_of(plan), _tolerances_of(chunk)
         order = plan.method.value.method.order
         h = initial_step(LANES, norm, power_of_ten, field, *at, tol, order, chunk.dtmax)
-    # Steps are constants to whoever differentiates, but for the last.
+    # For derivatives, the sizes of steps are constants, except for the last step's.
     return carry, jax.lax.stop_gradient(jnp.abs(h))
 
 
@@ -191,7 +192,7 @@ def running(state: State) -> Any:
 
 
 def advance(plan: Plan, field: Callable, chunk: Lane, state: State) -> tuple[State, Step]:
-    """Try one step in every lane that is active: attempt, control, commit."""
+    """Try one step in every active lane: attempt it, judge it, and commit the result."""
     tried = _attempt(plan, field, chunk, state)
     state, step = _commit(plan, chunk, state, *_control(plan, chunk, state, tried))
     if state.stops is None:
@@ -231,7 +232,7 @@ class _Tried(NamedTuple):
 
 
 def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> _Tried:
-    """A step, as long as time has it."""
+    """A step that ends at the latest where the stretch of time does."""
     t, y, active = state.t, state.y, state.active
     tstop, stops = chunk.t1 + jnp.zeros_like(t), state.stops
     anchor, number = chunk.t0, state.tries
@@ -264,7 +265,7 @@ def _attempt(plan: Plan, field: Callable, chunk: Lane, state: State) -> _Tried:
 
 
 def _control(plan: Plan, chunk: Lane, state: State, tried: _Tried) -> tuple[Step, Verdict, Any]:
-    """The verdict on the step, and the count of failures."""
+    """The verdict on the step, and the number of failures."""
     t, y, active = state.t, state.y, state.active
     size, h, t2, attempt, unresolved = tried
     controller = plan.method.value.controller
@@ -326,8 +327,8 @@ def counted(count: Any, here: Any) -> Any:
 
 
 def conclude(plan: Plan, field: Callable, chunk: Lane, state: State) -> State:
-    """The state with the codes of the lanes that go on, which was stopped, and of those that have
-    another turn first."""
+    """The variables with the return codes decided: those of lanes that were stopped while going on,
+    and those of lanes that take another turn first to find out."""
     code, tol = jnp.where(state.active, verdicts.STOPPED, state.code), _tolerances_of(chunk)
     if not plan.method.value.adaptive:
         return state._replace(code=code)

@@ -77,17 +77,6 @@ class SavedRows(NamedTuple):
     length: Int[Array, "lane"]
 
 
-class Cotangent(NamedTuple):
-    """The input of a pull-back through a chunk.
-
-    - `end`: the cotangent of the state at `t1`.
-    - `saved`: the saved states; None where they are not needed.
-    """
-
-    end: Leaves
-    saved: SavedRows | None
-
-
 class Wide(NamedTuple):
     """The arguments of the field in the form in which they are differentiated.
 
@@ -123,12 +112,12 @@ class Wide(NamedTuple):
 
 
 def buffers(plan: Plan, like: Lane) -> Buffers | None:
-    """Room for chunks like this one (it may be abstract); None where every step is saved."""
+    """Memory for chunks like this one, which may be abstract; None where every step is saved."""
     if plan.saving.mode == "steps":
         return None
     lanes = lanes_of(like)
     mask = jax.ShapeDtypeStruct((lanes,), bool)
-    # (Any field will do, for shapes.)
+    # For the shapes alone, any field will do.
     state = jax.eval_shape(lambda c, mask: start(plan, lambda y, t: y, c, mask), like, mask)
     each = sum(math.prod(x.shape) * x.dtype.itemsize for x in like.u0)
     each += 2 * lanes * like.u0[0].dtype.itemsize
@@ -151,7 +140,7 @@ def buffers(plan: Plan, like: Lane) -> Buffers | None:
 
 
 def _is_chained(plan: Plan) -> bool:
-    """Whether cotangents pass through what a step hands on to the next (the method's carry).
+    """Whether cotangents pass through the method's carry from step to step.
 
     Otherwise the carry is computed from the state again by `init`. But where dense output depends
     on the carry, it is better to pull back through it only once.
@@ -160,7 +149,7 @@ def _is_chained(plan: Plan) -> bool:
 
 
 def _anew(chunk: Lane, state: State) -> Any:
-    """Where what is carried to the next step was made anew, one a lane."""
+    """For each lane, whether the carry for the next step was made anew; None where it never is."""
     if state.stops is None or not has_jumps(chunk):
         return None
     return jnp.broadcast_to(state.stops.anew, (lanes_of(chunk),))
@@ -169,8 +158,9 @@ def _anew(chunk: Lane, state: State) -> Any:
 class Replay(NamedTuple):
     """The solve of a chunk that is pulled back through.
 
-    - `mask`: which lanes succeed; the others are not solved.
-    - `rows`: the cotangents of the saved states, if any.
+    - `mask`: the lanes that succeed; other lanes are not solved.
+    - `saved`: the saved states; None where they are not needed.
+    - `rows`: the cotangents of the saved states, if any; `end`: the cotangent of the state at `t1`.
     - `wide`: the arguments of the field.
     """
 
@@ -178,7 +168,9 @@ class Replay(NamedTuple):
     field: LaneField
     chunk: Lane
     mask: Bool[Array, "lane"]
+    saved: SavedRows | None
     rows: Inexact[Array, "lane row *state"] | None
+    end: Leaves
     wide: Wide
 
     @property
@@ -187,11 +179,11 @@ class Replay(NamedTuple):
 
     @property
     def mode(self) -> str:
-        """Which times are saved."""
+        """The mode of saving: see `core.saving.Saving`."""
         return self.plan.saving.mode
 
     def equations(self, args: Any) -> Equations:
-        """Those of the field with arguments that are `wide`."""
+        """The equations of the field with arguments in the form of `wide`."""
         return equations_of(functools.partial(self.field, self.wide.combined(args)))
 
     def safe(self, taken: Record) -> Record:
@@ -210,17 +202,16 @@ class Replay(NamedTuple):
 
 
 def pull_back(
-    replay: Replay, cotangent: Cotangent, room: Buffers | None, through: Callable | None = None
-) -> tuple[Leaves, Leaves, Any, Buffers | None]:
-    """Pull back through a chunk; the cotangents of lanes that are not in the mask are zero.
+    replay: Replay, room: Buffers | None, through: Callable | None = None
+) -> tuple[Leaves, Any, Buffers | None]:
+    """Pull back through a chunk. The cotangents of lanes that are not in the mask are zero.
 
     **Arguments:** `through`: pulls back through one step, by default through the step itself.
 
-    **Returns:** the cotangents of the state just after `t0`, of `u0` (which may also be saved) and
-    of `wide.args`; and the memory, to be used again.
+    **Returns:** the cotangents of `u0` (which may also be saved) and of `wide.args`; and
+    the memory, to be used again.
     """
-    plan, field, chunk, mask, rows, wide = replay
-    args = wide.args
+    chunk, mask, args = replay.chunk, replay.mask, replay.wide.args
     grad = jax.tree.map(jnp.zeros_like, args)
     replayed = functools.partial(_replay_all, replay, through or _replay_one)
 
@@ -228,12 +219,12 @@ def pull_back(
         carry = None
         if through is None:
             carry = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), record.carry)
-        return Pulled(cotangent.end, carry, grad, rows)
+        return Pulled(replay.end, carry, grad, rows)
 
     if room is None:
-        assert cotangent.saved is not None
-        length = jnp.where(mask, cotangent.saved.length, 0)
-        record, steps = _record_saved(plan, field, chunk, cotangent.saved._replace(length=length))
+        assert replay.saved is not None
+        length = jnp.where(mask, replay.saved.length, 0)
+        record, steps = _record_saved(replay, replay.saved._replace(length=length))
         if replay.method.remembers:
             record = record._replace(carry=_carried(replay, record))
         pulled = replayed(record, steps, pulled_from(record, length))
@@ -251,15 +242,14 @@ def pull_back(
         more, more_grad = pull_first(pulled.carry)
         moved = mask & (chunk.t0 != chunk.t1)
         adjoint = select(moved, map_leaves(jnp.add, adjoint, more), adjoint)
-        grad = wide.added(grad, more_grad, moved)
-    at_u0 = adjoint
-    if rows is not None:
-        at_u0 = _add_start(replay, adjoint, pulled.rows)
-    return adjoint, at_u0, grad, room
+        grad = replay.wide.added(grad, more_grad, moved)
+    if replay.rows is not None:
+        adjoint = _add_start(replay, adjoint, pulled.rows)
+    return adjoint, grad, room
 
 
 def _replay_segments(replay, replayed, pulled, room) -> tuple:
-    """Record and replay, the last segment first."""
+    """Record and replay the segments, the last first."""
     plan, chunk = replay.plan, replay.chunk
     field = functools.partial(replay.field, chunk.p)
     state = start(plan, field, chunk, replay.mask)
@@ -288,7 +278,7 @@ def _replay_segments(replay, replayed, pulled, room) -> tuple:
 
 
 def _record_all(plan, field, chunk, state, room) -> tuple:
-    """Run to the end, checkpoint by checkpoint; the last segment stays in the record."""
+    """Run to the end, keeping checkpoints; the last segment stays in the record."""
 
     def going(carry):
         return running(carry[1])
@@ -327,15 +317,15 @@ def _record_segment(plan, field, chunk, state, record, wanted) -> tuple:
     return jax.lax.while_loop(going, one, (state, record, jnp.zeros((), jnp.int32)))
 
 
-def _record_saved(plan: Plan, field: LaneField, chunk: Lane, saved: SavedRows) -> tuple:
-    """The record of all steps, where every one was saved; and how many they are.
+def _record_saved(replay: Replay, saved: SavedRows) -> tuple:
+    """The record of all steps, where every step was saved; and the number of steps.
 
     Running the solve again would be another program, which may take different steps because it
     rounds differently.
     """
-    u, t = jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
-    y, length = jax.vmap(field.split)(u), saved.length
-    if not plan.saving.start:
+    chunk, u, t = replay.chunk, jnp.moveaxis(saved.u, (0, 1), (-1, 0)), saved.t.T
+    y, length = jax.vmap(replay.field.split)(u), saved.length
+    if not replay.plan.saving.start:
         t = jnp.concatenate([jnp.broadcast_to(chunk.t0, (1, t.shape[1])), t])
         y = map_leaves(lambda x, u0: jnp.concatenate([u0[None], x]), y, chunk.u0)
         length = length + 1
@@ -353,7 +343,7 @@ def _record_saved(plan: Plan, field: LaneField, chunk: Lane, saved: SavedRows) -
 
 
 def _carried(replay: Replay, record: Record) -> Any:
-    """The carry that each step of the record began with."""
+    """The method's carry at the start of each step of the record."""
     method, equations = replay.method, equations_of(functools.partial(replay.field, replay.chunk.p))
     t, _, y, *_ = _read(record, 0)
 
@@ -488,7 +478,7 @@ def cotangents_of(replay: Replay, row: Any) -> Leaves:
 
 
 def _rows_saved(replay: Replay) -> Any:
-    """How many rows were written, in the lanes that succeeded."""
+    """How many rows were written, in lanes that succeeded."""
     if replay.mode == "ends":
         return jnp.zeros(len(replay.mask), jnp.int32)
     count = jnp.sum(jnp.isfinite(replay.chunk.saveat), axis=-1, dtype=jnp.int32)

@@ -1,4 +1,4 @@
-"""What is saved of the lanes of a chunk, at times that are given or at the end of every step."""
+"""The saved states of the lanes of a chunk, at given times or at the end of every step."""
 
 import functools
 from typing import Any, NamedTuple
@@ -16,10 +16,10 @@ from .loop import counted, State, Step
 
 
 class Output(NamedTuple):
-    """What is saved on the way.
+    """The saved states so far.
 
-    - `u`: the saved states, NaN where not reached, with a row past the end; `t`: the times, where
-        every step is saved.
+    - `u`: the saved states, NaN where not reached, with one additional row at the end; `t`: their
+        times, where every step is saved.
     - `row`: the next row to write; `time`: the next time to save, where times are given.
     """
 
@@ -30,7 +30,8 @@ class Output(NamedTuple):
 
 
 def first_output(plan: Plan, field: LaneField, chunk: Lane, state: State) -> Output | None:
-    """Room for what is saved, with what is saved at the start."""
+    """Arrays for the saved states, with those of the start filled in; None where only ends are
+    saved."""
     saving = plan.saving
     if saving.mode == "ends":
         return None
@@ -54,19 +55,19 @@ def first_output(plan: Plan, field: LaneField, chunk: Lane, state: State) -> Out
 
 
 def _at_start(field: LaneField, chunk: Lane, u0: Any) -> Any:
-    """The state at times that are those of the start, `[lane, row, *state]`, whose derivative by
-    such a time is the field there."""
+    """The state at those times that equal the start: `[lane, row, *state]`. Its derivative with
+    respect to such a time is the field at the start."""
     u0 = u0[:, None]
     rate = lane_first(field.join(field(chunk.p, chunk.u0, chunk.t0)))[:, None]
     since = chunk.saveat - (chunk.t0 if chunk.t0.ndim == 0 else chunk.t0[:, None])
-    # Nothing, but for its derivative.
+    # Zero, but with a derivative.
     since = since - jax.lax.stop_gradient(since)
     since = since.reshape(-1, since.shape[-1], *(1,) * (u0.ndim - 2))
     return u0 + since * jnp.where(jnp.isfinite(rate), rate, 0)
 
 
 def save(plan: Plan, field: LaneField, chunk: Lane, step: Step, out: Output) -> Output:
-    """Save what lies in the step just taken."""
+    """Save the states at times within the step just taken."""
     saving = plan.saving
     if out.t is not None:
         row = jnp.where(step.accepted, jnp.minimum(out.row, saving.rows), saving.rows)
@@ -87,7 +88,7 @@ def save(plan: Plan, field: LaneField, chunk: Lane, step: Step, out: Output) -> 
         return method.dense(LANES, equations, step.y, dense, *at)[len(dense) :]
 
     if structs := jax.eval_shape(more):
-        # Only where something is saved.
+        # This runs only where something is saved.
         nothing = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), structs)
         dense = (*dense, *jax.lax.cond(jnp.any(due(out)), more, lambda: nothing))
 
@@ -103,7 +104,7 @@ def save(plan: Plan, field: LaneField, chunk: Lane, step: Step, out: Output) -> 
 
 
 def _next_time(chunk: Lane, row: Any) -> Any:
-    """The time of the row, infinitely far where there are no more."""
+    """The time of a row; infinitely far where there are no more rows."""
     times, rows = chunk.saveat, chunk.saveat.shape[-1]
     if times.ndim == 1:
         time = times.at[row].get(mode="clip")
@@ -113,10 +114,10 @@ def _next_time(chunk: Lane, row: Any) -> Any:
 
 
 def _write(array: Any, row: Any, value: Any) -> Any:
-    """Set row `row` of each lane; the row past the end is there for what is not wanted.
+    """Set row `row` of each lane; unwanted values go to the additional row at the end.
 
-    (Lane by lane: XLA's CPU compiler turns a loop over time into one function, many times as fast,
-    unless there is a scatter in it.)
+    This is written lane by lane, since XLA's CPU compiler turns a loop over time into one function,
+    which is many times as fast, unless there is a scatter in it.
     """
     if row.ndim == 0:
         return jax.lax.dynamic_update_index_in_dim(array, value, row, 1)

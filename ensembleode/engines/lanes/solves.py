@@ -1,4 +1,4 @@
-"""Solves over lanes: chunk by chunk, from start to end."""
+"""Solves over lanes, chunk by chunk, from start to end."""
 
 import functools
 from typing import Any
@@ -19,17 +19,18 @@ from .saved_rows import first_output, lane_first, save
 from .stops import has_jumps
 
 
-# Turns between two looks at whether the loop is to stop.
+# The number of turns after which the flag that stops the loop is read.
 _TURNS = 256
 
 
 def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
-    """The result of these trajectories, chunk by chunk, in turn; times only where each has its own.
+    """The result of these trajectories, solved chunk by chunk in turn; it has times only where each
+    trajectory has its own.
 
     **Arguments:**
 
-    - `lanes`: the numbers, a leading axis on the leaves that `plan.batched` marks.
-    - `mask`: false for those that only fill a place, and are not solved: [n].
+    - `lanes`: the numbers, with a leading axis on the leaves that `plan.batched` marks.
+    - `mask`: false for trajectories that are not to be solved, and only fill a place: [n].
     """
     n = len(mask)
     field = lane_field(plan)
@@ -53,17 +54,20 @@ def solve(plan: Plan, lanes: Lane, mask: Any) -> Result:
 
 
 def rows(plan: Plan, lanes: Lane, mask: Any) -> Any:
-    """What is saved of these trajectories, the last state alone where only ends are."""
+    """The saved states of these trajectories; where only ends are saved, their last states."""
     u = solve(plan, lanes, mask).u
     return u[:, -1:] if plan.saving.mode == "ends" else u
 
 
 def solve_chunk(plan: Plan, field: LaneField, every: Lane, shared: Lane, mask: Any) -> Result:
-    """The result of a chunk, all of whose lanes are integrated to their ends; `every` has the
-    numbers that differ between lanes, which come first."""
+    """The result of a chunk, whose lanes are all integrated to their ends.
+
+    **Arguments:** `every`: the numbers that differ between lanes, with the lanes first.
+    """
     chunk = chunk_of(plan, field, every, shared, len(mask))
     if plan.method.value.direction != "forward":
-        # The same bits, whatever the program does with these numbers before.
+        # The barrier gives the same bits, whatever the program has done with these numbers
+        # before.
         chunk, mask = jax.lax.optimization_barrier((chunk, mask))
 
     at = functools.partial(field, chunk.p)

@@ -53,8 +53,8 @@ def has_jumps(chunk: Lane) -> bool:
 
 
 def begin(chunk: Lane, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
-    """At the start of all lanes; and which of them start at a discontinuity. None without known
-    times."""
+    """The variables at the start of all lanes, and a mask of the lanes that start at a
+    discontinuity. None without known times."""
     tables = tables_of(chunk)
     if not tables:
         return None, None
@@ -67,8 +67,9 @@ def begin(chunk: Lane, t: OfLanes, t1: OfLanes) -> tuple[Stops | None, Any]:
 def arrive(
     chunk: Lane, stops: Stops, t: OfLanes, t1: OfLanes, direction: Any, tries: Any, here: Any
 ) -> tuple[Stops, Any]:
-    """At the times `t` in the lanes where that is the end of their stretch, `here`: the next
-    stretch; and in which of them `f` jumps, so that it begins a unit in the last place later."""
+    """The variables in the next stretch of time, for the lanes `here`, whose stretch ends at `t`;
+    and a mask of the lanes where `f` jumps, so that the stretch begins a unit in the last place
+    later."""
     tables = tables_of(chunk)
     jumps = jnp.zeros_like(here)
     if (table := tables.get("d_discontinuities")) is not None:
@@ -112,8 +113,8 @@ def _at(table: Any, row: Any, direction: Any) -> Any:
 
 
 def steps_between(chunk: Lane, t: Any, direction: Any) -> tuple[Any, Any]:
-    """Where the steps begin that end at the times `t [1 + step, lane]` but for the first, and their
-    signed sizes."""
+    """The starts and the signed sizes of the steps that end at the times `t [1 + step, lane]`, of
+    which the first is the start of all."""
     begins, ends = t[:-1], t[1:]
     table = tables_of(chunk).get("d_discontinuities")
     if table is None:

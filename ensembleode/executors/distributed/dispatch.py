@@ -32,7 +32,7 @@ from .worker import Done, environment, Missing, Ref, Refused, Task
 # bytes that a task is sent, and that it returns.
 _SECONDS, _LEAST_SECONDS = 0.5, 0.02
 _BYTES = 2**25
-# Shared arrays of at least so many bytes are sent to each worker only once.
+# The smallest size in bytes of shared arrays that are sent to each worker only once.
 _LARGE = 2**15
 
 

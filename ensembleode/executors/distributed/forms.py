@@ -79,7 +79,8 @@ class Form(abc.ABC):
 
     @abc.abstractmethod
     def on(self, base: "Given | None") -> "Form":
-        """Derived likewise from another; from None, it can be pickled."""
+        """The form derived in the same way from another base; with None as the base, it can be
+        pickled."""
 
     def of_units(
         self, every: Sequence, mask: Any, shared: Sequence, units: int
@@ -124,7 +125,7 @@ class Given(Form):
 
     @property
     def plan(self) -> Plan:
-        assert self.plan_or_none is not None  # (But after `on(None)`.)
+        assert self.plan_or_none is not None  # it is None after `on(None)`
         return self.plan_or_none
 
     @property

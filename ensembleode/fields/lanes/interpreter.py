@@ -17,7 +17,7 @@ from . import scalars
 from .values import from_array, from_constant, pack, Scalars, Stacked, unpack, Value
 
 
-# Where the state is an array, only values of at most so many components are kept as scalars.
+# The largest number of components of a value that is kept as scalars, if the state is an array.
 LARGEST_SCALARS_AMONG_ARRAYS = 4
 
 

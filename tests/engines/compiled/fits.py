@@ -1,9 +1,9 @@
-"""How the coefficients of `engines.compiled.functions.coefficients` are made.
+"""Computes the coefficients of `engines.compiled.functions.coefficients`.
 
-Each polynomial goes through the function at the Chebyshev points of the interval, which is within
-a few per cent of the least possible maximum error, and is computed in 60 digits.
+Each polynomial interpolates its function at the Chebyshev points of an interval, so its largest
+error is within a few per cent of the least possible one. It is computed with 60 digits.
 
-Run as a program, this writes the module of coefficients anew, and says how well each fits.
+Run as a program, this writes the module of coefficients, and says how well each polynomial fits.
 """
 
 import pathlib

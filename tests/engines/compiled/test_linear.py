@@ -1,4 +1,4 @@
-"""Linear equations of steps as generated code, against NumPy."""
+"""The linear equations of steps as generated code, compared with NumPy."""
 
 import ctypes
 from typing import Any

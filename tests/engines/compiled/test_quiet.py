@@ -1,4 +1,4 @@
-"""Steps in which no condition is looked at: the events are those of the looks, to the bit."""
+"""Steps in which no condition is looked at: events have the same bits as with looking."""
 
 import jax
 import jax.numpy as jnp

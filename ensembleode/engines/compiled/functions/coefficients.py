@@ -11,7 +11,7 @@ from ..builder import F32, F64
 
 
 def _coefficients(text: str) -> dict[np.dtype, tuple[float, ...]]:
-    """Those of doubles, and after a semicolon those of singles, where they are used."""
+    """The coefficients for doubles, and after a semicolon those for singles, if any."""
     rows = zip((F64, F32), text.split(";"), strict=False)
     return {dtype: tuple(map(float, row.split())) for dtype, row in rows}
 

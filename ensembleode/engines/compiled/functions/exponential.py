@@ -97,7 +97,8 @@ def exp(b: Builder, x: Value) -> Value:
 
 
 def power(b: Builder, x: Value, magic: float) -> tuple[Value, Value]:
-    """exp(x) as 2^k (1 + p): the sum of k and `magic`, which has k in its lowest bits, and p."""
+    """exp(x) as 2^k (1 + p). Returns the sum of k and `magic`, which has k in its lowest bits; and
+    p."""
     high, low = ln2_parts(format_of(x))
     sum_ = b.mul_add(x, float(LOG2_E), magic)
     k = sum_ - magic

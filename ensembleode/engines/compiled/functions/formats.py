@@ -68,7 +68,7 @@ class Format:
 
 
 def _rounded(x: Fraction, digits: int) -> Fraction:
-    """A fraction rounded to so many binary digits."""
+    """A fraction rounded to `digits` binary digits."""
     if x == 0:
         return x
     # The double nearest to a number has the number's exponent, or the next one.

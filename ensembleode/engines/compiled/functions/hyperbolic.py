@@ -47,8 +47,8 @@ def cosh(b: Builder, x: Value) -> Value:
 
 
 def tanh(b: Builder, x: Value) -> Value:
-    """e / (e + 2), where e = exp(2 |x|) - 1 = 2^k p + (2^k - 1), with the exponential 1 + p of the
-    rest of 2 |x|. Near zero, where the roundings of these add up, it is a polynomial."""
+    """e / (e + 2) with e = exp(2 |x|) - 1. If p is defined by exp(2 |x|) = 2^k (1 + p), then e is
+    2^k p + (2^k - 1). Near zero, where rounding errors would add up, it is a polynomial."""
     fmt = format_of(x)
     size = abs(x)
     bounded = b.minimum((fmt.digits / 2 + 2) * float(LN2), size)  # tanh is one for larger x
