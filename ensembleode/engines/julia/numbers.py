@@ -10,6 +10,7 @@ import numpy as np
 
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
+from ...fields.lowering.values import is_stored_as_bits
 from ...ground.keys import raw
 from ...numbers import but
 from ..results import end_times
@@ -52,12 +53,9 @@ def _parameters(
     storage, own, shared = field.inputs.storage, [], []
     assert storage is not None
     for x, is_own in zip(lanes.parameters, batched, strict=True):
-        x = np.asarray(raw(x))
-        if x.dtype.kind in "iu" and np.any(np.abs(x.astype(np.float64)) > 2**53):
-            raise ValueError(
-                "p holds an integer larger than 2^53, which engine='julia' would round; use "
-                "another engine."
-            )
+        x = np.ascontiguousarray(raw(x))
+        as_bits = is_stored_as_bits(x.dtype, storage)
+        x = x.view(storage) if as_bits else x.astype(storage, copy=False)
         if is_own:
             own.append(x.reshape(n, -1))
         else:
