@@ -15,10 +15,9 @@ Rosenbrock23; `Rodas5P`, `Rodas4`, `Rosenbrock23` by the engine, `Kvaerno5` and 
 ones solve fewer trajectories, and are scaled.
 
 All are in one process, held to one core, and take turns: the time is the least CPU time (of slow
-ones the only one). `error` is
-the largest relative one of a component at the end, of the median trajectory that arrived, against
-Rodas5P at 1e-12. The last columns are the least times for such an error, interpolated between the
-tolerances, and in brackets over that of `Rodas5P`.
+ones the only one). `error` is the largest relative one of a component at the end, of the median
+trajectory that arrived, against Rodas5P at 1e-12. The last columns are the least times for such an
+error, interpolated between the tolerances, and in brackets over that of `Rodas5P`.
 
 `--gradients`: the time of a gradient of a sum of all ends by all rate constants over that of the
 sum, and how far it is from differences, at 1e-10.
@@ -72,7 +71,8 @@ ABSTOL = {"ROBER": 1e-4, "ROBER to 1e11": 1e-4}
 
 
 def by_cpp(name, constants, *, method="Rodas5P"):
-    if "avx512f" not in pathlib.Path("/proc/cpuinfo").read_text():
+    about = pathlib.Path("/proc/cpuinfo")
+    if not about.exists() or "avx512f" not in about.read_text():
         raise Skip("no AVX-512")
     problem, field = CASES[name], name.split()[0]
     defines = [f"FIELD={field}", f"METHOD={method}", f"K={1 if field == 'POLLU' else 2}"]

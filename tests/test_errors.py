@@ -557,7 +557,7 @@ CALLBACKS = [
                 callback=eo.ContinuousCallback(lambda u, t, i: t, eo.terminate), engine=engine
             ),
         )
-        for engine in ("lanes", "diffrax", "julia")
+        for engine in ("lanes", "diffrax")
     ),
 ]
 OTHER_NAMES = [

@@ -13,13 +13,13 @@ import numpy as np
 
 
 class Problem(NamedTuple):
-    """From `u0` at 0 to `end`, where the published solution is."""
+    """From `u0` at 0 to `end`, where the published solution is, if there is one."""
 
     components: Callable
     u0: Sequence[float]
     end: float
     constants: Sequence[float]
-    published: Sequence[float]
+    published: Sequence[float] | None
 
     @property
     def f(self):

@@ -6,6 +6,7 @@ from ..core.lane import Trajectories
 from ..ensemble import EnsembleColumns
 from ..numbers import of_kind
 from ..solution import EngineChoice
+from ..solvers import JuliaAlg
 from ..solvers.auto import AutoSwitch
 from ..solvers.base import Rosenbrock
 from . import compiled, diffrax, julia, lanes
@@ -74,7 +75,8 @@ def choose(
     reasons = []
     for candidate in ENGINES:
         reason = unfit(candidate)
-        if isinstance(alg, _COMPILED) and candidate is julia.ENGINE:
+        ours = isinstance(alg, _COMPILED) or every.events is not None
+        if ours and candidate is julia.ENGINE and not isinstance(alg, JuliaAlg):
             reason = reason or "it is asked for by name."
         reason = reason or candidate.field_refusal(field, state, batched)
         if every.events is None and _has_arrays(alg):

@@ -73,12 +73,7 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     t = None
     if plan.own_times:
         if saving.mode == "ends":
-            ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
-            if events is not None:
-                last = jnp.clip(events.count - 1, 0)[:, None]
-                last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
-                ends[1] = jnp.where(ended, last, ends[1])
-            t = jnp.stack(ends[-saving.rows :], axis=1)
+            t = end_times(lanes, events, codes)[:, -saving.rows :]
         else:
             t = times if left.t is None else left.t[:, : saving.rows]
         t = jnp.where(reached, t, jnp.nan)
@@ -92,6 +87,19 @@ def result_of(plan: Plan, lanes: Lane, left: Left) -> Result:
     about = length, codes, left.naccept, tried - left.naccept, nf
     of_matrices = method.linear_algebra(left.ntried) or ()
     return Result(u, t, None, *about, *of_matrices, events=events)
+
+
+def end_times(lanes: Lane, events: Happened | None, codes: Any) -> Any:
+    """Where each trajectory starts, and where it ends, `[trajectory, 2]`: at `t1`, or where an
+    event ended it."""
+    t0, t1 = jnp.asarray(lanes.t0), jnp.asarray(lanes.t1)
+    n = len(codes)
+    ends = [each(x, x.ndim > 0, n) for x in (t0, t1)]
+    if events is not None:
+        last = jnp.clip(events.count - 1, 0)[:, None]
+        last = jnp.take_along_axis(events.t, last, axis=1)[:, 0]
+        ends[1] = jnp.where(codes == ReturnCode.Terminated.value, last, ends[1])
+    return jnp.stack(ends, axis=1)
 
 
 def _asked_for(times: Any, t0: Any, t1: Any) -> tuple:

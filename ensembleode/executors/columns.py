@@ -21,7 +21,12 @@ class Columns(Executor):
 
     def check(self, plan: Plan) -> None:
         """**Raises:** `ValueError` when an option that all columns share differs between
-        trajectories, and for an integrand."""
+        trajectories, and for callbacks and an integrand."""
+        if plan.events is not None:
+            raise ValueError(
+                "EnsembleColumns solves all trajectories with the same steps, and a callback acts "
+                "on each by itself: use EnsembleThreads()."
+            )
         if plan.extension is not None:
             raise ValueError(
                 "EnsembleColumns has no integrands: let f return what integrand does as further "

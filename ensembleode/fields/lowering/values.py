@@ -2,6 +2,7 @@
 components."""
 
 import dataclasses as dc
+import functools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -125,7 +126,21 @@ def cast(value: Value, dtype: Any) -> Value:
 def loaded(group: Any, start: int, aval: Any, storage: Any) -> Value:
     """A parameter, or the state, in memory."""
     buffer = Buffer(group, np.dtype(storage), start, math.prod(aval.shape))
-    return cast(stored(buffer, aval.shape), aval.dtype)
+    found, dtype = stored(buffer, aval.shape), np.dtype(aval.dtype)
+    if is_stored_as_bits(dtype, buffer.dtype):
+        bits = functools.partial(_as_bits, dtype=dtype)
+        return elementwise(aval.shape, dtype, [found], bits)
+    return cast(found, dtype)
+
+
+def is_stored_as_bits(dtype: np.dtype, storage: np.dtype) -> bool:
+    """Whether numbers are kept as those of `storage` with the same bits, as these don't have all of
+    their values: whole numbers of 64 bits among reals."""
+    return dtype.kind in "iu" and dtype.itemsize == 8 and storage.kind == "f"
+
+
+def _as_bits(x: Expr, dtype: np.dtype) -> Expr:
+    return Op("bitcast_convert_type", (x,), dtype)
 
 
 def apart_of(value: Value) -> list[Value]:
