@@ -85,6 +85,19 @@ class AutoTsit5(AutoSwitch):
     `AutoTsit5(Rosenbrock23())`. It is for ensembles of which it isn't known whether, when or in
     which trajectories they are stiff. The steps are those of OrdinaryDiffEq.
 
+    **Arguments:**
+
+    - `stiff`: the Rosenbrock method.
+    - `maxstiffstep`: the Rosenbrock method takes over after more than this many attempts in a row
+        that look stiff.
+    - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
+        that don't look stiff.
+    - `nonstifftol`, `stifftol`: a step looks stiff if it is at least this fraction of the longest
+        step at which the explicit method is stable: `nonstifftol` while the explicit method makes
+        the steps, and `stifftol` while the Rosenbrock method does.
+    - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
+        divided by it on a switch back.
+
     Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15.
     """
 
@@ -94,8 +107,9 @@ class AutoTsit5(AutoSwitch):
 
 
 class AutoVern6(AutoSwitch):
-    """`Vern6` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    """`Vern6` where the problem is not stiff, and the given Rosenbrock method where it is. The
+    arguments are those of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern6()
     boundary: ClassVar[float] = 4.8553
@@ -104,7 +118,9 @@ class AutoVern6(AutoSwitch):
 
 class AutoVern7(AutoSwitch):
     """`Vern7` where the problem is not stiff, and the given Rosenbrock method where it is, for
-    tighter tolerances: `AutoVern7(Rodas5P())`; see `AutoTsit5`."""
+    tighter tolerances: `AutoVern7(Rodas5P())`. The arguments are those of
+    [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern7()
     boundary: ClassVar[float] = 4.64
@@ -112,8 +128,9 @@ class AutoVern7(AutoSwitch):
 
 
 class AutoVern8(AutoSwitch):
-    """`Vern8` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    """`Vern8` where the problem is not stiff, and the given Rosenbrock method where it is. The
+    arguments are those of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern8()
     boundary: ClassVar[float] = 5.8641
@@ -121,8 +138,9 @@ class AutoVern8(AutoSwitch):
 
 
 class AutoVern9(AutoSwitch):
-    """`Vern9` where the problem is not stiff, and the given Rosenbrock method where it is; see
-    `AutoTsit5`."""
+    """`Vern9` where the problem is not stiff, and the given Rosenbrock method where it is. The
+    arguments are those of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern9()
     boundary: ClassVar[float] = 4.4762
