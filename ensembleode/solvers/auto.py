@@ -20,14 +20,7 @@ class AutoSwitch(ODESolver):
     trajectory switches for itself, in both directions. A subclass names its explicit method,
     `nonstiff`, and the `boundary` of that method's stability region.
 
-    **Arguments:**
-
-    - `stiff`: the Rosenbrock method, such as `eo.Rosenbrock23()`.
-    - `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`: see
-        `solvers.switching.Rule`. Names and defaults are those of OrdinaryDiffEq.
-
-    **Raises:** `TypeError` if `stiff` isn't a Rosenbrock method, or an option isn't a number;
-    `ValueError` for a number out of its range.
+    The options are those of `AutoTsit5`.
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta]
@@ -87,7 +80,7 @@ class AutoTsit5(AutoSwitch):
 
     **Arguments:**
 
-    - `stiff`: the Rosenbrock method.
+    - `stiff`: the Rosenbrock method: `eo.Rosenbrock23()`, `eo.Rodas4()` or `eo.Rodas5P()`.
     - `maxstiffstep`: the Rosenbrock method takes over after more than this many attempts in a row
         that look stiff.
     - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
@@ -97,6 +90,15 @@ class AutoTsit5(AutoSwitch):
         the steps, and `stifftol` while the Rosenbrock method does.
     - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
         divided by it on a switch back.
+
+    **Raises:** `TypeError` if `stiff` isn't a Rosenbrock method, or an option isn't a number;
+    `ValueError` for a number out of its range.
+
+    >>> import ensembleode as eo
+    >>> prob = eo.ODEProblem(lambda u, p, t: -1e3 * u, [1.0], (0.0, 1.0))
+    >>> sol = eo.solve(prob, eo.AutoTsit5(eo.Rosenbrock23()))
+    >>> 0 < int(sol.stats.nw) < int(sol.stats.naccept)
+    True
 
     Source: Rackauckas and Nie, "DifferentialEquations.jl", J. Open Res. Softw. 5 (2017), 15.
     """
