@@ -22,7 +22,7 @@ from jaxtyping import PyTree
 from .ground.recent import jit_recent
 from .ground.state_tree import StateTree
 from .solvers.arithmetic import ArrayArithmetic
-from .solvers.method import equations_of, Method
+from .solvers.method import equations_of
 from .solvers.switching import Switching
 from .solvers.time import next_time, size_within
 
@@ -86,7 +86,8 @@ class Known(NamedTuple):
     """The static properties of a solve that decide the solution within a step.
 
     - `field`: the vector field, `field(consts, u, p, t)`; `tree`: the structure of its state.
-    - `method`: makes a step again, as `RungeKutta` does; None where that isn't possible, and the
+    - `method`: makes a step again, as a
+        [`Method`][ensembleode.solvers.method.Method]; None where that isn't possible, and the
         polynomial is the cubic of the states and slopes at both ends.
     - `own`: which of the constants and parameters differ between trajectories.
     - `form`: what implicit methods need besides the field; None where they need nothing.
@@ -95,7 +96,7 @@ class Known(NamedTuple):
     """
 
     field: Callable
-    method: Method | None
+    method: Any
     tree: StateTree | None
     own: tuple[tuple[bool, ...], tuple[bool, ...]]
     jumps: bool = False

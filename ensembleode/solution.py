@@ -14,14 +14,10 @@ from jaxtyping import Array, Inexact, Int, PyTree, Real
 from .aliases import missing_of_solution
 from .dense import Again, Dense, kept, states_at
 from .ground.aside import Aside
-from .ground.retcode import (
-    count_codes,
-    has_failed,
-    is_successful,
-    ReturnCode as ReturnCode,
-)
-from .ground.state_tree import flattened, leaf_names
+from .ground.retcode import has_failed, is_successful, ReturnCode as ReturnCode
+from .ground.state_tree import flattened
 from .saving_callback import Saved
+from .solution_text import text_of_ensemble, text_of_solution
 from .tracing.program import is_tracer
 
 
@@ -190,7 +186,7 @@ class ODESolution(_Solution):
     _given: Aside = Aside()
     saved: Saved | None = None
 
-    def __call__(self, t: Any, deriv: int = 0) -> Any:
+    def __call__(self, t: Any, deriv: Any = 0) -> Any:
         """The state at `t` (a number or `[n]`): `[*state]` or `[n, *state]`.
 
         Between accepted steps, it is the interpolant of the method, which `saveat` uses, too: that
@@ -266,19 +262,7 @@ class ODESolution(_Solution):
         return np.array(flattened(self.u, 1, self._order), dtype=dtype, copy=copy)
 
     def __repr__(self) -> str:
-        if is_tracer(self.retcode):
-            return f"ODESolution(u={_shape_of(self.u)}, traced)"
-        if not _has_numbers(self.retcode, 0):
-            return f"ODESolution(u={_shape_of(self.u)}, mapped)"
-        return "\n".join(
-            [
-                f"ODESolution: {len(self)} times, state {_state(self.u, 1, self._order)}",
-                f"  retcode  {ReturnCode(int(self.retcode)).name}",
-                f"  t        {_span(self.t)}",
-                f"  steps    {_steps(self.stats)}",
-                *_events(self.events),
-            ]
-        )
+        return text_of_solution(self)
 
 
 class EnsembleSolution(_Solution):
@@ -404,7 +388,7 @@ class EnsembleSolution(_Solution):
     def __iter__(self) -> Iterator:
         return (self[i] for i in range(len(self)))
 
-    def __call__(self, t: Any, deriv: int = 0) -> Any:
+    def __call__(self, t: Any, deriv: Any = 0) -> Any:
         """The states at `t` (a number or `[n]`): `[trajectory, *state]` or
         `[trajectory, n, *state]`, or their derivatives with respect to time. See
         [`ODESolution`][ensembleode.ODESolution].
@@ -532,30 +516,11 @@ class EnsembleSolution(_Solution):
         return labelled.frame(self, names)
 
     def __repr__(self) -> str:
-        if is_tracer(self.retcode):
-            return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, traced)"
-        if not _has_numbers(self.retcode, 1):
-            return f"EnsembleSolution(u={_shape_of(self.u)}, engine={self.engine.name}, mapped)"
-        n = len(self)
-        if self.kind == "trajectories":
-            rows = jax.tree.leaves(self.u)[0].shape[1]
-            what = f"{n} trajectories x {rows} times, state {_state(self.u, 2, self._order)}"
-        else:
-            what = f"{n} trajectories, {self.kind} {_shape_of(self.u)}"
-        lines = [f"EnsembleSolution: {what}", f"  retcode  {count_codes(self.retcode)}"]
-        if self.t is not None:
-            lines.append(f"  t        {_span(self.t)}")
-        lines.append(f"  steps    {_steps(self.stats)}")
-        lines += _events(self.events)
-        if self.kind == "reduced":
-            lines.append(f"  converged {bool(self.converged)}")
-        lines.append(f"  engine   {self.engine}")
-        lines.append(f"  elapsed  {float(self.elapsed):.3g} s")
-        return "\n".join(lines)
+        return text_of_ensemble(self)
 
 
 def _interpolated(
-    solution: ODESolution | EnsembleSolution, lengths: Any, t: Any, deriv: int, *, several: bool
+    solution: ODESolution | EnsembleSolution, lengths: Any, t: Any, deriv: Any, *, several: bool
 ) -> Any:
     dense = solution._dense
     if dense is None:
@@ -568,49 +533,3 @@ def _interpolated(
     t = jnp.asarray(t, solution.t.dtype)
     reached = lengths, is_successful(solution.retcode)
     return states_at(dense, solution.t, solution.u, *reached, t, deriv, several=several)
-
-
-def _span(t: Any) -> str:
-    t = np.asarray(t)
-    if t.ndim == 2:
-        return f"own times for each, from {_range(t[:, 0])} on"
-    return f"{t[0]:g} to {t[-1]:g}"
-
-
-def _steps(stats: Stats) -> str:
-    return f"{_range(stats.naccept)} accepted, {_range(stats.nreject)} rejected"
-
-
-def _events(events: Events | None) -> list[str]:
-    return [] if events is None else [f"  events   {_range(events.count)}"]
-
-
-def _range(x: Any) -> str:
-    x = np.asarray(x)
-    lo, hi = np.nanmin(x), np.nanmax(x)
-    return f"{lo:g}" if lo == hi else f"{lo:g} to {hi:g}"
-
-
-def _has_numbers(retcode: Any, ndim: int) -> bool:
-    """False for objects in place of numbers, which `vmap`, `eval_shape` or `tree_map` put into a
-    solution."""
-    has_numbers = eqx.is_array_like(retcode) or hasattr(retcode, "__array__")
-    return has_numbers and np.ndim(retcode) == ndim
-
-
-def _state(u: PyTree, lead: int, order: tuple[str, ...] | None) -> str:
-    """A text with the shape and dtype of a state, or of each of its leaves."""
-    leaves = jax.tree.leaves(u)
-    if len(leaves) == 1 and leaves[0] is u:
-        return f"{tuple(u.shape[lead:])} {u.dtype}"
-    shapes = [f"{name} {tuple(x.shape[lead:])}" for name, x in leaf_names(u, order)]
-    return f"{{{', '.join(shapes)}}} {leaves[0].dtype}"
-
-
-def _shape_of(tree: PyTree) -> Any:
-    def name(x):
-        return f"{x.dtype}{list(x.shape)}" if hasattr(x, "shape") else repr(x)
-
-    if isinstance(tree, ODESolution):
-        return f"ODESolution of {name(tree.u)}"
-    return jax.tree.map(name, tree, is_leaf=lambda x: isinstance(x, ODESolution))

@@ -55,7 +55,7 @@ FLOORS = (
     {"solvers", "fields"},
     {"numbers", "aliases", "options", "sensitivity", "dense", "initialization"},
     {"callbacks", "corrections", "ode_function", "saving_callback"},
-    {"problem", "solution", "ensemble"},
+    {"problem", "solution", "solution_text", "ensemble"},
     {"core"},
     {"engines"},
     {"executors", "julia"},

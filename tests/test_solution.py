@@ -14,7 +14,8 @@ import ensembleode as eo
 from ensembleode.core.job import blank
 from ensembleode.dense import Slopes, states_at
 from ensembleode.ground import placement
-from ensembleode.solution import count_codes, EngineChoice, EnsembleSolution
+from ensembleode.ground.retcode import count_codes
+from ensembleode.solution import EngineChoice, EnsembleSolution
 
 from .problems import decay, scaled
 

@@ -114,7 +114,8 @@ def finish(plan: Plan, result: Result, numbers, index, repeat, key, output_const
         return Outcome(*result._replace(u=u, t=None, inner=None, events=None), rerun)
     given = _as_given(plan, result)
     if plan.inner and result.inner is None:
-        dense: Any = dense_of(given, plan, numbers)
+        dense = dense_of(given, plan, numbers)
+        assert dense is not None  # (Every step is saved.)
         of_one = (dense, result.t, given.u, result.length)
         given = given._replace(inner=kept(*of_one, several=False).inner)
     return given._replace(t=result.t if plan.own_times else None)

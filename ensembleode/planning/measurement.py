@@ -134,7 +134,7 @@ class Measurement:
             raise PlanError(
                 f"no size of {self.make_loss} could be timed, so {name!r} has no speed."
             )
-        best: Any = min(timed, key=lambda row: row.unit_time or math.inf)
+        best = min(timed, key=lambda row: row.unit_time or math.inf)
         # Six digits, so that a fleet file is readable.
         return Kind(name, count, float(f"{best.seconds:.6g}"), best.items, best.iterations)
 

@@ -275,7 +275,7 @@ def _of_function(y: Value) -> Value:
 _SLOPES = {"asinh": 1, "atan": 1, "cos": 1, "erf": 1.13, "logistic": 0.25, "sin": 1, "tanh": 1}
 
 
-def _of_slope(slope: float) -> Callable[..., Value]:
+def _of_slope(slope: int | float) -> Callable[..., Value]:
     def radius(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
         return xs[0].rounded() * float(slope) + _of_function(y)
 

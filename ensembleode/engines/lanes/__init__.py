@@ -4,13 +4,12 @@ The state of a chunk is `[*state, lane]`, with the trajectories last: one contig
 component where the field is small, and matrix products `W @ X` where it is a network. Every lane
 has its own step size, acceptance, end and return code.
 
-- `chunks.py`: from trajectories to chunks and back. `solves.py`: solves, chunk by chunk.
-- `loop.py`: the time loop of a chunk; `stops.py`: its position among known times; `saved_rows.py`:
-    the states that it saves.
-- `gradients.py`: the way back through solves; `replay.py` and `continuous_adjoints.py`: the way
-    back through a chunk.
-
-The vector field over lanes is in `fields/lanes`.
+- `fields/lanes/`: the vector field over lanes, from its jaxpr.
+- `chunks.py`: trajectories to chunks. `solves.py`: solves, chunk by chunk.
+- `loop.py`: the steps of the time loop of a chunk; `stops.py`: known times that it steps onto;
+    `saved_rows.py`: what it saves.
+- `gradients.py`: the way back through solves; `replay.py`, `continuous_adjoints.py`: the way back
+    through a chunk.
 """
 
 import functools
