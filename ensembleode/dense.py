@@ -86,9 +86,9 @@ class Known(NamedTuple):
     """The static properties of a solve that decide the solution within a step.
 
     - `field`: the vector field, `field(consts, u, p, t)`; `tree`: the structure of its state.
-    - `method`: makes a step again, as a
-        [`Method`][ensembleode.solvers.method.Method]; None where that isn't possible, and the
-        polynomial is the cubic of the states and slopes at both ends.
+    - `method`: makes a step again, as a [`Method`][ensembleode.solvers.method.Method] does; None
+        where that isn't possible, and the polynomial is the cubic of the states and slopes at both
+        ends.
     - `own`: which of the constants and parameters differ between trajectories.
     - `form`: what implicit methods need besides the field; None where they need nothing.
     - `jumps`: whether the field jumps at known times, after which a step begins just after the end

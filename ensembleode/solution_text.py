@@ -1,4 +1,4 @@
-"""What solutions say of themselves: their `repr`."""
+"""The texts that describe solutions: their `repr`."""
 
 from typing import Any
 
@@ -73,13 +73,14 @@ def _range(x: Any) -> str:
 
 
 def _has_numbers(retcode: Any, ndim: int) -> bool:
-    """False in what `vmap`, `eval_shape` or `tree_map` made of a solution."""
+    """False for objects in place of numbers, which `vmap`, `eval_shape` or `tree_map` put into a
+    solution."""
     has_numbers = eqx.is_array_like(retcode) or hasattr(retcode, "__array__")
     return has_numbers and np.ndim(retcode) == ndim
 
 
 def _state(u: PyTree, lead: int, order: tuple[str, ...] | None) -> str:
-    """The shape and dtype of a state, or of each leaf."""
+    """A text with the shape and dtype of a state, or of each of its leaves."""
     leaves = jax.tree.leaves(u)
     if len(leaves) == 1 and leaves[0] is u:
         return f"{tuple(u.shape[lead:])} {u.dtype}"
