@@ -38,7 +38,8 @@ class ODEFunction(eqx.Module):
         (or of `jac`). In the places of its zeros, the Jacobian is taken to be zero.
 
     The components of a state that is an array are counted in row-major order, and those of a pytree
-    in the order in which they are written. Only Rosenbrock methods use `jac` and `jac_prototype`.
+    in the order in which they are written. Methods other than Rosenbrock's, and the Julia engine,
+    refuse a `mass_matrix`, and use neither `jac` nor `jac_prototype`.
 
     **Raises:** `TypeError` for an `f` or a `jac` that can't be called, and for a `mass_matrix` or a
     `jac_prototype` that is traced or has no real numbers; `ValueError`, when it is solved, for

@@ -482,7 +482,8 @@ class EnsembleSolution(_Solution):
             their own times, these are over `trajectory` and `step`, and `time` is a coordinate over
             both.
         - `integral`, over the same dimensions, for a problem with an `integrand`; if that returns a
-            pytree, a variable for each leaf, `integral.name`.
+            pytree, a variable for each leaf, `integral.name`. With a `SavingCallback` also `saved`
+            or, for a pytree, `saved.name`.
         - `retcode` (integers, whose meanings are in its attributes), `length` and the counts of
             `stats`, over `trajectory`.
         - With callbacks: `events.t`, `events.which`, `events.direction`, `events.u_before` and

@@ -63,6 +63,19 @@ def test_states_that_are_pytrees_in_single_precision():
     np.testing.assert_array_equal(whole, [4, 4])
 
 
+def test_labelled():
+    sim = eo.solve(ensemble(PROB), trajectories=3, callback=SAVING)
+    data = sim.to_xarray()
+    assert data["saved.flow"].dims == ("trajectory", "time")
+    assert data["saved.both"].dims == ("trajectory", "time", "saved.both_0")
+    np.testing.assert_array_equal(data["saved.both"], sim.saved.values["both"])
+    np.testing.assert_array_equal(sim[1].to_xarray()["saved.flow"], sim.saved.values["flow"][1])
+    assert "saved.flow" not in sim.to_pandas()
+    plain = eo.SavingCallback(lambda u, p, t: u[0])
+    sol = eo.solve(PROB, callback=plain)
+    np.testing.assert_array_equal(sol.to_xarray()["saved"], sol.u[:, 0])
+
+
 @pytest.mark.slow
 def test_every_step_and_events():
     """The rows of events are rows; and callbacks are counted as they were given."""

@@ -107,26 +107,27 @@ def _xarray(number: Any) -> Any:
 
 
 def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
-    """The variables of the states (`u`, or one for each leaf of a pytree) and of integrals; and
-    their coordinates."""
-    u, integrals = sol.u, _integrals(sol.integral, outer)
+    """The variables of the states (`u`, or one for each leaf of a pytree) and of the values beside
+    them; and their coordinates."""
+    u, saved = sol.u, None if sol.saved is None else sol.saved.values
+    beside = _beside("integral", sol.integral, outer) | _beside("saved", saved, outer)
     if not is_tree(u):
         dims, state = _state(np.shape(u)[len(outer) :], names)
-        return {"u": ((*outer, *dims), np.asarray(u))} | integrals, state
+        return {"u": ((*outer, *dims), np.asarray(u))} | beside, state
     if names is not None:
         raise ValueError("names are for the components of a vector; the leaves of this state have.")
     variables = {}
     for name, x in leaf_names(u, sol._order):
         dims = inner_dims(name, np.ndim(x) - len(outer))
         variables[name] = ((*outer, *dims), np.asarray(x))
-    own = {"trajectory", "time", "step", "length", "retcode", *vars(sol.stats), *integrals}
+    own = {"trajectory", "time", "step", "length", "retcode", *vars(sol.stats), *beside}
     taken = own & set(variables)
     if taken:
         raise ValueError(
             f"the state has a leaf {min(taken)!r}, which is a name of the dataset's own: make the "
             "dataset of sim.u yourself."
         )
-    return variables | integrals, {}
+    return variables | beside, {}
 
 
 def _state(shape: tuple, names: Sequence[str] | None) -> tuple[tuple, dict]:
@@ -176,17 +177,17 @@ def _given(sim: Any, taken: Collection[str]) -> dict:
     return found
 
 
-def integral_name(path: tuple) -> str:
-    """The name of a leaf of the integrals."""
+def name_beside(what: str, path: tuple) -> str:
+    """The name of a leaf of the values beside the states, `"integral"` or `"saved"`."""
     leaf = jtu.keystr(path, simple=True, separator=".")
-    return f"integral.{leaf}" if leaf else "integral"
+    return f"{what}.{leaf}" if leaf else what
 
 
-def _integrals(integral: Any, outer: tuple) -> dict:
-    """The integrals of an integrand, with a variable for each leaf."""
+def _beside(what: str, tree: Any, outer: tuple) -> dict:
+    """Values beside the states, row by row, with a variable for each leaf."""
     variables = {}
-    for path, leaf in jtu.tree_leaves_with_path(integral):
-        name = integral_name(path)
+    for path, leaf in jtu.tree_leaves_with_path(tree):
+        name = name_beside(what, path)
         dims = (*outer, *inner_dims(name, np.ndim(leaf) - len(outer)))
         variables[name] = (dims, np.asarray(leaf))
     return variables

@@ -11,8 +11,12 @@ def is_key(x: Any) -> bool:
 
 
 def raw(x: Any) -> Any:
-    """The integers of a key; any other value as it is."""
-    return jax.random.key_data(x) if is_key(x) else x
+    """The integers of a key, abstract for an abstract key; any other value as it is."""
+    if not is_key(x):
+        return x
+    if isinstance(x, jax.Array):
+        return jax.random.key_data(x)
+    return jax.eval_shape(jax.random.key_data, jax.ShapeDtypeStruct(x.shape, x.dtype))
 
 
 def as_before(like: Any, x: Any) -> Any:

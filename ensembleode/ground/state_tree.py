@@ -17,6 +17,7 @@ import jax.tree_util as jtu
 import numpy as np
 
 from ..tracing.program import is_tracer
+from .keys import is_key
 
 
 class StateTree(NamedTuple):
@@ -258,6 +259,10 @@ def _as_array(x: Any, name: str, *, may_be_empty: bool = False) -> Any:
             f"{name} must be an array (or a number, or nested lists of numbers), or a pytree of "
             f"them such as a dict, got {x!r}."
         ) from e
+    if is_key(array):
+        raise TypeError(
+            f"{name} is a PRNG key, and the state of an ODE is real or complex. Pass keys in p."
+        )
     if not jnp.issubdtype(array.dtype, jnp.inexact):
         raise TypeError(
             f"{name} has the integer dtype {array.dtype}; the state of an ODE is real or complex. "

@@ -78,16 +78,17 @@ class AutoTsit5(AutoSwitch):
     `AutoTsit5(Rosenbrock23())`. It is for ensembles of which it isn't known whether, when or in
     which trajectories they are stiff. The steps are those of OrdinaryDiffEq.
 
+    A step looks stiff if it is about as long as the longest step at which `Tsit5` is stable.
+
     **Arguments:**
 
-    - `stiff`: the Rosenbrock method: `eo.Rosenbrock23()`, `eo.Rodas4()` or `eo.Rodas5P()`.
+    - `stiff`: the Rosenbrock method, `eo.Rosenbrock23()`, `eo.Rodas4()` or `eo.Rodas5P()`.
     - `maxstiffstep`: the Rosenbrock method takes over after more than this many attempts in a row
         that look stiff.
     - `maxnonstiffstep`: the explicit method takes over after more than this many attempts in a row
         that don't look stiff.
-    - `nonstifftol`, `stifftol`: a step looks stiff if it is at least this fraction of the longest
-        step at which the explicit method is stable: `nonstifftol` while the explicit method makes
-        the steps, and `stifftol` while the Rosenbrock method does.
+    - `nonstifftol`, `stifftol`: a step looks stiff from this fraction of the longest stable step
+        on, while the explicit method and while the Rosenbrock method makes the steps, respectively.
     - `dtfac`: the step size is multiplied by this factor on a switch to the Rosenbrock method, and
         divided by it on a switch back.
 
@@ -109,8 +110,11 @@ class AutoTsit5(AutoSwitch):
 
 
 class AutoVern6(AutoSwitch):
-    """`Vern6` where the problem is not stiff, and the given Rosenbrock method where it is. The
-    arguments are those of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """`Vern6` where the problem is not stiff, and the given Rosenbrock method where it is; see
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern6()
@@ -120,8 +124,10 @@ class AutoVern6(AutoSwitch):
 
 class AutoVern7(AutoSwitch):
     """`Vern7` where the problem is not stiff, and the given Rosenbrock method where it is, for
-    tighter tolerances: `AutoVern7(Rodas5P())`. The arguments are those of
-    [`AutoTsit5`][ensembleode.AutoTsit5].
+    tighter tolerances: `AutoVern7(Rodas5P())`; see `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern7()
@@ -130,8 +136,11 @@ class AutoVern7(AutoSwitch):
 
 
 class AutoVern8(AutoSwitch):
-    """`Vern8` where the problem is not stiff, and the given Rosenbrock method where it is. The
-    arguments are those of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """`Vern8` where the problem is not stiff, and the given Rosenbrock method where it is; see
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern8()
@@ -140,8 +149,11 @@ class AutoVern8(AutoSwitch):
 
 
 class AutoVern9(AutoSwitch):
-    """`Vern9` where the problem is not stiff, and the given Rosenbrock method where it is. The
-    arguments are those of [`AutoTsit5`][ensembleode.AutoTsit5].
+    """`Vern9` where the problem is not stiff, and the given Rosenbrock method where it is; see
+    `AutoTsit5`.
+
+    **Arguments:** `stiff`, `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`:
+    as of [`AutoTsit5`][ensembleode.AutoTsit5].
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta] = Vern9()

@@ -220,10 +220,10 @@ class Switching:
         - `h`: the size of the step.
         """
         rule = self.rule
-        limit = rule.boundary * rule.nonstifftol
+        share = h * (1 / (rule.boundary * rule.nonstifftol))
         if rule.stifftol != rule.nonstifftol:
-            limit = xp.where(self.is_stiff, h * 0.0 + rule.boundary * rule.stifftol, limit)
-        calm = [k * h <= y * limit for y, k in zip(*stretches, strict=True)]
+            share = xp.where(self.is_stiff, h * (1 / (rule.boundary * rule.stifftol)), share)
+        calm = [k * share <= y for y, k in zip(*stretches, strict=True)]
         # (NaN looks stiff.)
         return ~functools.reduce(operator.and_, calm)
 

@@ -6,7 +6,7 @@ import jax
 import jax.tree_util as jtu
 import numpy as np
 
-from ..analysis.labelled import event_dims, inner_dims, integral_name, output_name, state_dims
+from ..analysis.labelled import event_dims, inner_dims, name_beside, output_name, state_dims
 from ..core.job import events_of
 from ..core.plan import fill_of, Outcome, Plan
 from ..dense import Kept, Slopes
@@ -71,7 +71,7 @@ def variables_of(outcome: Outcome, kind: str, own_times: bool) -> tuple[list[Var
                 name = leaf if field == "u" else _INNER + leaf
                 dims = (*lead, *inner_dims(name, ndim - len(lead)))
         elif field == "integral":
-            name = integral_name(path[1:])
+            name = name_beside("integral", path[1:])
             dims = (time, *inner_dims(name, ndim - 1))
         elif field == "t":
             dims = (time,)

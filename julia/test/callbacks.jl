@@ -5,31 +5,18 @@ const FALL_IN_PLACE = described(;
 )
 const FALLING = (; u0 = [5.0, 0.0], own = [10.0 40.0], t1 = 2.5)
 
-bounce(; ends = 0.0, options...) = (;
-    which = 3, condition = "(u[1],)", down = "(0.0, -u[2] / 2, $ends)", options...
-)
+bounce(ends) = (; which = 3, condition = "(u[1],)", down = "(0.0, -u[2] / 2, $ends)")
 
 for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
     place in ("EnsembleSerial", "EnsembleThreads")
 
     @testset "what happens on the way, $how, $place" begin
         run(callbacks; options...) = solved(field, 2; place, callbacks, FALLING..., options...)
-        # It bounces after a second, and half as high: after 1 and 2; and twice as soon.
-        out = run(described_callbacks(; continuous = [bounce()]))
-        @test out.codes == [SUCCESS, SUCCESS] && out.event_count[1] == 2
-        @test out.event_t[1:2, 1] ≈ [1, 2] && out.event_t[1:2, 2] ≈ [0.5, 1]
-        @test all(==(3), out.event_which[1:2, :]) && all(==(-1), out.event_which[3:4, 1])
-        @test all(==(-1), out.event_crossed[1, 1:2, :])
-        @test out.event_before[2, 1:2, 1] ≈ [-10, -5] && out.event_after[2, 1:2, 1] ≈ [5, 2.5]
-        @test all(isnan, out.event_t[3:4, 1])
-
-        # It ends there; or has no room.
-        out = run(described_callbacks(; continuous = [bounce(; ends = 1.0)]); start = true)
+        # It ends there; or something can't be done.
+        out = run(described_callbacks(; continuous = [bounce(1.0)]); start = true)
         @test out.codes == [6, 6] && out.event_count == [1, 1] && out.lengths == [2, 2]
         @test out.u[2, 2, :] ≈ [5, 10]
-        out = run(described_callbacks(; continuous = [bounce()], room = 1))
-        @test out.codes == [7, 7] && out.event_count == [1, 1] && out.lengths == [0, 0]
-        out = run(described_callbacks(; continuous = [bounce(; ends = 2.0)]))
+        out = run(described_callbacks(; continuous = [bounce(2.0)]))
         @test out.codes == [8, 8]
 
         # Several at once, of which one is asked for by its number.
@@ -49,12 +36,6 @@ for (how, field) in (("static", FALL), ("in place", FALL_IN_PLACE)),
         @test out.event_t[1:2, :] == [0.1 0.25; 0.25 0.4]
         @test all(==(2), out.event_count) && all(==(1), out.event_crossed[1, 1:2, :])
         @test all(out.event_after[2, 1:2, :] .> out.event_before[2, 1:2, :])
-        # The first on the list is the first to act; a continuous one acts before.
-        first = (; which = 1, condition = "(u[1] < 1.0 ? 1.0 : 0.0,)", affect = "(7.0, 0.0, 0.0)")
-        second = (; which = 2, condition = "(u[1] == 7.0 ? 1.0 : 0.0,)", affect = "(7.0, 0.0, 1.0)")
-        set = described_callbacks(; continuous = [bounce()], discrete = [first, second])
-        out = run(set; method = "Vern7")
-        @test out.event_which[1:2, :] == [1 1; 2 2] && out.codes == [6, 6]
     end
 end
 
@@ -65,7 +46,6 @@ end
     options = (; u0 = [1.0], t1 = 5, abstol = 1e-2, reltol = 1e-2, mode = "steps")
     out = solved(decay, 1; callbacks = described_callbacks(; discrete = [held]), options...)
     @test out.codes == [SUCCESS] && all(>=(0), out.u[1, 1:out.lengths[1], 1])
-    @test !all(>=(0), filter(!isnan, solved(decay, 1; options...).u))
 end
 
 @testset "step-size control looks at the first components" begin
@@ -91,7 +71,6 @@ end
     own = [0.3 0.6 0.9]
     out = solved(field, 3; u0 = [0.0], own, d_discontinuities = own, mode = "steps", rows = 40)
     @test all(i -> own[i] in out.t[:, i], 1:3)
-    @test all(==(0), out.nreject)
     @test [out.u[1, out.lengths[i], i] for i in 1:3] ≈ 2 .* vec(own) .- 1 atol = 1e-14
     out = solved(field, 3; u0 = [0.0], own, tstops = [0.3, 0.6, 0.9], mode = "steps", rows = 400)
     @test all(i -> issubset(own, out.t[:, i]), 1:3)

@@ -153,6 +153,31 @@ def test_among_other_signals():
         signal.signal(signal.SIGALRM, before)
 
 
+def test_those_that_wait_for_another_method():
+    """Of two kinds some are endless, so that one kind waits while the other has the lanes."""
+    rate, is_long = jnp.where(jnp.arange(N) % 2 == 0, 1.0, 1e4), jnp.arange(N) < 4
+
+    def solve(longest, **how):
+        until = jnp.where(is_long, longest, 1.0)
+        prob = eo.ODEProblem(lambda u, p, t: -p * (u - jnp.cos(t)), jnp.ones(1), (0.0, 1.0), 1.0)
+        ens = eo.EnsembleProblem(
+            prob,
+            lambda prob, ctx: eo.remake(prob, p=rate[ctx.index], tspan=(0.0, until[ctx.index])),
+        )
+        alg = eo.AutoTsit5(eo.Rodas5P())
+        how = {**OPTIONS, "abstol": 1e-4, "reltol": 1e-4, **how}
+        return eo.solve(ens, alg, eo.EnsembleSerial(), **how)
+
+    expected = solve(1.0)
+    with pressed():
+        sim = solve(1e9, on_interrupt="return")
+    codes = np.asarray(sim.retcode)
+    assert (codes[:4] == eo.ReturnCode.Default).all()
+    assert (codes[4:] == eo.ReturnCode.Success).all()
+    np.testing.assert_array_equal(sim.u[4:], expected.u[4:])
+    assert ((np.asarray(sim.stats.nw) > 0) == (np.arange(N) % 2 == 1))[4:].all()
+
+
 @pytest.mark.parametrize("engine", ["lanes", slow_unless(False, "diffrax")])
 def test_columns(engine):
     how = {**OPTIONS, "engine": engine}

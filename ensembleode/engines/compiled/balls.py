@@ -199,6 +199,8 @@ def _clamp(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
 @_rule("mul")
 def _product(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
     x1, x2 = xs
+    if x1.centre.name == x2.centre.name:
+        return _square(b, y, [x1], dtype)
     least = _least(dtype)
     if x1.radius is None or x2.radius is None:
         same, x = (x1, x2) if x1.radius is None else (x2, x1)
@@ -208,7 +210,8 @@ def _product(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
 
 @_rule("square")
 def _square(b: Builder, y: Value, xs: list[Ball], dtype: np.dtype) -> Value:
-    return _product(b, y, [*xs, *xs], dtype)
+    (x,) = xs
+    return (abs(x.centre) * 2.0 + x.rounded()) * x.rounded() + _least(dtype)
 
 
 @_rule("div")

@@ -21,7 +21,8 @@ from ...solvers import verdicts
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, I32, I64, Value, Variable
 from .callback_functions import CallbackFunctions
-from .quiet import Quiet
+from .consistency import is_consistent
+from .quiet import Foreseen, Quiet
 from .root_finding import Search
 from .saved_rows import Step
 from .step_limits import hold
@@ -53,8 +54,6 @@ class Happening:
     def __init__(self, loop: Loop, events: Events, functions: CallbackFunctions):
         self.loop, self.b, self.events, self._functions = loop, loop.b, events, functions
         b, dtype = loop.b, loop.problem.dtype
-        # The values of the conditions at the start of the step.
-        self.values = [b.variable(dtype, 0) for _ in range(events.components)]
         # The number of the continuous callback that acted at the end of the last step, counted from
         # 1 (0 for none); then the value that its condition had there, and, for a vector of
         # conditions, how each crossed zero.
@@ -68,6 +67,9 @@ class Happening:
         ]
         # Recognises steps that can't have events; None where that isn't possible.
         self._quiet = Quiet.of(loop, events, functions)
+        # The conditions at the start of the step, if each step needs them.
+        asks = self._quiet is None or self._quiet.asks_for_start
+        self.values = [b.variable(dtype, 0) for _ in range(events.components if asks else 0)]
         # The number of events of the trajectory so far, and the marks of what acted at the end of
         # this step.
         self.count = b.variable(I32, 0)
@@ -111,15 +113,33 @@ class Happening:
     def _look(self, mask: Value) -> None:
         """Evaluate the conditions at the current times and states of the lanes in the mask."""
         loop = self.loop
+        if not self.values:
+            return
         found = self.conditions(loop.state(), loop.t.get(), mask)
         for variable, x in zip(self.values, found, strict=True):
             variable.set_where(mask, x)
+
+    def at_start(self, step: Step) -> list[Value]:
+        """The conditions at the start of the step."""
+        return [x.get() for x in self.values] or self.conditions(step.y, step.t, step.accepted)
+
+    def arrive(self, step: Step, end: Sequence[Value]) -> None:
+        """Keep the conditions at the end of the step, where the next step starts. Events that act
+        evaluate them again."""
+        for variable, x in zip(self.values, end, strict=False):
+            variable.set_where(step.accepted, x)
 
     #
     # Where a step meets an event
     #
 
-    def locate(self, step: Step, verdict: Verdict) -> tuple[Step, Verdict]:
+    def foresee(self, step: Step) -> Foreseen | None:
+        """What is known of the events of a step that has just been attempted."""
+        return self._quiet.foresee(step) if self._quiet is not None else None
+
+    def locate(
+        self, step: Step, verdict: Verdict, foreseen: Foreseen | None
+    ) -> tuple[Step, Verdict]:
         """The step, cut at its earliest event if it has one, and the verdict with the size of the
         next step adapted to that."""
         b, loop = self.b, self.loop
@@ -139,14 +159,10 @@ class Happening:
         if self._quiet is None:
             look()
         else:
-            found, quiet = self._quiet.look(step, [x.get() for x in self.values])
+            assert foreseen is not None
+            found, quiet = self._quiet.look(step, foreseen, [x.get() for x in self.values])
             loud = b.any(step.accepted & ~quiet) | self.recent.get()
-
-            def go_on() -> None:
-                for variable, x in zip(self.values, found, strict=True):
-                    variable.set_where(step.accepted, x)
-
-            b.if_(loud, look, go_on, likely=False)
+            b.if_(loud, look, lambda: self.arrive(step, found), likely=False)
         attempt = step.attempt._replace(y2=tuple(x.get() for x in end))
         step = step._replace(t2=t2.get(), attempt=attempt)
         return step, verdict._replace(next_h=next_h.get(), lost=lost.get())
@@ -357,7 +373,7 @@ class Happening:
         loop.begin_anew(here)
         if not loop.problem.adaptive:
             loop.set_anchor(here)
-        if (consistent := loop.is_consistent(here)) is not None:
+        if (consistent := is_consistent(loop, here)) is not None:
             lost = here & ~consistent
             loop.code.set_where(lost, verdicts.INCONSISTENT)
             loop.active.set(loop.active.get() & ~lost)

@@ -15,13 +15,13 @@ import jax
 import numpy as np
 
 from ...solvers import verdicts
-from ...solvers.mass_matrix import MassMatrix
 from ...solvers.method import Equations, evaluated_once
-from ...solvers.step_size import in_abstol, initial_step, Tolerances
+from ...solvers.step_size import initial_step, Tolerances
 from ...solvers.time import StepBounds
 from ...solvers.verdicts import Verdict
 from .builder import BOOL, Buffer, Builder, F32, I32, Value, Variable
 from .callback_functions import CallbackFunctions
+from .consistency import is_consistent
 from .description import Description
 from .events import Happening
 from .functions import FUNCTIONS
@@ -301,11 +301,11 @@ class Loop:
 
     def refill(self) -> None:
         """Give each lane without a trajectory the next one, as long as there are any."""
-        self.take_new() if self.parking is None else self.parking.refill()
+        if self.parking is not None:
+            self.parking.refill(self._begin)
+        else:
+            self.pool.fill(self.occupied, self._begin)
         self.must_refill.set(False)
-
-    def take_new(self) -> None:
-        self.pool.fill(self.occupied, self._begin)
 
     def first_step(self, held: Held, y: tuple, t: Value, mask: Value) -> tuple[list, Value]:
         """The method's carry for a step from the state `y` at `t`, and the size of that step, for
@@ -320,10 +320,8 @@ class Loop:
         span = held.number("t1") - held.number("t0")
 
         if p.mass is not None:
-            if p.mass.is_singular:
-                # The first step is that of OrdinaryDiffEq.
-                return carry, b.minimum(abs(span), 1e-6)
-            f = evaluated_once(_derivative(f, p.mass), y, t)
+            # (OrdinaryDiffEq's, whatever the mass matrix.)
+            return carry, b.minimum(abs(span), 1e-6)
 
         def norm(xp: Any, values: tuple) -> Value:
             return p.norm(xp, values[: p.controlled])
@@ -359,7 +357,7 @@ class Loop:
         finite = self.is_finite(self.state())
         usable = finite & (self.h.get() * 0.0).eq(0.0) if p.adaptive else finite
         code = verdicts.first_code(b, wanted, finite, usable, t0.eq(self.t1))
-        if (consistent := self.is_consistent(fresh)) is not None:
+        if (consistent := is_consistent(self, fresh)) is not None:
             inconsistent = wanted & finite & ~consistent
             code = b.where(inconsistent, verdicts.INCONSISTENT, code)
         self.code.set_where(fresh, code)
@@ -382,18 +380,6 @@ class Loop:
         self.saved.start(fresh, t0, self.state())
         if self.happening is not None:
             self.happening.begin(fresh)
-
-    def is_consistent(self, mask: Value) -> Value | None:
-        """The lanes where the algebraic equations hold, to their absolute tolerances; None where
-        there are none."""
-        b, p = self.b, self.problem
-        if p.mass is None or not p.mass.is_singular:
-            return None
-        equations, n = self.equations(self.held, mask), p.controlled
-        assert equations.algebraic is not None
-        rest = equations.algebraic(equations.f(self.state(), self.t.get()))
-        tol = self.tolerances(self.held, n)
-        return p.norm(b, in_abstol(b, tol, rest[:n])) <= 1.0
 
     def restart(self, mask: Value, carry: list, h: Value) -> None:
         """Start from the current times and states in the lanes of the mask, with this carry of the
@@ -446,9 +432,12 @@ class Loop:
 
     def turn(self) -> tuple[Step, Verdict]:
         """One turn, in which every lane tries a step."""
-        step, verdict, size = control(self, *attempt(self))
+        step, unresolved = attempt(self)
+        # (This is done here because the stages are still in registers.)
+        foreseen = None if self.happening is None else self.happening.foresee(step)
+        step, verdict, size = control(self, step, unresolved)
         if self.happening is not None:
-            step, verdict = self.happening.locate(step, verdict)
+            step, verdict = self.happening.locate(step, verdict, foreseen)
         commit(self, step, verdict, size)
         if self.happening is not None:
             self.happening.act(step)
@@ -539,9 +528,3 @@ class Loop:
             more = more | self.parking.has_some()
         self.must_refill.set(more)
         self.goes_on.set(more | b.any(self.occupied.get()))
-
-
-def _derivative(f: Callable, mass: MassMatrix) -> Callable:
-    """The derivative `M^-1 f`, for an `M` that is not singular."""
-    inverse = mass.inverse()
-    return lambda y, t: inverse.times(f(y, t), lambda x: x * 0.0)

@@ -15,6 +15,7 @@ import numpy as np
 from ...core.lane import Lane
 from ...core.plan import Plan
 from ...fields import Inputs
+from ...ground.keys import raw
 from ...numbers import but, of_kind
 from .builder import Buffer, Builder, I64, Value, Variable
 from .reading import Memory
@@ -123,7 +124,7 @@ def _leaves(plan: Plan, lanes: Lane) -> Iterator[tuple[str, Any, np.dtype, bool]
     for row in _OPERANDS:
         found, batched = getattr(lanes, row.name), getattr(plan.batched, row.name)
         if row.kind in ("constants", "parameters"):
-            for x, is_own in zip(found, batched, strict=True):
+            for x, is_own in zip(map(raw, found), batched, strict=True):
                 yield row.name, x, np.dtype(x.dtype), is_own
         elif found is not None:
             x = found if hasattr(found, "shape") else jnp.asarray(found)

@@ -8,6 +8,7 @@ don't depend on which others are in the lanes.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from .builder import BOOL, Buffer, I64, Value, Variable
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
 
 
 # How many trajectories may wait, for each lane: the more may, the less often the lanes switch.
-_WAITING = 8
+_WAITING = 4
 # How many turns a lane may be idle, on average, before the trajectories that have switched are
 # moved out and others take their lanes: about as long as moving them takes.
 _PATIENCE = 2
@@ -103,10 +104,10 @@ class Parking:
             buffer.scatter(slots.get(), mask, variable.get())
         self._free(mask)
 
-    def refill(self) -> None:
+    def refill(self, begin: Callable[[Value, Value], None]) -> None:
         """Give each free lane a trajectory that waits for the method of the lanes, or a new one,
-        which begins with the first method. If there is none of either, the lanes switch to the
-        other method."""
+        which begins with the first method (`begin`: as of `Pool.fill`). If there is none of either,
+        the lanes switch to the other method."""
         b, loop = self.b, self.loop
         switched = self._switched.get()
 
@@ -132,7 +133,8 @@ class Parking:
         b.if_(is_free & ~here & elsewhere, change, likely=False)
         b.if_(self._number(self.is_second.get()) > 0, self._resume)
         has_new = loop.pool.has_more() & (self._waiting[1].get() <= self.room - 2 * b.lanes)
-        b.if_(~self.is_second.get() & has_new, loop.take_new)
+        takes_new = ~self.is_second.get() & has_new
+        b.if_(takes_new, lambda: loop.pool.fill(loop.occupied, begin))
 
     def _resume(self) -> None:
         """Continue with trajectories that wait, in the free lanes."""

@@ -47,11 +47,12 @@ class Search:
         self.on, self.b, self.loop, self.step = happening, happening.b, happening.loop, step
         self.events, self.dtype = happening.events, happening.loop.problem.dtype
         b, dtype = self.b, self.dtype
-        self.bottom = [b.variable(dtype, step.t) for _ in happening.values]
-        self.low = [b.variable(dtype, x.get()) for x in happening.values]
+        low = happening.at_start(step)
+        self.bottom = [b.variable(dtype, step.t) for _ in low]
+        self.low = [b.variable(dtype, x) for x in low]
         self.top = [b.variable(dtype, step.t2) for _ in self.events.continuous]
-        self.high = [b.variable(dtype, 0) for _ in happening.values]
-        self.fires = [b.variable(BOOL, False) for _ in happening.values]
+        self.high = [b.variable(dtype, 0) for _ in low]
+        self.fires = [b.variable(BOOL, False) for _ in low]
         self._slices = happening.slices()
 
     def state_at(self, t: Value) -> tuple:
@@ -83,9 +84,7 @@ class Search:
             for k in self._numbers(places):
                 self.high[k].set(end[k])
                 self.fires[k].set(step.accepted & differs(x, low[k], end[k]))
-        # The next step begins with these values; events that act compute them again.
-        for variable, x in zip(self.on.values, end, strict=True):
-            variable.set_where(step.accepted, x)
+        self.on.arrive(step, end)
         for n in sorted({x.interp_points for x in self.events.continuous}):
             if n > 2:
                 self._within(n, low)

@@ -25,7 +25,8 @@ class InJulia(Executor):
     place: methods.Place
 
     def check(self, plan: Plan) -> None:
-        """**Raises:** `ValueError` for what DiffEqGPU can't do."""
+        """**Raises:** `ValueError` for what DiffEqGPU can't do, and for what Julia has wrong."""
+        methods.check_events(plan.method.value.description, plan)
         if not methods.is_gpu(self.place):
             return
         if plan.events is not None:

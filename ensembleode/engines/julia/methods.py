@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
+from ...core.plan import Plan
 from ...ensemble import (
     EnsembleAlgorithm,
     EnsembleDistributed,
@@ -95,11 +96,32 @@ def _as_value(x: Any) -> Any:
     return {"val": x.value} if isinstance(x, Val) else x
 
 
+def among(method: Description) -> set[Description]:
+    """A method and the methods among its arguments."""
+    every = (*method.arguments, *(x for _, x in method.options))
+    return {method}.union(*(among(x) for x in every if isinstance(x, Description)))
+
+
 def packages(method: Description) -> set[str]:
     """The Julia packages of a method and of the methods among its arguments."""
-    every = (*method.arguments, *(x for _, x in method.options))
-    inner = (packages(x) for x in every if isinstance(x, Description))
-    return {method.package}.union(*inner)
+    return {x.package for x in among(method)}
+
+
+# After an event has cut a step of these, OrdinaryDiffEq interpolates within by other coefficients
+# than it has made (`stiff_addsteps.jl` has none for their caches).
+_ASTRAY_BEFORE_EVENTS = ("Rosenbrock23", "Rosenbrock32")
+
+
+def check_events(method: Description, plan: Plan) -> None:
+    """**Raises:** `ValueError` for saved states that Julia has wrong."""
+    found = [x.name for x in among(method) if x.name in _ASTRAY_BEFORE_EVENTS]
+    if plan.events is None or not plan.events.continuous or plan.saving.mode != "times":
+        return
+    if found:
+        raise ValueError(
+            f"with engine='julia' {found[0]} has no right states within a step that an event cuts, "
+            "where a time of saveat may be: leave saveat out, or use Rodas5P or engine='compiled'."
+        )
 
 
 def place(ensemblealg: EnsembleAlgorithm, threads: Callable[[], int]) -> Place:

@@ -11,6 +11,7 @@ import numpy as np
 from ...core.lane import Lane
 from ...core.plan import Plan, Result, shared_times
 from ...fields.lowering.values import is_stored_as_bits
+from ...ground.keys import raw
 from ...numbers import but
 from ..results import end_times
 from .callbacks import events_of, written_events
@@ -52,7 +53,7 @@ def _parameters(
     storage, own, shared = field.inputs.storage, [], []
     assert storage is not None
     for x, is_own in zip(lanes.parameters, batched, strict=True):
-        x = np.ascontiguousarray(x)
+        x = np.ascontiguousarray(raw(x))
         as_bits = is_stored_as_bits(x.dtype, storage)
         x = x.view(storage) if as_bits else x.astype(storage, copy=False)
         if is_own:

@@ -5,9 +5,11 @@ import math
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
+import jax
 import jax.extend.core as jex
 import numpy as np
 
+from ...ground.keys import raw
 from ..ir import Buffer, Function, Index, Store, Var
 from ..scalarise import scalarise
 from . import (
@@ -45,7 +47,7 @@ class Inputs(NamedTuple):
         dtype is counted apart."""
         ends: collections.Counter = collections.Counter()
         places = []
-        for aval, group in zip(avals, groups, strict=True):
+        for aval, group in zip(map(raw, avals), groups, strict=True):
             key = group, np.dtype(aval.dtype) if storage is None else None
             places.append((group, ends[key]))
             ends[key] += math.prod(aval.shape)
@@ -84,6 +86,8 @@ def lower(
     parameters = [*avals[:n_consts], *avals[n_consts + 1 : -1]]
     for aval, (group, start) in zip(parameters, inputs.places, strict=True):
         storage = inputs.storage if group in ("own", "shared") else None
+        # (Nothing reads a key, see `check`: integers of the same number take its place.)
+        aval = jax.ShapeDtypeStruct(aval.shape, raw(aval).dtype)
         values.append(loaded(group, start, aval, storage or aval.dtype))
     u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
     consts, ins = values[:n_consts], [u, *values[n_consts:]]

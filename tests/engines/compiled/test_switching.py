@@ -142,6 +142,33 @@ def test_neighbours_change_no_bit():
         assert int(sim.stats.nf[i]) == int(alone.stats.nf)
 
 
+def test_the_order_changes_no_bit():
+    """Where more trajectories wait for a method than there is room for, too, and with all that they
+    have to themselves."""
+    n = 700
+    rates = 10.0 ** np.linspace(0.0, 3.0, n)
+    seen = eo.ContinuousCallback(
+        lambda u, t, integrator: u[0], lambda x: eo.remake(x, u=1.01 * x.u, p=1.01 * x.p)
+    )
+
+    def solved(rates):
+        prob = oscillator(tspan=(0.0, 5.0), callback=seen)
+        ens = eo.EnsembleProblem(
+            prob, lambda prob, ctx: eo.remake(prob, p=jnp.asarray(rates)[ctx.index])
+        )
+        options = {"saveat": 1.0, "max_events": 4}
+        return eo.solve(ens, ALG, eo.EnsembleSerial(), trajectories=n, **options)
+
+    order = np.random.default_rng(0).permutation(n)
+    sim, mixed = solved(rates), solved(rates[order])
+    assert sim.successful.all()
+    assert 30 < np.sum(stiff_steps(sim, ALG) > 0) < n - 30
+    assert (np.asarray(sim.events.count) > 0).any()
+    for a, b in zip(jax.tree.leaves(sim), jax.tree.leaves(mixed), strict=True):
+        if np.shape(a)[:1] == (n,):
+            np.testing.assert_array_equal(np.asarray(a)[order], b)
+
+
 def test_failures_are_codes():
     def f(u, p, t):
         return jnp.where(p > 0, jnp.stack([u[0] ** 2, -1e4 * (u[1] - u[0])]), -1e4 * u)

@@ -201,7 +201,8 @@ def test_stiff_methods(alg):
     low = eo.ContinuousCallback(lambda u, t, _: u[0] - 0.9, halved)
     p = jnp.array([0.04, 3e7, 1e4])
     prob = eo.ODEProblem(robertson, jnp.array([1.0, 0.0, 0.0]), (0.0, 5.0), p, callback=low)
-    sim, ours = (eo.solve(prob, alg, engine=engine, **TOLERANCES) for engine in ENGINES)
+    how = TOLERANCES | ({"saveat": 0.02} if isinstance(alg, eo.Rodas5P) else {})
+    sim, ours = (eo.solve(prob, alg, engine=engine, **how) for engine in ENGINES)
     agree(sim, ours, near=1e-6)
     assert sim.events.count == 1
 

@@ -227,6 +227,20 @@ def test_versions():
     }
 
 
+@pytest.mark.parametrize(
+    "alg", [eo.Rosenbrock23(), eo.JuliaAlg("AutoTsit5(Rosenbrock23())")], ids=str
+)
+def test_saved_times_that_julia_has_wrong_are_refused(asked, alg):
+    at = eo.ContinuousCallback(lambda u, t, _: u[0] - 0.5, eo.terminate)
+    ens = eo.EnsembleProblem(eo.remake(PROB, callback=at))
+    place = eo.EnsembleSerial()
+    with pytest.raises(ValueError, match="Rosenbrock23 has no right states within a step"):
+        eo.solve(ens, alg, place, trajectories=2, engine="julia", saveat=0.5)
+    assert asked(ens, alg, place)["callbacks"]["room"] == 1
+    known = eo.EnsembleProblem(PROB)
+    assert asked(known, alg, place, saveat=0.5)["mode"] == "times"
+
+
 def test_what_gpu_kernels_refuse(monkeypatch):
     monkeypatch.setattr(session, "_running", NoJulia())
     own = jnp.array([1e-3, 1e-6, 1e-9])

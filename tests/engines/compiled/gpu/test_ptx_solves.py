@@ -90,6 +90,11 @@ OPTIONS = {
     "tolerances of components": {"abstol": np.array([1e-9, 1e-6, 1e-7]), "reltol": 1e-8},
     "non-FSAL": {"alg": eo.Vern7(), "saveat": 0.2},
     "implicit": {"alg": eo.Rodas5P(), "saveat": 0.2},
+    "switching": {
+        # (Soon, so that both methods make steps.)
+        "alg": eo.AutoTsit5(eo.Rosenbrock23(), maxstiffstep=1, nonstifftol=0.2),
+        "saveat": 0.2,
+    },
     "implicit, FSAL": {"alg": eo.Rosenbrock23(), "save_everystep": True},
     "series of several lengths": {
         "saveat": np.where(LATE, np.inf, np.arange(21).reshape(7, 3) / 21)
