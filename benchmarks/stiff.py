@@ -1,29 +1,33 @@
-"""Ensembles of stiff problems on one core: seconds and errors, beside other libraries and C++.
+"""Ensembles of stiff problems on one core: times and errors, with other libraries and C++.
 
     python benchmarks/stiff.py [--only ROBER,VDP] [--ways C++,Rodas5P] [--n 1024] [--json FILE]
     python benchmarks/stiff.py --gradients | --first
 
-Problems of the "Test Set for IVP Solvers" (common/ivp_test_set.py), float64, each trajectory with
-all rate constants perturbed by about 10%: the end is saved. Relative tolerances from 1e-3 to 1e-8;
-the absolute one is 1e-2 times that, of ROBER 1e-4 times.
+The problems are those of the "Test Set for IVP Solvers" (common/ivp_test_set.py), in float64. All
+rate constants of each trajectory are perturbed by about 10%, and the end is saved. Relative
+tolerances are from 1e-3 to 1e-8. The absolute tolerance is 1e-2 times the relative one, and 1e-4
+times the relative one for ROBER.
 
-Ways: `C++`, Rodas5P by hand (stiff.cpp, with g++ or $CXX), which needs AVX-512, and `C++ 23`,
-Rosenbrock23; `Rodas5P`, `Rodas4`, `Rosenbrock23` by the engine, `Kvaerno5` and `KenCarp4` by
-`solve`, on diffrax, all of them in `jit`; `diffrax`, its own Kvaerno5, vmapped; `LSODA`, numbalsoda
-(LSODA from C, looped over by Numba); `BDF`, `ESDIRK34` and `TR-BDF2`, pydiffsol; `SciPy LSODA` and
-`SciPy Radau`; `Julia`, Rodas5P by the Julia engine. Those that are not installed are left out. Slow
-ones solve fewer trajectories, and are scaled.
+The contenders are `C++`, Rodas5P written by hand (stiff.cpp, with g++ or $CXX), which needs
+AVX-512, and `C++ 23`, Rosenbrock23; `Rodas5P`, `Rodas4` and `Rosenbrock23` by the compiled engine,
+and `Kvaerno5` and `KenCarp4` by `solve` on diffrax, all of them in `jit`; `diffrax`, its own
+Kvaerno5, vmapped; `LSODA`, numbalsoda (LSODA in C, with the loop over trajectories in Numba);
+`BDF`, `ESDIRK34` and `TR-BDF2`, pydiffsol; `SciPy LSODA` and `SciPy Radau`; `Julia`, Rodas5P by the
+Julia engine. Contenders that are not installed are left out. Slow ones solve fewer trajectories,
+and their times are scaled.
 
-All are in one process, held to one core, and take turns: the time is the least CPU time (of slow
-ones the only one). `error` is the largest relative one of a component at the end, of the median
-trajectory that arrived, against Rodas5P at 1e-12. The last columns are the least times for such an
-error, interpolated between the tolerances, and in brackets over that of `Rodas5P`.
+All contenders run in one process, held to one core, and take turns. The time is the least CPU time
+(slow contenders run only once). `error` is the largest relative error of a component at the end,
+for the median of the trajectories that reached it, against Rodas5P at 1e-12. The last columns are
+the least times for such an error, interpolated between the tolerances, and in brackets their ratios
+to that of `Rodas5P`.
 
-`--gradients`: the time of a gradient of a sum of all ends by all rate constants over that of the
-sum, and how far it is from differences, at 1e-10.
+`--gradients` prints the time of the gradient of a sum of all ends with respect to all rate
+constants, divided by the time of the sum, and the difference of the gradient from finite
+differences, at 1e-10.
 
-`--first`: seconds of first calls in processes of their own, without caches on disk, for 100
-trajectories, then for 1,000.
+`--first` prints the seconds of first calls in processes of their own, without caches on disk, for
+100 trajectories, then for 1,000.
 """
 
 import argparse
@@ -129,7 +133,7 @@ def by_peer(name, constants, *, peer, **options):
 
 
 def way(function, most=math.inf, **options):
-    """With the number of trajectories that it solves at most."""
+    """A contender, and the largest number of trajectories that it solves."""
     return functools.partial(function, **options), most
 
 
@@ -162,7 +166,7 @@ def tolerances(name, reltol):
 
 
 def exact_ends(name, constants):
-    """At 1e-12, and how far the first is from the published end."""
+    """The ends at 1e-12, and the distance of the first one from the published end."""
     problem = CASES[name]
     every = np.concatenate([np.asarray(problem.constants)[None], constants])
     ends, _ = map(np.asarray, by_solve(name, every, method="Rodas5P")(1e-12, 1e-18))
@@ -172,7 +176,8 @@ def exact_ends(name, constants):
 
 
 def measured(name, ways, n, seconds):
-    """Microseconds a trajectory and the error by way and tolerance; why ways are left out."""
+    """Microseconds for a trajectory, and the error, by contender and tolerance; and the reasons why
+    contenders are left out."""
     constants = constants_of(CASES[name], n)[1:]
     exact, apart = exact_ends(name, constants)
     print(f"\n### {name}\n\nThe reference is {apart:.1e} from the published end.\n", flush=True)
@@ -208,7 +213,7 @@ def measured(name, ways, n, seconds):
 
 
 def at_error(rows, target):
-    """The least time that such an error costs, between neighbouring tolerances in proportion."""
+    """The least time for such an error, interpolated between neighbouring tolerances."""
     most = [x for x in rows if x["failed"] < x["n"] / 2 and x["error"] > 0]
     points = [(math.log(x["error"]), math.log(x["us"])) for x in most]
     goal, times = math.log(target), [us for error, us in points if error <= math.log(target)]
@@ -243,8 +248,8 @@ def show(found, skipped):
 
 
 def gradients(name, n, seconds):
-    """Microseconds a trajectory of the sum of weighted ends and of its gradient, at 1e-6; and how
-    far it is from differences, at 1e-10."""
+    """Microseconds for a trajectory of the sum of weighted ends and of its gradient, at 1e-6; and
+    the difference of the gradient from finite differences, at 1e-10."""
     problem = CASES[name]
     constants = constants_of(problem, n)[1:]
     exact, _ = exact_ends(name, constants[:1])
@@ -294,7 +299,7 @@ def gradient_table(names, n, seconds):
 
 
 def first_calls(name, which):
-    """CPU seconds, what it takes to start JAX not among them."""
+    """CPU seconds, without those of starting JAX."""
     jax.config.update("jax_enable_x64", True)
     jax.block_until_ready(jax.jit(lambda x: x + 1)(jnp.ones(3)))
     seconds = []

@@ -1,15 +1,15 @@
-"""Ensembles of stiff problems: `solve` beside diffrax itself, vmapped.
+"""Ensembles of stiff problems: `solve` compared with diffrax itself, vmapped.
 
-Five problems of the "Test Set for IVP Solvers" (Mazzia and Magherini, University of Bari, 2008),
-each with its own rate constants, and 64 times with all of them perturbed by about 10%. A row is a
-problem, a method and its tolerances. Columns: trajectories that succeeded; steps, accepted +
-rejected, with the problem's own constants, and the least, median and most of all copies; correct
-digits of the least correct component at the end, with the problem's own constants, and the least of
-all copies; seconds on the second call.
+The problems are five of the "Test Set for IVP Solvers" (Mazzia and Magherini, University of Bari,
+2008). Each is solved with its own rate constants, and 64 times with all constants perturbed by
+about 10%. A row is a problem, a method and its tolerances. The columns are the trajectories that
+succeeded; the steps, accepted + rejected, with the problem's own constants, and the least, median
+and most steps of all copies; the correct digits of the least correct component at the end, with the
+problem's own constants, and the least of all copies; the seconds of the second call.
 
-Digits are those of the published solutions, and for the copies those of Kvaerno5 at 1e-10, which is
-first compared with the published ones. "raw" is `jax.vmap` of `diffrax.diffeqsolve` with diffrax's
-own default for the method, in the same process, with at most `--raw-maxiters` steps.
+Digits are counted against the published solutions, and for the copies against Kvaerno5 at 1e-10,
+which is first compared with the published solutions. "raw" is `jax.vmap` of `diffrax.diffeqsolve`
+with diffrax's own default for the method, in the same process, with at most `--raw-maxiters` steps.
 
     python benchmarks/stiff_methods.py [--problems ROBER,VDP] [--methods KenCarp4] [--no-raw]
 """
@@ -34,8 +34,8 @@ import diffrax  # noqa: E402
 import ensembleode as eo  # noqa: E402
 
 
-# Absolute tolerance over relative tolerance. Robertson's second species is at most 4e-5 and ends
-# as 8e-14, which 1e-4 does not see at all: it stands for a user who gives no thought to it.
+# Absolute tolerance over relative tolerance. Robertson's second species is at most 4e-5 and 8e-14
+# at the end, so 1e-4 doesn't see it at all. That value is for users who don't think about it.
 ABSTOL = {"ROBER": (1e-4, 1e-10)}
 CHOSEN = ("HIRES", "ROBER", "OREGO", "VDP", "POLLU")
 METHODS = ["Kvaerno3", "Kvaerno4", "Kvaerno5", "KenCarp3", "KenCarp4", "KenCarp5", "ImplicitEuler"]
@@ -61,7 +61,7 @@ def ours(problem, method, constants, reltol, abstol, **options):
 
 
 def raw(problem, method, maxiters):
-    """`ours` by diffrax alone, to be called with constants and tolerances."""
+    """The same as `ours` by diffrax alone, as a function of the constants and tolerances."""
     solver, terms = getattr(diffrax, method)(), diffrax.ODETerm(lambda t, u, p: problem.f(u, p, t))
     if method.startswith("KenCarp"):
         none = diffrax.ODETerm(lambda t, u, p: jnp.zeros_like(u))
@@ -87,7 +87,8 @@ def digits(ends, exact):
 
 
 def references(problem, constants, abstol):
-    """The ends of all copies, and how many digits of the published end they agree in."""
+    """The ends of all copies, and the number of digits to which they agree with the published
+    end."""
     ends, succeeded, _, _ = ours(problem, "Kvaerno5", constants, 1e-10, 1e-10 * abstol)
     if not succeeded.all():
         raise RuntimeError("The reference solution failed; no digits can be said.")
@@ -126,7 +127,7 @@ def printed(found):
 
 
 def table(path):
-    """The rows of a file of `--json` in brief: two tolerances, ours and raw, in a line."""
+    """The rows of a file of `--json` in brief: two tolerances, of `ours` and `raw`, in a line."""
     lines = {}
     with open(path) as file:
         for record in map(json.loads, file):

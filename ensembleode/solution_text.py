@@ -1,4 +1,4 @@
-"""What solutions say of themselves: their `repr`."""
+"""The texts that describe solutions: their `repr`."""
 
 from typing import Any
 

@@ -1,1 +1,1 @@
-"""What the benchmarks have in common: what is solved, by whom, how it is timed and reported."""
+"""What the benchmarks share: the tasks, the contenders, timing and reports."""

@@ -1,4 +1,5 @@
-"""`solve` and diffrax: functions `(u0, p)` of a task, that give the states and the steps tried."""
+"""`solve` and diffrax: functions of `(u0, p)` of a task, which return the states and the number of
+steps tried."""
 
 import dataclasses
 import importlib
@@ -12,7 +13,7 @@ import ensembleode as eo
 
 
 class Skip(Exception):
-    """Why a contender does not take part."""
+    """The reason why a contender does not take part."""
 
 
 def imported(name):
@@ -25,9 +26,10 @@ def imported(name):
 
 
 def solution(task, u0, p, where=None, alg=None, first=None, **options):
-    """Of `solve`, with a new `prob_func` at each call, as a user's own function would make.
+    """The solution by `solve`, with a new `prob_func` at each call, like a function of a user.
 
-    `first` has what the problem has of `own`, by default that of the first trajectory.
+    `first` has the numbers of the problem that are in `own`; by default they are those of the first
+    trajectory.
     """
     every = {"u0": u0, "p": p}
     if task.adaptive:
@@ -56,7 +58,7 @@ def by_solve(task, where=None, alg=None, **options):
 
 
 def by_diffrax(task, solver=None, max_steps=100_000, *, terms=None, gives=None):
-    """`jax.vmap` of `diffrax.diffeqsolve`; `gives` makes of its solution what is returned."""
+    """`jax.vmap` of `diffrax.diffeqsolve`; `gives` computes from its solution what is returned."""
     terms = terms or diffrax.ODETerm(lambda t, u, p: task.f(u, p, t))
     gives = gives or (lambda sol: (sol.ys, sol.stats["num_steps"]))
     saveat = diffrax.SaveAt(t1=True) if task.times is None else diffrax.SaveAt(ts=task.times)
@@ -92,11 +94,11 @@ def exact_states(task, rows, tol=1e-13, **options):
 
 
 def flat(tree):
-    """All of its numbers in one row, in float64."""
+    """All numbers of a tree in one row, in float64."""
     return np.concatenate([np.ravel(np.asarray(x, np.float64)) for x in jax.tree.leaves(tree)])
 
 
 def gradient_error(found, expected):
-    """Relative, in norm."""
+    """The relative error, in norm."""
     found, expected = flat(found), flat(expected)
     return float(np.linalg.norm(found - expected) / np.linalg.norm(expected))

@@ -22,10 +22,11 @@ def library(
     defines: Sequence[str] = (),
     flags: Sequence[str] = (),
 ):
-    """The library of a source, which reads `includes` besides: compiled by g++ (or $CXX), and kept
-    in the temporary folder. Its `seconds` are what that took. `flags` come after the usual ones.
+    """The library of a source file, which also reads `includes`. It is compiled by g++ (or $CXX),
+    and kept in the temporary folder. Its `seconds` are the time that this took. `flags` come after
+    the usual flags.
 
-    **Raises:** `Skip` where there is no compiler.
+    **Raises:** `Skip` if there is no compiler.
     """
     compiler = os.environ.get("CXX") or shutil.which("g++") or shutil.which("clang++")
     if compiler is None:

@@ -1,8 +1,8 @@
-"""Problems of the "Test Set for IVP Solvers" (Mazzia and Magherini, University of Bari, 2008), each
-with its rate constants, or the values of its circuit, as parameters.
+"""Problems of the "Test Set for IVP Solvers" (Mazzia and Magherini, University of Bari, 2008). The
+parameters of each problem are its rate constants, or the values of its circuit.
 
-A field gives its components one by one, over whatever it is computed with: `Problem.f` is the field
-over JAX arrays.
+A field returns its components one by one, for any kind of numbers: `Problem.f` is the field over
+JAX arrays.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ import numpy as np
 
 
 class Problem(NamedTuple):
-    """From `u0` at 0 to `end`, where the published solution is, if there is one."""
+    """A problem from `u0` at 0 to `end`, where the published solution is, if there is one."""
 
     components: Callable
     u0: Sequence[float]
@@ -27,7 +27,8 @@ class Problem(NamedTuple):
 
 
 def constants_of(problem, copies):
-    """Those of the problem, then ones perturbed by about 10%: `[copies + 1, constants]`."""
+    """The constants of the problem, then copies perturbed by about 10%:
+    `[copies + 1, constants]`."""
     constants = np.asarray(problem.constants)
     noise = np.random.default_rng(0).normal(size=(copies, len(constants)))
     return np.concatenate([constants[None], constants * np.exp(0.1 * noise)])
@@ -67,12 +68,12 @@ def vdp(u, p, t):
 
 
 def e5(u, p, t):
-    """A pyrolysis, over thirteen decades of time, with rates apart by twenty; `p` is A, B, C and
-    the product of M and C.
+    """A pyrolysis, over thirteen decades of time, with rates that differ by twenty decades; `p` is
+    A, B, C and the product of M and C.
 
-    Without the third species, the difference of the second and the fourth. With it as a component,
-    rounding in what solves with the Jacobian changes that difference by more than the 1e-22 that
-    is left at the end.
+    The third species is left out: it is the difference of the second and the fourth. If it were a
+    component, rounding in the linear solves would change that difference by more than the 1e-22
+    that is left at the end.
     """
     y1, y2, y4 = u
     y3 = y2 - y4

@@ -66,9 +66,9 @@ def fields(njit: Callable) -> dict[str, Callable]:
 
 
 def loop(numba: Any, case: Any, real: Any) -> Callable:
-    """One trajectory after the other: RK4 where steps are fixed, otherwise Tsit5.
+    """A loop over trajectories, one after the other: RK4 for fixed steps, otherwise Tsit5.
 
-    `solve(u0, p)` gives the end states and the steps tried, of all.
+    `solve(u0, p)` returns the end states and the number of steps tried of all trajectories.
     """
     njit = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
     f = fields(njit)[case.cpp.split("<")[0]]
@@ -118,12 +118,13 @@ def adaptive(
     event: Callable | None = None,
     act: Callable | None = None,
 ) -> Callable:
-    """Tsit5, one trajectory after the other: `solve(u0, p, kept)` gives the end states and the
-    steps tried, of all; `p` has a row of each, or one that all share.
+    """Tsit5, one trajectory after the other. `solve(u0, p, kept)` returns the end states and the
+    number of steps tried of all trajectories; `p` has a row for each, or one that all share.
 
-    With an `event(y, end, k, h, kept)`, the part of the step from `y` to `end` after which there is
-    one, above 1 where there is none, a step ends there, and `act(y, k, h, theta, kept)` makes `y`
-    what it is then: both of a row of `kept`, which is theirs.
+    Events are found by `event(y, end, k, h, kept)`. It returns the fraction of the step from `y` to
+    `end` at which an event is, and a number above 1 if there is none. The step ends at the event,
+    and `act(y, k, h, theta, kept)` sets `y` to the state after it. The row of `kept` of the
+    trajectory is for the use of both functions.
     """
     compiled = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
     event = event or compiled(lambda y, end, k, h, kept: real(2))
@@ -208,7 +209,8 @@ def adaptive(
 
 
 def lorenz_lanes(numba: Any, real: Any, dt: float, lanes: int = 64) -> Callable:
-    """Fixed steps of Tsit5 on Lorenz, lanes innermost: LLVM makes vector instructions of them."""
+    """Fixed steps of Tsit5 on Lorenz, with the lanes innermost: LLVM makes vector instructions of
+    them."""
     compiled = numba.njit(fastmath=True, error_model="numpy", forceinline=True)
     rows = eo.Tsit5().tableau.a  # The last is that of the result.
     coefficients = tuple(tuple(real(dt * x) for x in row) for row in rows)

@@ -1,4 +1,4 @@
-"""Other libraries. What is given is written for their own functions; those that are not installed
+"""Other libraries. The tasks are written for their own functions. Libraries that are not installed
 are skipped."""
 
 from collections.abc import Callable
@@ -13,11 +13,11 @@ from .tasks import lorenz, lorenz_components
 
 
 class Contender(NamedTuple):
-    """`call()` gives `(states, steps)`, or `(loss, gradient)`."""
+    """A contender; `call()` returns `(states, steps)`, or `(loss, gradient)`."""
 
     name: str
     call: Callable
-    # The trajectories it solves, all by default; its time is extrapolated from theirs.
+    # The number of trajectories it solves, by default all; its time is extrapolated from theirs.
     rows: Any = None
 
 
@@ -32,7 +32,8 @@ def lorenz_only(task):
 
 
 def gradsolve_problem(task):
-    """Its own name for this Lorenz field, so that its fused kernel runs it where Warp is there."""
+    """gradsolve's own name for this Lorenz field, so that its fused kernel runs it if Warp is
+    installed."""
     lorenz_only(task)
     imported("gradsolve")
 
@@ -64,7 +65,8 @@ def gradsolve_fixed(task):
 
 
 def gradsolve_record(task):
-    """How its adaptive solve is done, and a call that gives states, steps and their sizes."""
+    """How gradsolve does the adaptive solve, and a call that returns states, steps and their
+    sizes."""
     problem, u0, p = gradsolve_problem(task)
     options = {"rtol": task.rtol, "atol": task.atol}
     if has_warp():
@@ -85,7 +87,7 @@ def gradsolve_record(task):
 
 
 def gradsolve_public(task, engine, device):
-    """Its public call, a function of the parameters."""
+    """gradsolve's public call, a function of the parameters."""
     problem, u0, _ = gradsolve_problem(task)
     options = {"engine": engine, "rtol": task.rtol, "atol": task.atol, "device": device}
     solve = imported("gradsolve").solve
@@ -106,7 +108,8 @@ def gradsolve_adaptive(task):
 
 
 def gradsolve_gradient(task):
-    """Records the steps, then differentiates the replay, compiled once and given the steps."""
+    """A gradient by gradsolve: it records the steps, then differentiates the replay, which is
+    compiled once and gets the steps."""
     kind, record = gradsolve_record(task)
     problem, u0, _ = gradsolve_problem(task)
     replay = imported("gradsolve.warp.warp_replay").replay_solve_saveat_jax
@@ -125,10 +128,10 @@ def gradsolve_gradient(task):
 
 
 def heyoka_batches(task, components, tol, *, variational=False):
-    """Its batch integrator, as often as there are batches, each time at their start.
+    """heyoka's batch integrator, once for each batch, at the start of the batch's trajectories.
 
-    `components(xp, u, p, t)` is the field, as a list. With `variational` the states are followed by
-    their derivatives by the parameters.
+    `components(xp, u, p, t)` is the field, as a list. With `variational`, the derivatives of the
+    states with respect to the parameters follow the states.
     """
     heyoka, real = imported("heyoka"), task.dtype.type
     width, size = heyoka.recommended_simd_size(fp_type=real), task.u0.shape[-1]
@@ -165,7 +168,7 @@ def heyoka_batches(task, components, tol, *, variational=False):
 
 
 def heyoka_adaptive(task, components, tol):
-    """A call that gives the ends and the steps tried."""
+    """A call that returns the ends and the number of steps tried."""
     batches, end = heyoka_batches(task, components, tol), task.dtype.type(task.t1)
 
     def call():
@@ -180,7 +183,7 @@ def heyoka_adaptive(task, components, tol):
 
 
 def heyoka_gradient(task, components):
-    """By forward sensitivities: one parameter a trajectory."""
+    """A gradient by forward sensitivities, with one parameter for each trajectory."""
     batches, size = heyoka_batches(task, components, task.rtol, variational=True), len(task.u0)
 
     def call():
@@ -201,7 +204,7 @@ def heyoka_gradient(task, components):
 
 
 def scipy_adaptive(task, rows):
-    """A call that gives the ends and the steps of these trajectories of Lorenz."""
+    """A call that returns the ends and the number of steps of these trajectories of Lorenz."""
     solve_ivp = imported("scipy.integrate").solve_ivp
     options = {"method": "RK45", "rtol": task.rtol, "atol": task.atol}
 

@@ -8,13 +8,13 @@ import sys
 
 
 def last_core():
-    """The one to hold a process to, where the system can."""
+    """The last core, to hold a process to it, if the system can do that."""
     return max(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
 
 
 @contextlib.contextmanager
 def held(cores):
-    """Holds this thread to these cores, and with it the processes that it starts."""
+    """Hold this thread, and the processes that it starts, to these cores."""
     if cores is None or not hasattr(os, "sched_setaffinity"):
         yield
         return
@@ -27,7 +27,8 @@ def held(cores):
 
 
 def apart(script, request, *, cores=None, environment=None):
-    """What the script's `is_worker` does with this request, a list; held to cores, if given."""
+    """The result of the script's `is_worker` for this request, a list, in a process of its own,
+    held to cores if these are given."""
     command = [sys.executable, script, "--worker", json.dumps(request)]
     environment = {**os.environ, **(environment or {})}
     with held(cores):
@@ -39,7 +40,7 @@ def apart(script, request, *, cores=None, environment=None):
 
 
 def is_worker(work):
-    """Whether this process is one that `apart` started; then the work is done."""
+    """Whether `apart` started this process; if so, the work is done."""
     found = len(sys.argv) == 3 and sys.argv[1] == "--worker"
     if found:
         print(json.dumps(work(*json.loads(sys.argv[2]))))

@@ -1,4 +1,4 @@
-"""Tables in Markdown, what the machine is, and files of JSON."""
+"""Tables in Markdown, descriptions of the machine, and JSON files."""
 
 import importlib.metadata
 import json
@@ -16,12 +16,12 @@ def line(cells):
 
 
 def header(columns, left=1):
-    """Of a table whose first columns are words, and the others numbers."""
+    """The header of a table whose first columns are words, and the others numbers."""
     return f"{line(columns)}\n|{':---|' * left}{'---:|' * (len(columns) - left)}"
 
 
 def show_verdicts(verdicts, form):
-    """Lines of `(what, measured, bound, held)`."""
+    """Print lines of `(what, measured, bound, held)`."""
     print()
     for what, measured, bound, held in verdicts:
         verdict = "met" if held else "**MISSED**"
@@ -40,7 +40,7 @@ def cpu():
 
 
 def versions(*names):
-    """Of Python, and of those packages that are installed."""
+    """The versions of Python, and of those of the packages that are installed."""
     found = {"Python": platform.python_version()}
     for name in names:
         try:
@@ -64,6 +64,6 @@ def machine(*names):
 
 
 def kind_of_machine():
-    """In brief, where it is not the processor that counts."""
+    """The kind of machine, in brief, for measurements that don't depend on the processor."""
     about = named(versions("jax"))
     return f"{platform.machine()}, {os.cpu_count()} cores, {about}"

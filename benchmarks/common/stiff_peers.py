@@ -1,5 +1,6 @@
 """Other libraries on stiff problems of `ivp_test_set`: functions of a problem and its constants
-`[trajectories, constants]`, that give `solve(reltol, abstol)` with the ends."""
+`[trajectories, constants]` that return a function `solve(reltol, abstol)`, which returns the
+ends."""
 
 import numpy as np
 
@@ -7,8 +8,8 @@ from .contenders import imported
 
 
 def printed(problem, u, p):
-    """The components of a field as text, which languages like C's read; `u` and `p` are how they
-    call components and constants, by number."""
+    """The components of a field as text, in the syntax that C and similar languages share. `u` and
+    `p` return the names of components and constants, by number."""
     k, n = len(problem.u0), len(problem.constants)
     names = [[_Text(of.format(i)) for i in range(m)] for of, m in ((u, k), (p, n))]
     return [_text(x) for x in problem.components(*names, _Text("t"))]
@@ -43,7 +44,7 @@ def _text(x):
 
 
 def numbalsoda(problem, constants):
-    """LSODA in C, with a right-hand side and a loop over the trajectories by Numba."""
+    """LSODA in C, with a right-hand side and a loop over the trajectories in Numba."""
     numba, lsoda = imported("numba"), imported("numbalsoda")
     lines = [f"    du[{i}] = {x}" for i, x in enumerate(printed(problem, "u[{}]", "p[{}]"))]
     names = {}
@@ -70,7 +71,8 @@ def numbalsoda(problem, constants):
 
 
 def pydiffsol(problem, constants, *, method):
-    """In Rust, one trajectory after the other, with a right-hand side and a Jacobian by LLVM."""
+    """diffsol in Rust, one trajectory after the other, with a right-hand side and a Jacobian by
+    LLVM."""
     diffsol = imported("pydiffsol")
     inputs = ", ".join(f"p{i} = {x!r}" for i, x in enumerate(map(float, problem.constants)))
     starts = ", ".join(f"y{i} = {x!r}" for i, x in enumerate(map(float, problem.u0)))

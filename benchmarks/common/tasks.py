@@ -12,10 +12,11 @@ import numpy as np
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-    """An ensemble of `f(u, p, t)` from 0 to `t1`, whose trajectories differ in what `own` names.
+    """An ensemble of `f(u, p, t)` from 0 to `t1`. `own` names the numbers that differ between
+    trajectories.
 
-    With `rtol` and `atol` its steps are adaptive, the first of them `dt` if there is one; otherwise
-    all are `dt`. Without `times` the end is saved. Arrays are NumPy's.
+    With `rtol` and `atol` the steps are adaptive, and the first one is `dt` if that is given;
+    otherwise all steps are `dt`. Without `times` the end is saved. Arrays are NumPy arrays.
     """
 
     f: Callable
@@ -42,11 +43,11 @@ class Task:
         return sample(self.n)
 
     def inputs(self):
-        """`u0` and `p` as JAX has them."""
+        """`u0` and `p` as JAX arrays."""
         return jax.tree.map(jnp.asarray, (self.u0, self.p))
 
     def only(self, rows):
-        """The same with only these trajectories, and in float64."""
+        """The same task with only these trajectories, and in float64."""
         every = {"u0": self.u0, "p": self.p}
         every = jax.tree.map(lambda x: np.asarray(x, np.float64), every)
         every |= {name: every[name][rows] for name in self.own}
@@ -59,7 +60,7 @@ def sample(n, most=64):
 
 
 def lorenz_components(u, rho, sigma=10.0, beta=8.0 / 3.0):
-    """The equations of Lorenz, over whatever they are computed with."""
+    """The equations of Lorenz, for any kind of numbers."""
     x, y, z = u
     return [sigma * (y - x), x * (rho - z) - y, x * y - beta * z]
 

@@ -1,4 +1,4 @@
-"""Seconds that calls take; what they return is waited for."""
+"""The seconds that calls take, until their results are ready."""
 
 import math
 import time
@@ -7,7 +7,7 @@ import jax
 
 
 def timed(call, *args, clock=time.perf_counter):
-    """The seconds and the result."""
+    """The seconds and the result of a call."""
     started = clock()
     result = jax.block_until_ready(call(*args))
     return clock() - started, result
@@ -23,8 +23,8 @@ def in_turns(calls, most, *, least=1, budget=math.inf, share=math.inf, clock=tim
     """The seconds of each of the named calls, in rounds, so that a slow moment of the machine hits
     all of them.
 
-    After `least` rounds, none begins once `budget` seconds have passed, and a call that took
-    `share` seconds sits out.
+    After `least` rounds, no round begins once `budget` seconds have passed, and a call that has
+    taken `share` seconds takes part no more.
     """
     spent, started = {name: [] for name in calls}, time.perf_counter()
     for turn in range(most):

@@ -107,8 +107,8 @@ def _xarray(number: Any) -> Any:
 
 
 def _states(sol: Any, outer: tuple, names: Sequence[str] | None) -> tuple[dict, dict]:
-    """The variables of the states (`u`, or one for each leaf of a pytree) and beside them; and
-    their coordinates."""
+    """The variables of the states (`u`, or one for each leaf of a pytree) and of the values beside
+    them; and their coordinates."""
     u, saved = sol.u, None if sol.saved is None else sol.saved.values
     beside = _beside("integral", sol.integral, outer) | _beside("saved", saved, outer)
     if not is_tree(u):
@@ -178,13 +178,13 @@ def _given(sim: Any, taken: Collection[str]) -> dict:
 
 
 def name_beside(what: str, path: tuple) -> str:
-    """The name of a leaf of what is beside the states, `"integral"` or `"saved"`."""
+    """The name of a leaf of the values beside the states, `"integral"` or `"saved"`."""
     leaf = jtu.keystr(path, simple=True, separator=".")
     return f"{what}.{leaf}" if leaf else what
 
 
 def _beside(what: str, tree: Any, outer: tuple) -> dict:
-    """What is beside the states, row by row, with a variable for each leaf."""
+    """Values beside the states, row by row, with a variable for each leaf."""
     variables = {}
     for path, leaf in jtu.tree_leaves_with_path(tree):
         name = name_beside(what, path)

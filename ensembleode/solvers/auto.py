@@ -20,14 +20,7 @@ class AutoSwitch(ODESolver):
     trajectory switches for itself, in both directions. A subclass names its explicit method,
     `nonstiff`, and the `boundary` of that method's stability region.
 
-    **Arguments:**
-
-    - `stiff`: the Rosenbrock method, such as `eo.Rosenbrock23()`.
-    - `maxstiffstep`, `maxnonstiffstep`, `nonstifftol`, `stifftol`, `dtfac`: see
-        `solvers.switching.Rule`. Names and defaults are those of OrdinaryDiffEq.
-
-    **Raises:** `TypeError` if `stiff` isn't a Rosenbrock method, or an option isn't a number;
-    `ValueError` for a number out of its range.
+    The options are those of `AutoTsit5`.
     """
 
     nonstiff: ClassVar[ExplicitRungeKutta]

@@ -114,7 +114,7 @@ def _content(x: Any) -> Any:
         if not x.is_fully_addressable:  # several processes hold it, and none can read it all
             return "elsewhere"
         if jnp.issubdtype(x.dtype, jax.dtypes.extended):
-            with jax.ensure_compile_time_eval():  # (also where others trace this)
+            with jax.ensure_compile_time_eval():  # (also while others trace this)
                 x = jax.random.key_data(x)
     array = np.asarray(x)
     flat: Any = np.ascontiguousarray(array).reshape(-1)

@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 
 
 def is_consistent(loop: Loop, mask: Value) -> Value | None:
-    """Whether the algebraic equations hold where the lanes of the mask are, to their absolute
-    tolerances; None where there are none."""
+    """The lanes where the algebraic equations hold, to their absolute tolerances; None where
+    there are none."""
     b, p = loop.b, loop.problem
     if p.mass is None or not p.mass.is_singular:
         return None

@@ -67,7 +67,7 @@ class Happening:
         ]
         # Recognises steps that can't have events; None where that isn't possible.
         self._quiet = Quiet.of(loop, events, functions)
-        # The conditions where the step begins, where each step asks for them.
+        # The conditions at the start of the step, if each step needs them.
         asks = self._quiet is None or self._quiet.asks_for_start
         self.values = [b.variable(dtype, 0) for _ in range(events.components if asks else 0)]
         # The number of events of the trajectory so far, and the marks of what acted at the end of
@@ -120,12 +120,12 @@ class Happening:
             variable.set_where(mask, x)
 
     def at_start(self, step: Step) -> list[Value]:
-        """The conditions where the step begins."""
+        """The conditions at the start of the step."""
         return [x.get() for x in self.values] or self.conditions(step.y, step.t, step.accepted)
 
     def arrive(self, step: Step, end: Sequence[Value]) -> None:
-        """Note the conditions at the end of the step, where the next one begins; events look
-        again."""
+        """Keep the conditions at the end of the step, where the next step starts. Events that act
+        evaluate them again."""
         for variable, x in zip(self.values, end, strict=False):
             variable.set_where(step.accepted, x)
 
@@ -134,7 +134,7 @@ class Happening:
     #
 
     def foresee(self, step: Step) -> Foreseen | None:
-        """What is known of the events of a step that has just been tried."""
+        """What is known of the events of a step that has just been attempted."""
         return self._quiet.foresee(step) if self._quiet is not None else None
 
     def locate(

@@ -433,7 +433,7 @@ class Loop:
     def turn(self) -> tuple[Step, Verdict]:
         """One turn, in which every lane tries a step."""
         step, unresolved = attempt(self)
-        # Here, while the stages are in registers.
+        # (This is done here because the stages are still in registers.)
         foreseen = None if self.happening is None else self.happening.foresee(step)
         step, verdict, size = control(self, step, unresolved)
         if self.happening is not None:

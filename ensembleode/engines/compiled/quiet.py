@@ -1,12 +1,13 @@
 """Steps in which no condition can change its sign, recognised without evaluating conditions within.
 
-Within a step of a Runge-Kutta method the state is that at its end and `h sum_i((w_i - b_i) k_i)`,
-with weights `w_i` that go with the point. That is made of a part of the change from end to end,
-`h sum_i(b_i k_i)`, of a multiple of the error, `h sum_i(e_i k_i)`, and of a rest whose weights are
-small: most of what a step bends is in its error. So the state is in a box about its end, and
-conditions are in balls about theirs (`balls.py`). Where zero is in none, all points that are looked
-at have the signs of the end, and so has the start. What is computed there is rounded, for which the
-box has a margin: the answer is that of the looks, to the bit.
+At the points of a Runge-Kutta step, the state differs from that at the end of the step by
+`h sum_i((w_i - b_i) k_i)`, where the weights `w_i` depend on the point. This is the sum of a
+fraction of the change over the step, `h sum_i(b_i k_i)`, of a multiple of the error,
+`h sum_i(e_i k_i)`, and of a rest whose weights are small, since the curvature of a step is mostly
+in its error. So the state is in a box around its end, and the conditions are in balls around their
+values there (`balls.py`). If no ball contains zero, then all points that would be looked at have
+the signs of the end, and so has the start. The computation at these points would be rounded, so the
+box has a margin: the answer is the same as that of looking, bit for bit.
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ if TYPE_CHECKING:
 # A bound on the rounding error of a weight, in rounding errors of its coefficients.
 _OF_WEIGHTS = 64
 
-# Of each callback that looks within steps its conditions at the end of one, and whether each is too
-# far from zero to get there within; None of others.
+# For each callback that looks within steps: its conditions at the end of the step, and whether each
+# of them is too far from zero to reach it within the step. None for other callbacks.
 Foreseen: TypeAlias = list[tuple[list[Value], list[Value]] | None]
 
 
@@ -57,11 +58,11 @@ class Quiet:
 
     @property
     def asks_for_start(self) -> bool:
-        """Whether conditions are looked at where a step begins."""
+        """Whether conditions are evaluated at the start of a step."""
         return any(x.interp_points <= 2 for x in self._events.continuous)
 
     def foresee(self, step: Step) -> Foreseen:
-        """What is known of a step that has been tried: of the callbacks that look within."""
+        """What is known of an attempted step, for the callbacks that look within steps."""
         of_state = functools.cache(functools.partial(self._of_state, step))
         of_time = functools.partial(self._of_time, step)
         at = self._loop.held, step.attempt.y2, step.t2, step.accepted
@@ -76,16 +77,16 @@ class Quiet:
     def look(
         self, step: Step, foreseen: Foreseen, low: Sequence[Value]
     ) -> tuple[list[Value], Value]:
-        """The conditions at the end of the step, and the lanes in whose step there is no event.
+        """The conditions at the end of the step, and the lanes whose step has no event.
 
-        **Arguments:** `low`: the conditions where the step begins, if it `asks_for_start`.
+        **Arguments:** `low`: the conditions at the start of the step, if `asks_for_start`.
         """
         at = self._loop.held, step.attempt.y2, step.t2, step.accepted
         ends, every = [], []
         for x, known in zip(self._events.continuous, foreseen, strict=True):
             if known is None:
                 found = self._functions(x.conditions, *at, {})
-                # (Where the product underflows it is looked at.)
+                # (A step is looked at if the product underflows.)
                 pairs = zip(low[len(ends) :], found, strict=False)
                 known = list(found), [y * z > 0.0 for y, z in pairs]
             ends += known[0]
@@ -93,7 +94,8 @@ class Quiet:
         return ends, self._loop.b.spread(functools.reduce(operator.and_, every))
 
     def _of_state(self, step: Step, c: int) -> Value:
-        """How far component `c` is from its end at most, at the points that are looked at."""
+        """The largest distance of component `c` from its value at the end of the step, at the
+        points that would be looked at."""
         attempt, weights = step.attempt, self._weights
         stages = functools.reduce(operator.add, (abs(stage[c]) for stage in attempt.dense))
         total = self._rounded(attempt.y2[c]) + abs(attempt.y2[c] - step.y[c])
@@ -115,7 +117,7 @@ class Quiet:
         assert isinstance(method, RungeKutta)
         tableau = method.tableau
         weights = np.array(tableau.interpolant.weights)
-        # (Errors are computed where steps adapt.)
+        # (Errors are computed only for adaptive steps.)
         errors = tableau.errors if problem.adaptive else ()
         known = np.zeros((1 + len(errors), len(weights)))
         for row, found in zip(known, (tableau.b, *errors), strict=True):
@@ -134,7 +136,7 @@ class Quiet:
 
 
 class _Weights(NamedTuple):
-    """Of the error estimates, and of any stage, at most."""
+    """The largest weights of the error estimates, and that of any stage."""
 
     of_errors: list[float]
     of_stages: float

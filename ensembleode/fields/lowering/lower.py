@@ -86,7 +86,7 @@ def lower(
     parameters = [*avals[:n_consts], *avals[n_consts + 1 : -1]]
     for aval, (group, start) in zip(parameters, inputs.places, strict=True):
         storage = inputs.storage if group in ("own", "shared") else None
-        # (Nothing reads a key, see `check`: as many integers have its place.)
+        # (Nothing reads a key, see `check`: integers of the same number take its place.)
         aval = jax.ShapeDtypeStruct(aval.shape, raw(aval).dtype)
         values.append(loaded(group, start, aval, storage or aval.dtype))
     u, time = loaded("u", 0, state, state.dtype), scalar(Var("t", np.dtype(t.dtype)))
