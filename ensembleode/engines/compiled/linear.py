@@ -26,8 +26,9 @@ from .linear_loops import DenseFactors, is_rounding
 from .reading import Loaded
 
 
-# A block of more updates is factorised by loops. Dense, 8 to 16 components take as long either way;
-# written out, more of them take longer to compile (benchmarks/stiff_sizes.py).
+# A block with more updates is factorised by loops. For dense blocks of 8 to 16 components, loops
+# and unrolled code take the same time; for more components, unrolled code takes longer to compile
+# (benchmarks/stiff_sizes.py).
 _MOST_UPDATES = 600
 
 
